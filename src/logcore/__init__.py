@@ -1,0 +1,85 @@
+"""The log that Python has been missing: partitions in Apache Kafka's own files, as a Python object.
+
+    import logcore
+
+    with logcore.open("data/orders-0", create=True) as log:
+        receipt = log.append(b"4 apples", key=b"anna")
+        for record in log.read(receipt.offset):
+            print(record.offset, record.key, record.value)
+
+The public names are those in __all__. See docs/map.md for where things are.
+"""
+
+from logcore.columns import RecordColumns
+from logcore.config import Durability, LogConfig, every, interval
+from logcore.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    DiskFullError,
+    DurabilityUnknownError,
+    ForkedWriterError,
+    InvalidConfigError,
+    InvalidNameError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    LogClosedError,
+    LogcoreError,
+    LogFailedError,
+    LogLockedError,
+    LogNotFoundError,
+    MissingDependencyError,
+    OffsetOutOfRangeError,
+    ReadOnlyLogError,
+    RecordTooLargeError,
+    ResourceError,
+    StorageReadError,
+    StorageWriteError,
+    TopicNotFoundError,
+    UnsupportedCodecError,
+)
+from logcore.kernels import Record
+from logcore.log import Log, LogStatistics, Receipt, Scan
+from logcore.log import open_log as open
+from logcore.recordbatch import RecordBatch
+from logcore.recovery import RecoveryReport
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CorruptBatchError",
+    "CorruptLogError",
+    "DiskFullError",
+    "Durability",
+    "DurabilityUnknownError",
+    "ForkedWriterError",
+    "InvalidConfigError",
+    "InvalidNameError",
+    "InvalidRecordError",
+    "InvalidTimestampError",
+    "Log",
+    "LogClosedError",
+    "LogConfig",
+    "LogFailedError",
+    "LogLockedError",
+    "LogNotFoundError",
+    "LogStatistics",
+    "LogcoreError",
+    "MissingDependencyError",
+    "OffsetOutOfRangeError",
+    "ReadOnlyLogError",
+    "Receipt",
+    "Record",
+    "RecordBatch",
+    "RecordColumns",
+    "RecordTooLargeError",
+    "RecoveryReport",
+    "ResourceError",
+    "Scan",
+    "StorageReadError",
+    "StorageWriteError",
+    "TopicNotFoundError",
+    "UnsupportedCodecError",
+    "every",
+    "interval",
+    "open",
+]

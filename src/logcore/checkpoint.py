@@ -1,0 +1,145 @@
+"""The small text files of a log directory: offset checkpoints, leader epochs, our own notes.
+
+Rules (storage format section 6, reliability rules of writing):
+- One way to write: `<name>.tmp`, sync, rename, sync of the directory. A reader sees the old content or the new.
+- All of them are caches. What cannot be understood counts as absent, and is told so to the caller by None or an empty
+  result; only a failing disk raises.
+
+This module knows no segment and makes no decision from what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from logcore.config import INT64_MAX, Durability
+from logcore.errors import InvalidConfigError
+from logcore.fs import FS
+
+RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
+LOG_START: Final = "log-start-offset-checkpoint"
+LEADER_EPOCH: Final = "leader-epoch-checkpoint"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+POLICY: Final = "logcore.policy"
+DURABLE_END: Final = "logcore.durable"
+
+_MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything larger is not one of ours
+_DURABLE: Final = struct.Struct(">qI")
+
+
+def write(fs: FS, directory: str, name: str, content: bytes) -> None:
+    """Replaces a file so that a crash leaves either the old content or the new, durable when this returns."""
+    path = os.path.join(directory, name)
+    temporary = path + ".tmp"
+    handle = fs.open(temporary, write=True, create=True)
+    try:
+        fs.truncate(handle, 0)
+        fs.pwrite(handle, content, 0)
+        fs.fsync(handle)
+    finally:
+        fs.close(handle)
+    fs.rename(temporary, path)
+    fs.sync_dir(directory)
+
+
+def read(fs: FS, directory: str, name: str) -> bytes | None:
+    """Content of a small file, None when there is none."""
+    try:
+        handle = fs.open(os.path.join(directory, name))
+    except FileNotFoundError:
+        return None
+    try:
+        return fs.pread(handle, min(fs.size(handle), _MAX_SIZE), 0)
+    finally:
+        fs.close(handle)
+
+
+def _numbered_lines(content: bytes | None, fields: int) -> list[list[str]]:
+    """Lines of a version 0 checkpoint, [] when any of it is not as it should be."""
+    try:
+        lines = (content or b"").decode().split("\n")
+        if len(lines) < 2 or int(lines[0]) != 0:
+            return []
+        rows = [line.split() for line in lines[2:] if line]
+        if len(rows) != int(lines[1]) or any(len(row) != fields for row in rows):
+            return []
+        return rows
+    except ValueError:
+        return []
+
+
+def _checkpoint(rows: Iterable[str]) -> bytes:
+    lines = list(rows)
+    return "\n".join(["0", str(len(lines)), *lines, ""]).encode()
+
+
+def read_offsets(fs: FS, directory: str, name: str) -> dict[tuple[str, int], int]:
+    """An offset checkpoint: (topic, partition) -> offset. Empty when absent or damaged, as in Kafka."""
+    offsets = {}
+    try:
+        for topic, partition, offset in _numbered_lines(read(fs, directory, name), 3):
+            offsets[topic, int(partition)] = int(offset)
+    except ValueError:
+        return {}
+    return offsets
+
+
+def write_offset(fs: FS, directory: str, name: str, topic: str, partition: int, offset: int) -> None:
+    """Sets one entry of an offset checkpoint and keeps the others."""
+    offsets = read_offsets(fs, directory, name)
+    if offsets.get((topic, partition)) == offset:
+        return
+    offsets[topic, partition] = offset
+    rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
+    write(fs, directory, name, _checkpoint(rows))
+
+
+def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
+    """Leader epochs as (leader_epoch, start_offset), rising in both. Empty when absent or damaged."""
+    try:
+        epochs = [
+            (int(epoch), int(start)) for epoch, start in _numbered_lines(read(fs, directory, LEADER_EPOCH), 2)
+        ]
+    except ValueError:
+        return []
+    rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(epochs, epochs[1:], strict=False))
+    return epochs if rising and all(0 <= epoch and 0 <= start <= INT64_MAX for epoch, start in epochs) else []
+
+
+def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]]) -> None:
+    write(fs, directory, LEADER_EPOCH, _checkpoint(f"{epoch} {start}" for epoch, start in epochs))
+
+
+def read_policy(fs: FS, directory: str) -> Durability | None:
+    """The policy the last writer used; None when unknown, as in directories Kafka wrote."""
+    try:
+        facts = json.loads(read(fs, directory, POLICY) or b"")
+        return attrs.evolve(Durability.parse(facts["durability"]), max_bytes=int(facts["max_bytes"]))
+    except (ValueError, KeyError, TypeError, InvalidConfigError):
+        return None
+
+
+def write_policy(fs: FS, directory: str, policy: Durability) -> None:
+    content = json.dumps({"durability": str(policy), "max_bytes": policy.max_bytes}).encode() + b"\n"
+    if read(fs, directory, POLICY) != content:
+        write(fs, directory, POLICY, content)
+
+
+def pack_durable_end(offset: int) -> bytes:
+    """Content of logcore.durable: the offset up to which readers in other processes may read, with its own CRC."""
+    raw = struct.pack(">q", offset)
+    return raw + struct.pack(">I", zlib.crc32(raw))
+
+
+def unpack_durable_end(content: bytes) -> int | None:
+    if len(content) < _DURABLE.size:
+        return None
+    offset, crc = _DURABLE.unpack_from(content)
+    return int(offset) if crc == zlib.crc32(content[:8]) else None

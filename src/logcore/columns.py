@@ -1,0 +1,292 @@
+"""Records as columns: numpy arrays that point into the bytes of their batches.
+
+One decode serves all consumers: from these columns come values, Record objects and Arrow arrays.
+
+Rules:
+- Positions are bytes into `data`, which is borrowed: a view of a mapped segment, of bytes that were read, or of one
+  inflated batch. It stays valid as long as the columns live, and is never written to.
+- A size of -1 is a null key or value; a size of 0 is an empty one.
+- Rows stand in log order. Offsets may have gaps (compaction) but in a sound log they rise.
+
+This module decodes no batch by itself (kernels do) and knows no file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from logcore.errors import InvalidConfigError, InvalidRecordError, InvalidTimestampError, MissingDependencyError
+from logcore.kernels import Record, active, layout
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Arrow columns that to_arrow and scan can give, in their usual order.
+ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
+
+
+@attrs.frozen(eq=False, repr=False)
+class RecordColumns:
+    """Decoded records of one or more batches, each array of shape (rows,) and C-contiguous.
+
+    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1 for none. key_positions, key_sizes,
+    value_positions, value_sizes: int32, size -1 for null. header_positions: int32, where the first header starts.
+    header_counts: int32.
+    """
+
+    data: memoryview
+    offsets: npt.NDArray[np.int64]
+    timestamps_ms: npt.NDArray[np.int64]
+    key_positions: npt.NDArray[np.int32]
+    key_sizes: npt.NDArray[np.int32]
+    value_positions: npt.NDArray[np.int32]
+    value_sizes: npt.NDArray[np.int32]
+    header_positions: npt.NDArray[np.int32]
+    header_counts: npt.NDArray[np.int32]
+
+    @classmethod
+    def from_block(cls, data: memoryview, block: npt.NDArray[np.uint8], rows: int) -> RecordColumns:
+        """Columns over a block that a kernel has filled for exactly this many rows; nothing is copied."""
+        wide = block[: 16 * rows].view(np.int64)
+        narrow = block[16 * rows : 40 * rows].view(np.int32)
+        return cls(data, wide[:rows], wide[rows:], *(narrow[at * rows : (at + 1) * rows] for at in range(6)))
+
+    @classmethod
+    def from_records(cls, records: Iterable[Record]) -> RecordColumns:
+        """Columns of records that are objects already, such as those of the old formats; their bytes are copied."""
+        data = bytearray()
+        rows = []
+        for offset, timestamp_ms, key, value, headers in records:
+            row = [offset, timestamp_ms]
+            for piece in (key, value):
+                row += [len(data), -1 if piece is None else len(piece)]
+                data += piece or b""
+            if headers:
+                raise InvalidRecordError("records of the old formats have no headers", offset=offset)
+            rows.append([*row, len(data), 0])
+        table = np.array(rows, np.int64).reshape(len(rows), 8).T
+        return cls(
+            memoryview(bytes(data)),
+            np.ascontiguousarray(table[0]),
+            np.ascontiguousarray(table[1]),
+            *(np.ascontiguousarray(column, np.int32) for column in table[2:]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __repr__(self) -> str:
+        span = f" offsets {self.offsets[0]}..{self.offsets[-1]}" if len(self) else ""
+        return f"<RecordColumns rows={len(self)}{span}>"
+
+    def __getitem__(self, rows: slice) -> RecordColumns:
+        """The same records cut to a slice; nothing is copied for a step of 1."""
+        arrays = attrs.astuple(self, recurse=False)[1:]
+        return RecordColumns(self.data, *(np.ascontiguousarray(array[rows]) for array in arrays))
+
+    def between(self, start: int, end: int) -> RecordColumns:
+        """Only the records with start <= offset < end."""
+        if not len(self) or (self.offsets[0] >= start and self.offsets[-1] < end):
+            return self
+        keep = np.flatnonzero((self.offsets >= start) & (self.offsets < end))
+        if len(keep) and keep[-1] - keep[0] + 1 == len(keep):
+            return self[int(keep[0]) : int(keep[-1]) + 1]
+        arrays = attrs.astuple(self, recurse=False)[1:]
+        return RecordColumns(self.data, *(array[keep] for array in arrays))
+
+    def keys(self) -> list[bytes | None]:
+        """Keys as bytes objects, copied."""
+        return self._pieces(self.key_positions, self.key_sizes)
+
+    def values(self) -> list[bytes | None]:
+        """Values as bytes objects, copied."""
+        return self._pieces(self.value_positions, self.value_sizes)
+
+    def _pieces(self, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> list[bytes | None]:
+        data = self.data
+        return [
+            None if size < 0 else bytes(data[at : at + size])
+            for at, size in zip(positions.tolist(), sizes.tolist(), strict=True)
+        ]
+
+    def headers(self, row: int) -> layout.Headers:
+        """Headers of one record, in order."""
+        at = int(self.header_positions[row])
+        headers = []
+        for _ in range(int(self.header_counts[row])):
+            size, at = _varint(self.data, at)
+            name = str(self.data[at : at + size], "utf-8", layout.HEADER_NAME_ERRORS)
+            size, at = _varint(self.data, at + size)
+            headers.append((name, None if size < 0 else bytes(self.data[at : at + size])))
+            at += max(size, 0)
+        return tuple(headers)
+
+    def records(self) -> Iterator[Record]:
+        """The same as Record objects."""
+        keys, values = self.keys(), self.values()
+        times = self.timestamps_ms.tolist()
+        for row, offset in enumerate(self.offsets.tolist()):
+            yield Record(offset, times[row], keys[row], values[row], self.headers(row))
+
+    def to_arrow(self, columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.RecordBatch:
+        """A pyarrow.RecordBatch with the columns named, of schema arrow_schema(columns).
+
+        Keys and values are copied into Arrow's layout; offsets and timestamps are shared. Raises
+        MissingDependencyError without pyarrow.
+        """
+        schema = arrow_schema(columns)
+        pa = _pyarrow()
+        arrays = [_ARROW_BUILDERS[field.name](self, pa) for field in schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _binary(self, pa: Any, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> Any:
+        offsets, pieces = active.gather(self.data, positions, sizes)
+        nulls = sizes < 0
+        validity = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
+        buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(pieces)]
+        return pa.Array.from_buffers(pa.binary(), len(self), buffers)
+
+    def _header_lists(self, pa: Any) -> Any:
+        counts = self.header_counts
+        starts = np.zeros(len(self) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        pairs = [pair for row in np.flatnonzero(counts) for pair in self.headers(int(row))]
+        names = pa.array([_printable(name) for name, _ in pairs], pa.string())
+        values = pa.array([value for _, value in pairs], pa.binary())
+        items = pa.StructArray.from_arrays([names, values], ["key", "value"])
+        return pa.ListArray.from_arrays(pa.array(starts), items)
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", layout.HEADER_NAME_ERRORS).decode("utf-8", "replace")
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A varint of header fields that the decoder has found sound."""
+    value = shift = 0
+    while (byte := data[at]) >= 0x80:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    value = (value | byte << shift) & 0xFFFFFFFF
+    return (value >> 1) ^ -(value & 1), at + 1
+
+
+_ARROW_BUILDERS: Final[dict[str, Any]] = {
+    "offset": lambda self, pa: pa.array(self.offsets),
+    "timestamp": lambda self, pa: pa.array(self.timestamps_ms).cast(pa.timestamp("ms", "UTC")),
+    "key": lambda self, pa: self._binary(pa, self.key_positions, self.key_sizes),
+    "value": lambda self, pa: self._binary(pa, self.value_positions, self.value_sizes),
+    "headers": lambda self, pa: self._header_lists(pa),
+}
+
+
+def arrow_schema(columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.Schema:
+    """offset: int64, timestamp: timestamp[ms, UTC], key and value: binary, headers: list<struct<key: string, value: binary>>."""
+    pa = _pyarrow()
+    types = {
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("ms", "UTC"),
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    }
+    names = list(columns)
+    for name in names:
+        if name not in types:
+            raise InvalidConfigError("unknown column", expected=f"some of {', '.join(types)}", found=repr(name))
+    return pa.schema([(name, types[name]) for name in names])
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingDependencyError("Arrow needs pyarrow: pip install 'logcore[arrow]'") from error
+    return pyarrow
+
+
+InputColumn = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]
+
+
+def input_column(given: Any, what: str) -> InputColumn:
+    """A column of bytes in the form the encoder takes: (data, offsets, nulls).
+
+    given: an Arrow array of binary or string type (anything with __arrow_c_array__ when pyarrow is there), or a
+    (data, offsets) pair: bytes or uint8 data, and integer offsets of shape (n + 1,) that start anywhere, never fall and
+    end inside data. Raises InvalidRecordError for any other shape.
+    """
+    if isinstance(given, tuple) and len(given) == 2:
+        data = np.frombuffer(given[0], np.uint8) if not isinstance(given[0], np.ndarray) else given[0]
+        if data.dtype != np.uint8 or data.ndim != 1:
+            raise InvalidRecordError(f"{what}: data must be bytes or a uint8 array", found=f"{data.dtype}, {data.ndim} dimensions")
+        return _checked_column(np.ascontiguousarray(data), given[1], None, what)
+    pa = _pyarrow()
+    try:
+        array = given if isinstance(given, (pa.Array, pa.ChunkedArray)) else pa.array(given)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidRecordError(f"{what}: give an Arrow array or (data, offsets)", found=type(given).__name__) from error
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.binary())
+    if pa.types.is_fixed_size_binary(array.type) or str(array.type).endswith("_view"):
+        array = array.cast(pa.large_binary())
+    wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    if not (wide or pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
+        raise InvalidRecordError(f"{what}: an Arrow column must hold binary or strings", found=str(array.type))
+    _, offsets, data = array.buffers()
+    edges = np.frombuffer(offsets, np.int64 if wide else np.int32) if offsets is not None else np.zeros(1, np.int64)
+    edges = edges[array.offset : array.offset + len(array) + 1]
+    if not len(array):
+        edges = np.zeros(1, np.int64)
+    nulls = None
+    if array.null_count:
+        nulls = np.ascontiguousarray(array.is_null().to_numpy(zero_copy_only=False), np.uint8)
+    raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return _checked_column(raw, edges, nulls, what)
+
+
+def _checked_column(data: npt.NDArray[np.uint8], offsets: Any, nulls: npt.NDArray[np.uint8] | None, what: str) -> InputColumn:
+    edges = np.asarray(offsets)
+    if edges.ndim != 1 or len(edges) < 1 or edges.dtype.kind not in "iu":
+        raise InvalidRecordError(f"{what}: offsets must be one row of integers, one more than there are records")
+    edges = np.ascontiguousarray(edges, np.int64)
+    if edges[0] < 0 or edges[-1] > data.size or np.any(edges[1:] < edges[:-1]):
+        raise InvalidRecordError(
+            f"{what}: offsets must rise and stay inside the data",
+            expected=f"0 to {data.size}",
+            found=f"{edges.min()} to {edges.max()}",
+        )
+    if len(edges) > 1 and int(np.diff(edges).max()) > layout.INT32_MAX:
+        raise InvalidRecordError(f"{what}: one value is larger than 2^31-1 bytes")
+    return data, edges, nulls
+
+
+def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
+    """Timestamps in the form the encoder takes: int64 milliseconds, shape (count,).
+
+    given: integers, an Arrow array of integers or timestamps, or numpy datetime64 of any unit.
+    """
+    if hasattr(given, "type") and hasattr(given, "to_numpy"):
+        pa = _pyarrow()
+        if pa.types.is_timestamp(given.type):
+            given = given.cast(pa.timestamp("ms", given.type.tz), safe=False).cast(pa.int64())
+        given = given.to_numpy(zero_copy_only=False) if isinstance(given, pa.Array) else given.to_numpy()
+    array = np.asarray(given)
+    if array.dtype.kind == "M":
+        array = array.astype("datetime64[ms]").view(np.int64)
+    if array.dtype.kind not in "iu" or array.shape != (count,):
+        raise InvalidTimestampError(
+            "timestamps_ms must be integers, one for each record", expected=f"shape ({count},)", found=f"{array.dtype} {array.shape}"
+        )
+    return np.ascontiguousarray(array, np.int64)
+
+
+assert struct.calcsize(layout.HEADER_FORMAT) == layout.HEADER_SIZE

@@ -1,0 +1,676 @@
+"""Compressed bodies: the records of a v2 batch, or the inner entries of a v0/v1 wrapper, in Kafka's framings.
+
+    codec   body                                          level (default)     what we write
+    gzip    RFC 1952 members, read as one stream          1..9 or -1 (-1)     one member, mtime 0
+    snappy  xerial stream of blocks, or one raw block     none                xerial, blocks of 32 KiB of plaintext
+    lz4     one LZ4 frame of independent blocks           1..17 (9 = fast)    FLG 60, BD 40: 64 KiB, no checksums
+    zstd    zstd frames, read as one stream               -131072..22 (3)     one frame with its content size
+
+Rules:
+- Stored bytes are foreign bytes. Whatever they hold, decompress() returns or raises a LogcoreError.
+- What a body declares about its size is never believed. Inflating stops once max_size is passed, and memory is taken
+  for what the compressed bytes can really hold.
+- We accept what Kafka's own readers accept, except ends that they overlook and that look torn: 1-3 bytes after the last
+  xerial block, the first bytes of another gzip member, a zstd body of no bytes at all. xerial version numbers, which
+  Java compares with 1, are not looked at, because some writers put them in little-endian.
+- A body cut exactly between two gzip members, xerial blocks or zstd frames cannot be told from a whole one here. The
+  CRC and the record count of the batch do that.
+
+Peak memory of decompress() is the result plus at most 8 MiB. A zstd frame of levels 20-22 that was written without its
+content size takes two passes to keep that promise, and a copy of its compressed bytes.
+
+This module does not check CRCs of batches, does not look into the plaintext and does not decide which codec to use.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import io
+import os
+import struct
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from logcore.errors import (
+    CorruptBatchError,
+    InvalidConfigError,
+    InvalidRecordError,
+    LogcoreError,
+    RecordTooLargeError,
+    ResourceError,
+    UnsupportedCodecError,
+)
+from logcore.varint import decode_unsigned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Buffer
+
+#: Cap on one inflated body, in bytes. 64 times Kafka's default max.message.bytes: room for any honest ratio of JSON,
+#: and small enough that a few hostile bodies at once do not exhaust a process.
+DEFAULT_MAX_INFLATED = 64 * 1024 * 1024
+
+#: Where a batch's attributes hold its codec.
+CODEC_MASK = 0x07
+
+
+class Codec(enum.IntEnum):
+    """The compression types of Kafka, numbered as in bits 0-2 of the attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_LEVELS = {Codec.GZIP: (-1, 9, -1), Codec.LZ4: (1, 17, 9), Codec.ZSTD: (-131072, 22, 3)}  # lowest, highest, default
+_INSTALL = {Codec.SNAPPY: "logcore[snappy]", Codec.LZ4: "lz4", Codec.ZSTD: "zstandard"}
+_NAMES = {"none": Codec.NONE, "uncompressed": Codec.NONE} | {codec.name.lower(): codec for codec in list(Codec)[1:]}
+
+
+def codec_of(attributes: int, *, path: str | os.PathLike[str] | None = None, position: int | None = None) -> Codec:
+    """The codec that `attributes` of a batch or message names. Types 5-7 raise UnsupportedCodecError."""
+    found = attributes & CODEC_MASK
+    if found > Codec.ZSTD:
+        raise UnsupportedCodecError(
+            "unknown compression type", path=path, position=position, expected="0-4", found=found
+        )
+    return Codec(found)
+
+
+def codec_named(name: str) -> Codec:
+    """The codec Kafka's configs call `name`; "none" and "uncompressed" are the same.
+
+    Any other name raises InvalidConfigError, "producer" too: it stands for whatever the producer chose.
+    """
+    try:
+        return _NAMES[name]
+    except KeyError:
+        raise InvalidConfigError(
+            "unknown compression type", expected=" | ".join(sorted(_NAMES)), found=repr(name)
+        ) from None
+
+
+def compress(codec: Codec, data: Buffer, *, level: int | None = None, legacy_lz4_checksum: bool = False) -> bytes:
+    """`data` as a body of `codec`; NONE copies it.
+
+    level: as in Kafka's compression.<codec>.level, None for its default. Outside the codec's range, or for a codec
+    without levels, raises InvalidConfigError. For LZ4, 9 is the fast compressor and all others the slower and denser
+    one, as in Kafka.
+    legacy_lz4_checksum: LZ4 only, for messages of format v0, whose readers expect a wrong header checksum.
+
+    Raises UnsupportedCodecError if the codec's package is not installed.
+    """
+    codec = Codec(codec)  # a bare int would match no branch below
+    if level is None:
+        level = _LEVELS[codec][2] if codec in _LEVELS else 0
+    else:
+        _check_level(codec, level)
+    if codec is Codec.NONE:
+        return bytes(data)
+    if codec is Codec.GZIP:
+        return zlib.compress(data, level, wbits=_GZIP_WBITS)
+    if codec is Codec.SNAPPY:
+        return _compress_snappy(data)
+    if codec is Codec.LZ4:
+        return _compress_lz4(data, level, legacy_checksum=legacy_lz4_checksum)
+    compressed: bytes = _zstd_compressor(level).compress(data)
+    return compressed
+
+
+def decompress(
+    codec: Codec,
+    data: Buffer,
+    *,
+    max_size: int = DEFAULT_MAX_INFLATED,
+    legacy_lz4: bool = False,
+    path: str | os.PathLike[str] | None = None,
+    position: int | None = None,
+) -> bytes:
+    """What a body of `codec` holds, as `bytes` of its own: nothing of `data` is borrowed. NONE copies.
+
+    data: anything contiguous with a buffer, read in place.
+    max_size: the most bytes to return.
+    legacy_lz4: do not check the LZ4 header checksum, which writers of format v0 got wrong.
+    path, position: the file and the byte in it where `data` begins, for errors only.
+
+    Raises CorruptBatchError for a body that is damaged, cut short or not of this codec, RecordTooLargeError for
+    one that holds more than `max_size`, UnsupportedCodecError if the codec's package is not installed, and
+    ResourceError if memory ran out, in which case nothing was learned about the body.
+    """
+    assert max_size >= 0, max_size
+    codec = Codec(codec)  # a bare int would match no branch below
+    view = memoryview(data).cast("B")
+    body = _Body(codec, view, max_size, path, position)
+    try:
+        if codec is Codec.GZIP:
+            return _decompress_gzip(body)
+        if codec is Codec.SNAPPY:
+            return _decompress_snappy(body)
+        if codec is Codec.LZ4:
+            return _decompress_lz4(body, checks_header=not legacy_lz4)
+        if codec is Codec.ZSTD:
+            return _decompress_zstd(body)
+        if len(view) > max_size:
+            raise body.too_large(len(view))
+        return bytes(view)
+    except MemoryError as error:
+        raise body.out_of_memory() from error
+
+
+class _Body:
+    """The bytes to inflate, their limit, and the words for what is wrong with them."""
+
+    __slots__ = ("codec", "data", "max_size", "path", "position")
+
+    def __init__(
+        self,
+        codec: Codec,
+        data: memoryview,
+        max_size: int,
+        path: str | os.PathLike[str] | None,
+        position: int | None,
+    ) -> None:
+        self.codec = codec
+        self.data = data
+        self.max_size = max_size
+        self.path = path
+        self.position = position
+
+    def corrupt(self, reason: str, at: int = 0, *, expected: object = None, found: object = None) -> CorruptBatchError:
+        return CorruptBatchError(
+            f"damaged {self.codec.name.lower()} body: {reason}",
+            path=self.path,
+            position=(self.position or 0) + at,
+            expected=expected,
+            found=found,
+        )
+
+    def too_large(self, found: object) -> RecordTooLargeError:
+        return RecordTooLargeError(
+            f"{self.codec.name.lower()} body inflates to more than the limit",
+            path=self.path,
+            position=self.position,
+            expected=f"at most {self.max_size} bytes",
+            found=found if isinstance(found, str) else f"{found} bytes",
+        )
+
+    def out_of_memory(self) -> ResourceError:
+        return ResourceError(
+            f"no memory to inflate a {self.codec.name.lower()} body", path=self.path, position=self.position
+        )
+
+    def refused(self, error: Exception, at: int = 0) -> LogcoreError:
+        """The error for what a codec's package said. All of them report lack of memory like damage."""
+        text = str(error)
+        if "not enough memory" in text or text.startswith("Error -4 "):
+            return self.out_of_memory()
+        return self.corrupt(text, at)
+
+
+# --- gzip ------------------------------------------------------------------------------------------------------------
+
+_GZIP_WBITS = 31  # 15 bits of window, and 16 to ask for gzip's header and trailer
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_GZIP_INPUT_BYTES = 256 * 1024
+_GZIP_OUTPUT_BYTES = 1024 * 1024
+
+
+def _decompress_gzip(body: _Body) -> bytes:
+    data, end = body.data, len(body.data)
+    out = io.BytesIO()
+    start = 0
+    # Whatever is behind a member is copied by zlib when that ends. Small helpings after the first member keep
+    # a body of thousands of tiny ones linear.
+    first_helping = _GZIP_INPUT_BYTES
+    while True:
+        member_end = _decompress_gzip_member(body, start, first_helping, out)
+        # Java's reader takes anything behind a member that is not another one for padding.
+        if data[member_end : member_end + 3] != _GZIP_MAGIC or member_end == end:
+            return out.getvalue()
+        start, first_helping = member_end, 4096
+
+
+def _decompress_gzip_member(body: _Body, start: int, helping: int, out: io.BytesIO) -> int:
+    """Inflate the member at `start` into `out`; the position behind it."""
+    data, position = body.data, start
+    member = zlib.decompressobj(wbits=_GZIP_WBITS)
+    pending: memoryview | bytes = b""
+    is_drained = True
+    while not member.eof:
+        if not pending and is_drained:
+            if position == len(data):
+                raise body.corrupt("it ends inside a member", position)
+            pending = data[position : position + helping]
+            position += len(pending)
+            helping = min(4 * helping, _GZIP_INPUT_BYTES)
+        try:
+            plain = member.decompress(pending, _GZIP_OUTPUT_BYTES)
+        except zlib.error as error:
+            raise body.refused(error, start) from error
+        # A full helping of output may leave more inside zlib although all input is taken.
+        is_drained = len(plain) < _GZIP_OUTPUT_BYTES
+        pending = member.unconsumed_tail
+        out.write(plain)
+        if out.tell() > body.max_size:
+            raise body.too_large("more")
+    return position - len(member.unused_data)
+
+
+# --- snappy ----------------------------------------------------------------------------------------------------------
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
+_XERIAL_BLOCK_BYTES = 32 * 1024
+assert len(_XERIAL_HEADER) == 16
+
+# The densest element of a raw block is a copy of 64 bytes written in 3.
+_SNAPPY_MAX_RATIO = 64 / 3
+
+
+def _compress_snappy(data: Buffer) -> bytes:
+    compress_raw = _package("cramjam", Codec.SNAPPY).snappy.compress_raw
+    view = memoryview(data).cast("B")
+    pieces: list[Any] = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = compress_raw(view[start : start + _XERIAL_BLOCK_BYTES])
+        pieces += len(block).to_bytes(4, "big"), block
+    return b"".join(pieces)
+
+
+def _decompress_snappy(body: _Body) -> bytes:
+    cramjam = _package("cramjam", Codec.SNAPPY)
+    total = 0
+    for _, _, plain_size in _snappy_blocks(body):
+        total += plain_size
+        if total > body.max_size:
+            raise body.too_large(f"{total} bytes or more")
+
+    # Walked a second time instead of kept: a list of thousands of tiny blocks would outweigh the body.
+    out = io.BytesIO(bytes(total))  # getvalue() below hands over this very memory
+    with out.getbuffer() as target:
+        plain_start = 0
+        for start, end, plain_size in _snappy_blocks(body):
+            plain_end = plain_start + plain_size
+            try:
+                written = cramjam.snappy.decompress_raw_into(body.data[start:end], target[plain_start:plain_end])
+            except cramjam.DecompressionError as error:
+                raise body.refused(error, start) from error
+            if written != plain_size:
+                raise body.corrupt("a block is shorter than it says", start, expected=plain_size, found=written)
+            plain_start = plain_end
+    return out.getvalue()
+
+
+def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
+    """Start, end and inflated size of each raw block: those of a xerial stream, else the whole body as one."""
+    data, end = body.data, len(body.data)
+    # Only the magic is compared: some writers put the version numbers in little-endian. No raw block begins like
+    # this, since its first element would copy from before the start.
+    if data[:8] != _XERIAL_MAGIC:
+        yield 0, end, _snappy_plain_size(body, 0, end)
+        return
+    position = 0
+    while position < end:
+        if data[position : position + 8] == _XERIAL_MAGIC:  # at the start, or where streams were joined
+            position += len(_XERIAL_HEADER)
+            if position > end:
+                raise body.corrupt("it ends inside a xerial header", end)
+            continue
+        if end - position < 4:
+            raise body.corrupt("it ends inside a block length", position, expected="4 bytes", found=end - position)
+        size = int.from_bytes(data[position : position + 4], "big", signed=True)
+        start = position + 4
+        if not 0 < size <= end - start:
+            raise body.corrupt("bad block length", position, expected=f"1..{end - start}", found=size)
+        position = start + size
+        yield start, position, _snappy_plain_size(body, start, position)
+
+
+def _snappy_plain_size(body: _Body, start: int, end: int) -> int:
+    """What a raw block says it inflates to, once that is known to be possible."""
+    try:
+        plain_size, _ = decode_unsigned(body.data[start:end], 0)
+    except InvalidRecordError as error:
+        raise body.corrupt("bad length in a block", start) from error
+    if plain_size > _SNAPPY_MAX_RATIO * (end - start):
+        raise body.corrupt(
+            "a block cannot inflate to what it says",
+            start,
+            expected=f"at most {int(_SNAPPY_MAX_RATIO * (end - start))} bytes",
+            found=f"{plain_size} bytes",
+        )
+    return plain_size
+
+
+# --- lz4 -------------------------------------------------------------------------------------------------------------
+
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_VERSION_MASK, _LZ4_VERSION_01 = 0xC0, 0x40
+_LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x20, 0x10, 0x08, 0x04
+_LZ4_RESERVED = 0x03  # bit 0 announces a dictionary in newer versions of the format; Kafka knows none
+_LZ4_STORED = 0x80000000
+_LZ4_BLOCK_BYTES = {bd: 1 << 2 * (bd >> 4) + 8 for bd in (0x40, 0x50, 0x60, 0x70)}
+assert list(_LZ4_BLOCK_BYTES.values()) == [64 << 10, 256 << 10, 1 << 20, 4 << 20]
+_LZ4_CHECKSUM_POSITION = 6  # in our own frames, which have no content size
+_LZ4_FAST_LEVEL = 9
+_UINT32 = struct.Struct("<I")
+
+
+def _compress_lz4(data: Buffer, level: int, *, legacy_checksum: bool) -> bytes:
+    frame = _package("lz4.frame", Codec.LZ4)
+    compressed: bytes = frame.compress(
+        data,
+        # The package takes 0-2 for its fast compressor and stops at 12.
+        compression_level=0 if level == _LZ4_FAST_LEVEL else min(max(level, 3), 12),
+        block_size=frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        store_size=False,
+    )
+    if legacy_checksum:
+        head = compressed[:_LZ4_CHECKSUM_POSITION]
+        compressed = b"".join((head, bytes([_lz4_checksum(head)]), compressed[_LZ4_CHECKSUM_POSITION + 1 :]))
+    return compressed
+
+
+def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
+    # The package's frame reader can neither be capped nor told to refuse linked blocks, so the frame is walked here,
+    # one step per block of up to 64 KiB.
+    decompress_block, block_error = _lz4_block_reader()
+    data, end = body.data, len(body.data)
+    flags, block_bytes, position = _lz4_header(body, checks_header=checks_header)
+    has_checksums = bool(flags & _LZ4_BLOCK_CHECKSUM)
+    checksum_bytes = 4 if has_checksums else 0
+    out = io.BytesIO()
+    while True:
+        if end - position < 4:
+            raise body.corrupt("it ends without an end mark", position)
+        (size_word,) = _UINT32.unpack_from(data, position)
+        size = size_word & ~_LZ4_STORED
+        if size == 0:
+            break
+        start, block_end = position + 4, position + 4 + size
+        if size > block_bytes or block_end + checksum_bytes > end:
+            limit = min(block_bytes, end - start - checksum_bytes)
+            raise body.corrupt("bad block length", position, expected=f"0..{limit}", found=size)
+        if has_checksums:
+            out.write(_decompress_lz4_checked(body, position, block_end + checksum_bytes))
+        elif size_word & _LZ4_STORED:
+            out.write(data[start:block_end])
+        else:
+            try:
+                out.write(decompress_block(data[start:block_end], uncompressed_size=block_bytes))
+            except block_error as error:
+                raise body.refused(error, start) from error
+        if out.tell() > body.max_size:
+            raise body.too_large("more")
+        position = block_end + checksum_bytes
+    if flags & _LZ4_CONTENT_CHECKSUM and end - position < 8:
+        raise body.corrupt("it ends inside the content checksum", position + 4)
+    return out.getvalue()
+
+
+def _lz4_header(body: _Body, *, checks_header: bool) -> tuple[int, int, int]:
+    """Flags, most bytes in a block, and position of the first block; what is refused is what Kafka's reader refuses."""
+    data = body.data
+    if data[:4] != _LZ4_MAGIC:
+        raise body.corrupt("not an LZ4 frame", expected=_LZ4_MAGIC.hex(), found=bytes(data[:4]).hex())
+    checksum_position = 6
+    if len(data) > 4 and data[4] & _LZ4_CONTENT_SIZE:
+        checksum_position += 8
+    if len(data) <= checksum_position:
+        raise body.corrupt("it ends inside the frame header", len(data))
+    flags, block_descriptor = data[4], data[5]
+    if flags & _LZ4_VERSION_MASK != _LZ4_VERSION_01 or flags & _LZ4_RESERVED or not flags & _LZ4_INDEPENDENT:
+        raise body.corrupt(
+            "unusable frame flags", 4, expected="version 01, independent blocks, no dictionary", found=f"{flags:#04x}"
+        )
+    block_bytes = _LZ4_BLOCK_BYTES.get(block_descriptor)
+    if block_bytes is None:
+        raise body.corrupt("bad block size", 5, expected="0x40 | 0x50 | 0x60 | 0x70", found=f"{block_descriptor:#04x}")
+    if checks_header:
+        expected = _lz4_checksum(bytes(data[4:checksum_position]))
+        found = data[checksum_position]
+        if found != expected:
+            raise body.corrupt(
+                "bad header checksum", checksum_position, expected=f"{expected:#04x}", found=f"{found:#04x}"
+            )
+    return flags, block_bytes, checksum_position + 1
+
+
+def _decompress_lz4_checked(body: _Body, start: int, end: int) -> bytes:
+    """One block with its length and checksum. The package checks that only in frames, so it gets a frame of its own."""
+    descriptor = bytes((_LZ4_VERSION_01 | _LZ4_INDEPENDENT | _LZ4_BLOCK_CHECKSUM, body.data[5]))
+    head = _LZ4_MAGIC + descriptor + bytes([_lz4_checksum(descriptor)])
+    frame = _package("lz4.frame", Codec.LZ4)
+    try:
+        plain: bytes = frame.decompress(b"".join((head, body.data[start:end], bytes(4))))
+    except RuntimeError as error:
+        raise body.refused(error, start) from error
+    return plain
+
+
+def _lz4_block_reader() -> tuple[Any, type[Exception]]:
+    block = _package("lz4.block", Codec.LZ4)
+    return block.decompress, block.LZ4BlockError
+
+
+@functools.lru_cache(maxsize=64)
+def _lz4_checksum(head: bytes) -> int:
+    """Second byte of XXH32 with seed 0 over fewer than 16 bytes, as the LZ4 frame format prescribes for headers.
+
+    Format v0 runs it over the frame's magic too, by an old mistake in Kafka's writer.
+    """
+    assert len(head) < 16, head
+    prime_1, prime_2, prime_3, prime_4, prime_5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
+    value = prime_5 + len(head)
+    words_end = len(head) & ~3
+    for (word,) in _UINT32.iter_unpack(head[:words_end]):
+        value = _rotate_left(value + word * prime_3, 17) * prime_4
+    for byte in head[words_end:]:
+        value = _rotate_left(value + byte * prime_5, 11) * prime_1
+    value &= 0xFFFFFFFF
+    value = (value ^ value >> 15) * prime_2 & 0xFFFFFFFF
+    value = (value ^ value >> 13) * prime_3 & 0xFFFFFFFF
+    return (value ^ value >> 16) >> 8 & 0xFF
+
+
+def _rotate_left(value: int, count: int) -> int:
+    value &= 0xFFFFFFFF
+    return (value << count | value >> 32 - count) & 0xFFFFFFFF
+
+
+# --- zstd ------------------------------------------------------------------------------------------------------------
+
+_ZSTD_MAGIC = 0xFD2FB528
+_ZSTD_SKIPPABLE_MASK, _ZSTD_SKIPPABLE = 0xFFFFFFF0, 0x184D2A50
+_ZSTD_MAX_BLOCK_BYTES = 128 * 1024
+_ZSTD_RLE_BLOCK, _ZSTD_COMPRESSED_BLOCK = 1, 2
+_ZSTD_KEPT_WINDOW_BYTES = 8 * 1024 * 1024
+_ZSTD_MEASURED_BYTES = 256 * 1024
+_ZSTD_KEPT_COMPRESSORS = 8
+
+# Building a zstd context takes longer than inflating a small batch, and one must not serve two threads at a time: so
+# each thread keeps its own. They hold nothing of a previous call, and a fork copies them like any other memory.
+_CONTEXTS = threading.local()
+
+
+def _zstd_compressor(level: int) -> Any:
+    compressors: dict[int, Any] | None = getattr(_CONTEXTS, "zstd_compressors", None)
+    if compressors is None:
+        compressors = _CONTEXTS.zstd_compressors = {}
+    compressor = compressors.get(level)
+    if compressor is None:
+        if len(compressors) >= _ZSTD_KEPT_COMPRESSORS:
+            compressors.clear()
+        compressor = compressors[level] = _package("zstandard", Codec.ZSTD).ZstdCompressor(level=level)
+    return compressor
+
+
+def _zstd_decompressor(zstandard: Any, window_bytes: int) -> Any:
+    if window_bytes > _ZSTD_KEPT_WINDOW_BYTES:
+        return zstandard.ZstdDecompressor()  # its buffer is as large as the window; better not to keep that
+    decompressor = getattr(_CONTEXTS, "zstd_decompressor", None)
+    if decompressor is None:
+        decompressor = _CONTEXTS.zstd_decompressor = zstandard.ZstdDecompressor()
+    return decompressor
+
+
+def _decompress_zstd(body: _Body) -> bytes:
+    if not body.data:
+        raise body.corrupt("it is empty")
+    pieces = _decompress_zstd_frames(body)
+    whole = next(pieces, b"")
+    out = None
+    for piece in pieces:
+        if out is None:
+            out = io.BytesIO()
+            out.write(whole)
+        out.write(piece)
+    return whole if out is None else out.getvalue()
+
+
+def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
+    zstandard = _package("zstandard", Codec.ZSTD)
+    position, end = 0, len(body.data)
+    room = body.max_size
+    while position < end:
+        if end - position < 4:
+            raise body.corrupt("it ends inside a frame header", end)
+        (magic,) = _UINT32.unpack_from(body.data, position)
+        if magic & _ZSTD_SKIPPABLE_MASK == _ZSTD_SKIPPABLE:
+            position = _skip_zstd_frame(body, position)
+            continue
+        if magic != _ZSTD_MAGIC:
+            raise body.corrupt("not a zstd frame", position, expected=f"{_ZSTD_MAGIC:#010x}", found=f"{magic:#010x}")
+        start = position
+        content_size, window_bytes, most, position = _zstd_frame(body, start)
+        if content_size is not None and content_size > most:
+            raise body.corrupt(
+                "a frame cannot inflate to what it says",
+                start,
+                expected=f"at most {most} bytes",
+                found=f"{content_size} bytes",
+            )
+        if content_size is not None and content_size > room:
+            raise body.too_large(body.max_size - room + content_size)
+        decompressor = _zstd_decompressor(zstandard, window_bytes)
+        frame: Buffer = body.data[start:position]
+        try:
+            if content_size is None and min(window_bytes, most, room) > _ZSTD_KEPT_WINDOW_BYTES:
+                content_size = _measure_zstd_frame(decompressor, frame, room)
+                if content_size > room:
+                    raise body.too_large("more")
+                frame = _with_content_size(body.data[start:position], content_size)
+                decompressor = zstandard.ZstdDecompressor()  # the one that measured still holds its window
+            if content_size or (content_size is None and most <= room):
+                plain = decompressor.decompress(frame, max_output_size=most or 1)  # 0 would mean no limit given
+            else:
+                # May hold more than there is room for: read one byte more than that and see. Frames that say 0 go
+                # this way too, because the package believes them without looking.
+                plain = decompressor.stream_reader(frame).read(min(most, room) + 1)
+        except zstandard.ZstdError as error:
+            raise body.refused(error, start) from error
+        if len(plain) > room:
+            raise body.too_large("more")
+        room -= len(plain)
+        yield plain
+
+
+def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
+    """Content size if the frame at `start` has one, its window, the most bytes its blocks can hold, and its end.
+
+    Only lengths are read (RFC 8878, 3.1.1); whether the frame is sound, libzstd says. Knowing the end lets frames be
+    inflated one by one, and knowing the most they can hold means that no header decides how much memory we take.
+    """
+    data, end = body.data, len(body.data)
+    # Magic 4, descriptor 1, window 0-1, dictionary id 0-4, content size 0-8.
+    descriptor = data[start + 4] if end - start > 4 else 0
+    is_single_segment = bool(descriptor & 0x20)
+    content_size_bytes = (1 if is_single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    content_size_position = start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    position = content_size_position + content_size_bytes
+    if position > end:
+        raise body.corrupt("it ends inside a frame header", end)
+    content_size = None
+    if content_size_bytes:
+        content_size = int.from_bytes(data[content_size_position:position], "little")
+        content_size += 256 if content_size_bytes == 2 else 0
+    if is_single_segment:
+        assert content_size is not None
+        window_bytes = content_size
+    else:
+        window_bytes = 1 << 10 + (data[start + 5] >> 3)
+        window_bytes += (window_bytes >> 3) * (data[start + 5] & 7)
+
+    block_bytes = min(window_bytes, _ZSTD_MAX_BLOCK_BYTES)
+    most = 0
+    is_last = False
+    while not is_last:
+        if end - position < 3:
+            raise body.corrupt("it ends inside a frame", min(position, end))
+        head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+        is_last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+        most += block_bytes if kind == _ZSTD_COMPRESSED_BLOCK else size
+        position += 3 + (1 if kind == _ZSTD_RLE_BLOCK else size)
+    position += 4 if descriptor & 0x04 else 0  # content checksum
+    if position > end:
+        raise body.corrupt("it ends inside a frame", end)
+    return content_size, window_bytes, most, position
+
+
+# Without a content size libzstd inflates into a window of its own and copies from there, so a frame whose window is as
+# large as the limit would take the limit twice. With one it inflates straight into the result. So the rare frames with
+# such a window are inflated once to be measured, keeping nothing, and again with their size put in the header.
+
+
+def _measure_zstd_frame(decompressor: Any, frame: Buffer, room: int) -> int:
+    reader = decompressor.stream_reader(frame)
+    size = 0
+    while size <= room and (plain := reader.read(_ZSTD_MEASURED_BYTES)):
+        size += len(plain)
+    return size
+
+
+def _with_content_size(frame: memoryview, content_size: int) -> bytes:
+    """`frame`, which has a window and no content size, with an 8-byte one."""
+    blocks_start = 6 + (0, 1, 2, 4)[frame[4] & 3]
+    head = b"".join((frame[:4], bytes([frame[4] | 0xC0]), frame[5:blocks_start]))
+    return b"".join((head, content_size.to_bytes(8, "little"), frame[blocks_start:]))
+
+
+def _skip_zstd_frame(body: _Body, start: int) -> int:
+    data, end = body.data, len(body.data)
+    frame_end = start + 8
+    if frame_end <= end:
+        frame_end += _UINT32.unpack_from(data, start + 4)[0]
+    if frame_end > end:
+        raise body.corrupt("it ends inside a skippable frame", start)
+    return frame_end
+
+
+# --- all -------------------------------------------------------------------------------------------------------------
+
+
+def _package(name: str, codec: Codec) -> Any:
+    """The module `name`, imported at first use: importing logcore stays fast, and unused packages may be absent."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UnsupportedCodecError(
+            f"{codec.name.lower()} needs a package that is not installed: pip install {_INSTALL[codec]}"
+        ) from error
+
+
+def _check_level(codec: Codec, level: int) -> None:
+    if codec not in _LEVELS:
+        raise InvalidConfigError(f"{codec.name.lower()} has no levels", expected="None", found=level)
+    lowest, highest, _ = _LEVELS[codec]
+    if not lowest <= level <= highest or (codec is Codec.GZIP and level == 0):
+        allowed = "-1 | 1..9" if codec is Codec.GZIP else f"{lowest}..{highest}"
+        raise InvalidConfigError(f"level out of range for {codec.name.lower()}", expected=allowed, found=level)

@@ -1,0 +1,187 @@
+"""Every error the library raises, in one tree.
+
+    LogcoreError
+    ├── CorruptBatchError         bytes of one batch are not what their writer wrote (CRC, length, magic)
+    ├── InvalidRecordError        the bytes are intact but break the format's rules, or a record given by the caller does
+    │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
+    ├── RecordTooLargeError       a batch, or what it inflates to, is above its limit
+    ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
+    ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle
+    ├── OffsetOutOfRangeError     the offset asked for is below the log start or above the log end
+    ├── LogFailedError            the log was poisoned by a failed write or sync; only reopening helps
+    │   └── DurabilityUnknownError    this very sync failed: what was written may or may not be on disk
+    ├── StorageReadError          the operating system failed a read; nothing was concluded from it
+    ├── StorageWriteError         the operating system failed a write; the log is poisoned
+    ├── DiskFullError             no space; the write was cut back and may be retried          (retriable)
+    ├── ResourceError             no file descriptors or memory left; nothing was half done    (retriable)
+    ├── LogLockedError            another writer holds the log directory                       (retriable)
+    ├── LogClosedError            the log was closed
+    ├── ForkedWriterError         a child process used a log that its parent opened
+    ├── ReadOnlyLogError          a write to a log that was opened read-only
+    ├── LogNotFoundError          there is no log at that path
+    ├── TopicNotFoundError        there is no such topic
+    ├── InvalidNameError          a topic or directory name that Kafka would refuse
+    ├── InvalidConfigError        an unknown config, or a value outside its range
+    └── MissingDependencyError    an optional package is needed; the message names the extra
+
+Rules:
+- Bytes from outside never cause anything but a member of this tree.
+- `retriable` says whether the same call may succeed later without any other action.
+- An OSError is always chained as the cause.
+
+This module knows no other module of logcore.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class LogcoreError(Exception):
+    """Root of all errors.
+
+    The keywords say where the error is and what was met there; each is kept as an attribute and
+    becomes part of the message.
+
+    path: file or directory; position: byte in that file (or in the buffer given); offset: place in the log.
+    """
+
+    retriable = False
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        position: int | None = None,
+        offset: int | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        self.reason = reason
+        self.path = None if path is None else os.fspath(path)
+        self.position = position
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        where = []
+        if self.path:
+            where.append(str(self.path))
+        if self.position is not None:
+            where.append(f"position {self.position}")
+        if self.offset is not None:
+            where.append(f"offset {self.offset}")
+        text = f"{', '.join(where)}: {self.reason}" if where else self.reason
+        if self.expected is not None or self.found is not None:
+            text += f" (expected {self.expected}, found {self.found})"
+        return text
+
+    def __str__(self) -> str:
+        return self._text()
+
+
+class CorruptBatchError(LogcoreError):
+    """The bytes of a batch are not what its writer wrote. Kafka: CORRUPT_MESSAGE."""
+
+
+class InvalidRecordError(LogcoreError):
+    """Intact bytes that break the format's rules, or a record that cannot be stored. Kafka: INVALID_RECORD."""
+
+
+class InvalidTimestampError(InvalidRecordError):
+    """A timestamp outside the topic's limits. Kafka: INVALID_TIMESTAMP."""
+
+
+class RecordTooLargeError(LogcoreError):
+    """Above max.message.bytes, segment.bytes, or the cap on inflated bytes. Kafka: MESSAGE_TOO_LARGE."""
+
+
+class UnsupportedCodecError(LogcoreError):
+    """Compression types 5-7, or a codec whose package is missing. Kafka: UNSUPPORTED_COMPRESSION_TYPE."""
+
+
+class CorruptLogError(LogcoreError):
+    """Files of one partition are damaged, or contradict each other, where no crash could have done it."""
+
+
+class OffsetOutOfRangeError(LogcoreError):
+    """Asked for an offset outside [log start, log end]. Kafka: OFFSET_OUT_OF_RANGE."""
+
+
+class LogFailedError(LogcoreError):
+    """The log refuses writes since a write or sync failed. Reads go on; reopening runs recovery."""
+
+
+class DurabilityUnknownError(LogFailedError):
+    """The sync this append waited for failed: the record is written but perhaps not on disk."""
+
+
+class StorageReadError(LogcoreError):
+    """A read failed in the operating system. Never treated as end of log, and never as corruption."""
+
+
+class StorageWriteError(LogcoreError):
+    """A write failed in the operating system for another reason than space."""
+
+
+class DiskFullError(LogcoreError):
+    """No space left; the partial write was cut back. Retry once there is room."""
+
+    retriable = True
+
+
+class ResourceError(LogcoreError):
+    """Out of file descriptors or memory."""
+
+    retriable = True
+
+
+class LogLockedError(LogcoreError):
+    """Another writer, Python or a Kafka broker, holds the lock of the log directory.
+
+    pid: process id of the holder if known, else None. host: its host name if known, else None.
+    """
+
+    retriable = True
+
+    def __init__(
+        self, reason: str, *, path: str | os.PathLike[str] | None = None, pid: int | None = None, host: str | None = None
+    ) -> None:
+        self.pid = pid
+        self.host = host
+        super().__init__(reason, path=path)
+
+
+class LogClosedError(LogcoreError):
+    """The log was closed."""
+
+
+class ForkedWriterError(LogcoreError):
+    """A process forked from the one that opened the log tried to use it; open it again in the child."""
+
+
+class ReadOnlyLogError(LogcoreError):
+    """A write to a log opened with read_only=True."""
+
+
+class LogNotFoundError(LogcoreError):
+    """No partition directory at that path; create=True makes one."""
+
+
+class TopicNotFoundError(LogcoreError):
+    """No such topic in the log directory. Kafka: UNKNOWN_TOPIC_OR_PARTITION."""
+
+
+class InvalidNameError(LogcoreError):
+    """A name that Kafka would refuse, or that would leave the directory. Kafka: INVALID_TOPIC_EXCEPTION."""
+
+
+class InvalidConfigError(LogcoreError):
+    """An unknown config name or a value out of range. Kafka: INVALID_CONFIG."""
+
+
+class MissingDependencyError(LogcoreError):
+    """An optional package is needed for this call."""

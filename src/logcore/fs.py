@@ -1,0 +1,496 @@
+"""The only door to the disk, the clock and the operating system's locks.
+
+Rules:
+- Everything above works on one `FS` object. Files are opened to handles; every other call names a handle or a path.
+- Reads raise StorageReadError, writes StorageWriteError or DiskFullError, lack of descriptors or memory ResourceError;
+  each chains the OSError. FileNotFoundError and FileExistsError pass through: they are answers, not failures.
+- A write loops over short writes and either writes all or raises. Nothing is buffered, and nothing is written through a
+  mapping.
+- A mapping lives until the last view of it is gone; it is never closed by hand.
+
+This module never sees a record and decides nothing. What to do after a failure is log.py's to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import json
+import mmap
+import os
+import select
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, NoReturn, Protocol
+
+import attrs
+
+from logcore.errors import DiskFullError, LogcoreError, LogLockedError, ResourceError, StorageReadError, StorageWriteError
+
+#: Errors of a write that mean "no room here", after which a cut back leaves the file as it was.
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+#: madvise(2) MADV_POPULATE_READ: fault a range in with one call instead of one trap per 64 KiB (Linux 5.14).
+_POPULATE_READ: Final = 22
+_OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
+
+Data = bytes | bytearray | memoryview
+
+
+class Watch(Protocol):
+    """Tells that something in a directory may have changed. wait() may wake early, never late by more than its timeout."""
+
+    def wait(self, timeout: float | None) -> bool:
+        """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """One partition's share of the claim on a log directory, held until release().
+
+    shared: what the callers want to remember for as long as this process holds the directory. is_last: whether no other
+    partition of the directory is claimed by this process.
+    """
+
+    shared: dict[str, bool]
+
+    @property
+    def is_last(self) -> bool: ...
+    def release(self) -> None: ...
+
+
+class FS(Protocol):
+    """What the library asks of a disk. Paths are absolute or relative strings; handles are opaque ints."""
+
+    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int: ...
+    def close(self, handle: int) -> None: ...
+    def pread(self, handle: int, size: int, position: int) -> bytes: ...
+    def pwrite(self, handle: int, data: Data, position: int) -> None: ...
+    def truncate(self, handle: int, size: int) -> None: ...
+    def fdatasync(self, handle: int) -> None: ...
+    def fsync(self, handle: int) -> None: ...
+    def size(self, handle: int) -> int: ...
+    def map(self, handle: int, size: int) -> memoryview: ...
+    def file_size(self, path: str) -> int: ...
+    def modified_ms(self, path: str) -> int: ...
+    def exists(self, path: str) -> bool: ...
+    def is_directory(self, path: str) -> bool: ...
+    def listdir(self, path: str) -> list[str]: ...
+    def mkdir(self, path: str) -> None: ...
+    def rename(self, source: str, target: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def sync_dir(self, path: str) -> None: ...
+    def free_bytes(self, path: str) -> int: ...
+    def real_path(self, path: str) -> str: ...
+    def lock(self, directory: str, member: str) -> Lock: ...
+    def watch(self, directory: str) -> Watch: ...
+    def now_ms(self) -> int: ...
+    def monotonic_ms(self) -> int: ...
+    def process_id(self) -> int: ...
+    def yield_thread(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError as error:
+        _raise(error, path, StorageReadError, "read")
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError as error:
+        _raise(error, path, StorageWriteError, "write")
+
+
+def _raise(error: OSError, path: str, kind: type[LogcoreError], what: str) -> NoReturn:
+    if error.errno in _NO_RESOURCE:
+        raise ResourceError(f"{what} failed for lack of resources: {error.strerror}", path=path) from error
+    if error.errno in _NO_SPACE and kind is StorageWriteError:
+        raise DiskFullError(f"no space left: {error.strerror}", path=path) from error
+    raise kind(f"{what} failed: {error.strerror}", path=path) from error
+
+
+class OsFS:
+    """The operating system's files."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+        self._locks: dict[tuple[int, int], _DirectoryLock] = {}
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int:
+        flags = _OPEN | (os.O_RDWR if write else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT
+        if exclusive:
+            flags |= os.O_EXCL
+        with _writing(path) if write else _reading(path):
+            handle = os.open(path, flags, 0o644)
+        self._paths[handle] = path
+        return handle
+
+    def close(self, handle: int) -> None:
+        self._paths.pop(handle, None)
+        os.close(handle)
+
+    def path_of(self, handle: int) -> str:
+        """The path a handle was opened with, for messages."""
+        return self._paths.get(handle, f"handle {handle}")
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        """Up to size bytes; fewer only at the end of the file."""
+        try:
+            data = os.pread(handle, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size:  # a read may be short anywhere, not only at the end
+                data = os.pread(handle, size - got, position + got)
+                if not data:
+                    break
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+        except OSError as error:
+            _raise(error, self.path_of(handle), StorageReadError, "read")
+
+    def pwrite(self, handle: int, data: Data, position: int) -> None:
+        try:
+            written = os.pwrite(handle, data, position)
+            if written == len(data):
+                return
+            rest = memoryview(data)[written:]
+            while rest:
+                if written == 0:
+                    raise OSError(errno.ENOSPC, "the system wrote nothing")
+                position += written
+                written = os.pwrite(handle, rest, position)
+                rest = rest[written:]
+        except OSError as error:
+            _raise(error, self.path_of(handle), StorageWriteError, "write")
+
+    def truncate(self, handle: int, size: int) -> None:
+        with _writing(self.path_of(handle)):
+            os.ftruncate(handle, size)
+
+    def fdatasync(self, handle: int) -> None:
+        if sys.platform == "darwin":
+            self.fsync(handle)
+            return
+        try:
+            os.fdatasync(handle)
+        except OSError as error:
+            _raise_sync(error, self.path_of(handle))
+
+    def fsync(self, handle: int) -> None:
+        try:
+            if sys.platform == "darwin":  # fsync there leaves the data in the drive's cache
+                fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+            else:
+                os.fsync(handle)
+        except OSError as error:
+            _raise_sync(error, self.path_of(handle))
+
+    def size(self, handle: int) -> int:
+        with _reading(self.path_of(handle)):
+            return os.fstat(handle).st_size
+
+    def map(self, handle: int, size: int) -> memoryview:
+        """The first size bytes, read-only, 0 < size <= the file's size; valid as long as a view of it is kept."""
+        with _reading(self.path_of(handle)):
+            mapped = mmap.mmap(handle, size, access=mmap.ACCESS_READ)
+        return memoryview(mapped)
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def file_size(self, path: str) -> int:
+        with _reading(path):
+            return os.stat(path).st_size
+
+    def modified_ms(self, path: str) -> int:
+        with _reading(path):
+            return os.stat(path).st_mtime_ns // 1_000_000
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        with _reading(path):
+            return os.listdir(path)
+
+    def mkdir(self, path: str) -> None:
+        with _writing(path):
+            os.mkdir(path, 0o755)
+
+    def rename(self, source: str, target: str) -> None:
+        with _writing(source):
+            os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        with _writing(path):
+            os.unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        """Makes the names in a directory durable."""
+        with _reading(path):
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            _raise_sync(error, path)
+        finally:
+            os.close(handle)
+
+    def free_bytes(self, path: str) -> int:
+        with _reading(path):
+            facts = os.statvfs(path)
+        return facts.f_bavail * facts.f_frsize
+
+    def real_path(self, path: str) -> str:
+        return os.path.realpath(path)
+
+    # -- time, threads, processes --------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def yield_thread(self) -> None:
+        """Lets other threads of this process run, if any is ready; about a microsecond if none is."""
+        time.sleep(0)
+
+    # -- locks and watches ---------------------------------------------------------------------------------------
+
+    def lock(self, directory: str, member: str) -> Lock:
+        """Claims member, a partition directory's name, below the log directory's lock, taking that first if needed.
+
+        Raises LogLockedError when another process holds the directory, or this one holds the member already.
+        """
+        path = os.path.join(directory, ".lock")
+        with _writing(path):
+            identity = (lambda facts: (facts.st_dev, facts.st_ino))(os.stat(directory))
+        held = self._locks.get(identity)
+        if held is None or held.pid != os.getpid():
+            held = _DirectoryLock(self, identity, directory)
+            self._locks[identity] = held
+        return held.claim(member)
+
+    def forget_lock(self, identity: tuple[int, int]) -> None:
+        self._locks.pop(identity, None)
+
+    def watch(self, directory: str) -> Watch:
+        """inotify where there is one (0.35 ms to notice an append), else a look at the files every millisecond."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                return _Inotify(directory)
+        return _Polling(directory)
+
+
+def _raise_sync(error: OSError, path: str) -> NoReturn:
+    # Never DiskFullError: after a failed sync the state of the file is unknown, whatever the errno.
+    raise StorageWriteError(f"sync failed: {error.strerror}", path=path) from error
+
+
+_FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
+
+
+class _DirectoryLock:
+    """Kafka's `.lock`: a record lock that a Java broker respects, shared by all partitions this process writes.
+
+    An open-file-description lock survives an unrelated open and close of the file in this process, which silently
+    drops a POSIX record lock. Where there is none, lockf is used, and this object never opens the file twice.
+    """
+
+    def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str) -> None:
+        self.fs, self.identity, self.directory = fs, identity, directory
+        self.pid = os.getpid()
+        self.members: set[str] = set()
+        self.shared: dict[str, bool] = {}
+        path = os.path.join(directory, ".lock")
+        with _writing(path):
+            self.handle = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o644)
+        owner = os.path.join(directory, "logcore.owner")
+        try:
+            _lock_file(self.handle)
+        except OSError as error:
+            pid, host = _holder(self.handle, owner)
+            os.close(self.handle)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise StorageWriteError(f"lock failed: {error.strerror}", path=path) from error
+            who = f"process {pid}" if pid else "another process"
+            raise LogLockedError(
+                f"the log directory is being written by {who}{f' on {host}' if host else ''}; "
+                "close it there, or open with read_only=True",
+                path=directory,
+                pid=pid,
+                host=host,
+            ) from None
+        with _writing(owner):  # who holds it, for the message above: record locks of this kind do not tell
+            handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
+            try:
+                os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
+            finally:
+                os.close(handle)
+
+    def claim(self, member: str) -> Lock:
+        if member in self.members:
+            raise LogLockedError(
+                "this process has the log open for writing already",
+                path=os.path.join(self.directory, member),
+                pid=self.pid,
+                host=os.uname().nodename,
+            )
+        self.members.add(member)
+        return _MemberLock(self, member, self.shared)
+
+    def drop(self, member: str) -> None:
+        if self.pid != os.getpid():  # a forked child: the lock is the parent's
+            return
+        self.members.discard(member)
+        if not self.members:
+            self.fs.forget_lock(self.identity)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.directory, "logcore.owner"))
+            os.close(self.handle)
+
+
+@attrs.define
+class _MemberLock:
+    directory: _DirectoryLock
+    member: str
+    shared: dict[str, bool]
+    _released: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        return self.directory.members <= {self.member}
+
+    def release(self) -> None:
+        if not self._released:
+            self._released = True
+            self.directory.drop(self.member)
+
+
+def _lock_file(handle: int) -> None:
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    else:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
+    """(pid, host) of whoever holds the lock: from the kernel for a Java broker, from our own note for us."""
+    if hasattr(fcntl, "F_OFD_GETLK"):
+        with contextlib.suppress(OSError):
+            answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            pid = _FLOCK.unpack(answer)[4]
+            if pid > 0:
+                return pid, os.uname().nodename
+    try:
+        with open(owner, "rb") as file:
+            facts = json.loads(file.read(4096))
+        return int(facts["pid"]), str(facts["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None  # the note is a courtesy: without it the message names nobody
+
+
+class _Inotify:
+    """Wakes on writes, creations and renames in one directory. Writers use pwrite; stores through a mapping do not wake."""
+
+    # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
+    MASK: Final = 0x2 | 0x100 | 0x80 | 0x200
+
+    def __init__(self, directory: str) -> None:
+        libc = _libc()
+        self._handle = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._handle < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        if libc.inotify_add_watch(self._handle, os.fsencode(directory), self.MASK) < 0:
+            os.close(self._handle)
+            raise OSError(ctypes.get_errno(), "inotify_add_watch")
+        self._poll = select.poll()
+        self._poll.register(self._handle, select.POLLIN)
+
+    def wait(self, timeout: float | None) -> bool:
+        if not self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))):
+            return False
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._handle, 65536):
+                pass
+        return True
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+class _Polling:
+    """Looks at sizes every millisecond: half a millisecond to notice an append, for systems without inotify."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._seen = self._look()
+
+    def _look(self) -> dict[str, int]:
+        sizes = {}
+        for entry in os.scandir(self._directory):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[entry.name] = entry.stat().st_size
+        return sizes
+
+    def wait(self, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (seen := self._look()) == self._seen:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        self._seen = seen
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def populate(view: memoryview, position: int, size: int) -> None:
+    """Faults a part of a mapping in ahead of a scan; does nothing where the system cannot."""
+    mapped = view.obj
+    if isinstance(mapped, mmap.mmap) and size > 0:
+        start = position & ~(mmap.PAGESIZE - 1)
+        with contextlib.suppress(OSError, ValueError):
+            mapped.madvise(_POPULATE_READ, start, min(position + size, len(mapped)) - start)
+
+
+#: The operating system's files, shared by all logs of this process: record locks belong to the process as a whole.
+OS: Final = OsFS()
+
+Clock = Callable[[], int]

@@ -1,0 +1,141 @@
+"""The two indexes of a segment: sorted entries that say where to start looking in the .log file.
+
+Layout (storage format section 4), big-endian, no head and no checksum:
+    .index      relative_offset:i32 position:i32    last offset of a batch, and the position where that batch starts
+    .timeindex  timestamp:i64 relative_offset:i32   no record before that offset has a larger timestamp
+
+Rules:
+- An index is never evidence about the log. Callers check what they find at the position, and start at 0 when it does not
+  fit; an index that is missing, short, zero-padded or garbage costs time only.
+- While its segment is active an index lives in memory and reaches the file in pieces; sealed ones are mapped.
+- Offsets in an offset index rise strictly; timestamps in a time index rise strictly and its offsets never fall.
+
+This module does not read the .log file: segment.py does, and rebuilds an index from it when needed.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logcore.fs import FS
+from logcore.kernels import active
+
+OFFSET_ENTRY: Final = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
+TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("relative_offset", ">i4")])
+_OFFSET: Final = struct.Struct(">ii")
+_TIME: Final = struct.Struct(">qi")
+#: Entries are written to the file when this many bytes are waiting: a system call for 512 entries instead of for each.
+_WRITE_BYTES: Final = 4096
+
+
+class _Entries:
+    """Entries of one index file: a growing bytearray while the segment is active, a mapping afterwards."""
+
+    entry_size: int
+
+    def __init__(self, path: str, data: bytearray | memoryview) -> None:
+        self.path = path
+        self.data = data
+        self._on_file = 0
+
+    def __len__(self) -> int:
+        return len(self.data) // self.entry_size
+
+    def write(self, fs: FS, *, whole: bool = False) -> None:
+        """Brings waiting entries to the file. whole: replaces the file, for a rebuilt index; nothing is synced."""
+        if whole:
+            self._on_file = 0
+        if len(self.data) == self._on_file and not whole:
+            return
+        handle = fs.open(self.path, write=True, create=True)
+        try:
+            fs.pwrite(handle, memoryview(self.data)[self._on_file :], self._on_file)
+            if whole or fs.size(handle) != len(self.data):
+                fs.truncate(handle, len(self.data))
+        finally:
+            fs.close(handle)
+        self._on_file = len(self.data)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self.data) - self._on_file
+
+    @property
+    def wants_writing(self) -> bool:
+        return self.waiting_bytes >= _WRITE_BYTES
+
+
+class OffsetIndex(_Entries):
+    """Where batches start, by the last offset in them."""
+
+    entry_size = OFFSET_ENTRY.itemsize
+
+    def add(self, relative_offset: int, position: int) -> None:
+        assert isinstance(self.data, bytearray), "only an active index grows"
+        self.data += _OFFSET.pack(relative_offset, position)
+
+    def entry(self, slot: int) -> tuple[int, int]:
+        """(relative_offset, position)."""
+        return _OFFSET.unpack_from(self.data, slot * self.entry_size)
+
+    def find(self, relative_offset: int) -> int:
+        """Slot of the last entry at or below an offset, -1 for none."""
+        return active.search_offsets(self.data, len(self), min(relative_offset, 2**31 - 1)) if self.data else -1
+
+    def array(self) -> npt.NDArray[Any]:
+        """All entries, dtype OFFSET_ENTRY, over the mapped file or the memory of the active index."""
+        return np.frombuffer(self.data, OFFSET_ENTRY, len(self))
+
+
+class TimeIndex(_Entries):
+    """From which offset on there may be records as young as a timestamp."""
+
+    entry_size = TIME_ENTRY.itemsize
+
+    def add(self, timestamp: int, relative_offset: int) -> None:
+        """Ignored unless the timestamp is larger than all before (Kafka's maybeAppend)."""
+        assert isinstance(self.data, bytearray), "only an active index grows"
+        if timestamp > self.last_timestamp:
+            self.data += _TIME.pack(timestamp, relative_offset)
+
+    def entry(self, slot: int) -> tuple[int, int]:
+        """(timestamp, relative_offset)."""
+        return _TIME.unpack_from(self.data, slot * self.entry_size)
+
+    @property
+    def last_timestamp(self) -> int:
+        """Of a sealed segment, its largest timestamp; -1 when there is no entry."""
+        return self.entry(len(self) - 1)[0] if self.data else -1
+
+    def find(self, timestamp: int) -> int:
+        """Slot of the last entry at or below a timestamp, -1 for none."""
+        return active.search_times(self.data, len(self), timestamp) if self.data else -1
+
+    def array(self) -> npt.NDArray[Any]:
+        """All entries, dtype TIME_ENTRY."""
+        return np.frombuffer(self.data, TIME_ENTRY, len(self))
+
+
+def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:
+    """A mapped index file without the zeros that an untrimmed one ends in; empty when there is none."""
+    try:
+        handle = fs.open(path)
+    except FileNotFoundError:
+        return memoryview(b"")
+    try:
+        size = fs.size(handle)
+        size -= size % kind.entry_size
+        if not size:
+            return memoryview(b"")
+        view = fs.map(handle, size)
+    finally:
+        fs.close(handle)
+    if any(view[size - kind.entry_size :]):
+        return view
+    # Kafka keeps the index of an active segment at its full size, and a crash leaves it so: zeros are no entries.
+    used = int(np.flatnonzero(np.frombuffer(view, np.uint8))[-1]) + 1 if any(view) else 0
+    return view[: -(-used // kind.entry_size) * kind.entry_size]

@@ -1,0 +1,27 @@
+"""The hot loops of the library, compiled where a compiler was and in plain Python elsewhere.
+
+Both forms have the same functions, results and errors; plain.py documents them. LOGCORE_KERNELS=plain chooses the
+plain ones where the compiled are present, for tests and comparisons.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from logcore.kernels import layout
+
+if TYPE_CHECKING:
+    from logcore.kernels import plain as active
+    from logcore.kernels.layout import Record
+else:
+    try:
+        if os.environ.get("LOGCORE_KERNELS") == "plain":
+            raise ImportError("plain kernels asked for")
+        from logcore.kernels import _compiled as active
+        from logcore.kernels._compiled import Record
+    except ImportError:
+        from logcore.kernels import plain as active
+        from logcore.kernels.layout import Record
+
+__all__ = ["Record", "active", "layout"]

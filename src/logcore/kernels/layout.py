@@ -1,0 +1,146 @@
+"""Where the bytes lie: the head of a v2 batch, the facts of a batch, the columns of its records.
+
+These tables are the only place that states the layouts. The plain kernels are written in terms of them, the compiled
+kernels check their constants against them when they are imported, and recordbatch, columns and the dump tool read
+them for names.
+
+This module holds no algorithm and touches no bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: Head of a v2 batch, big-endian. Field names follow Kafka's message format page.
+HEADER: Final = np.dtype(
+    [
+        ("base_offset", ">i8"),
+        ("batch_length", ">i4"),
+        ("partition_leader_epoch", ">i4"),
+        ("magic", "i1"),
+        ("crc", ">u4"),
+        ("attributes", ">i2"),
+        ("last_offset_delta", ">i4"),
+        ("base_timestamp", ">i8"),
+        ("max_timestamp", ">i8"),
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("base_sequence", ">i4"),
+        ("record_count", ">i4"),
+    ]
+)
+HEADER_SIZE: Final = HEADER.itemsize
+HEADER_FORMAT: Final = ">qiibIhiqqqhii"  # the same, for struct
+CRC_START: Final = 21  # the CRC covers attributes to the end of the batch
+LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
+MAGIC_POSITION: Final = 16
+PREFIX_SIZE: Final = 17  # bytes needed to choose a decoder
+#: A length below this cannot even hold the fixed part of a v0 message (LegacyRecord.RECORD_OVERHEAD_V0).
+MIN_LENGTH: Final = 14
+MIN_RECORD_SIZE: Final = 7  # length, attributes, two deltas, two lengths and a header count of one byte each
+INT32_MAX: Final = 2**31 - 1
+
+CODEC_MASK: Final = 0x07
+APPEND_TIME_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+
+assert HEADER_SIZE == 61
+assert HEADER.fields is not None
+assert HEADER.fields["attributes"][1] == CRC_START
+assert HEADER.fields["magic"][1] == MAGIC_POSITION
+
+#: What a walk over batch heads yields, native byte order. v0 and v1 entries fill the producer fields with -1 and
+#: have a record_count of -1; their base_offset is the offset in the entry, which for a wrapper is its last offset.
+BATCH_FACTS: Final = np.dtype(
+    [
+        ("position", "i8"),
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
+        ("base_timestamp", "i8"),
+        ("max_timestamp", "i8"),
+        ("producer_id", "i8"),
+        ("size_bytes", "i4"),
+        ("partition_leader_epoch", "i4"),
+        ("base_sequence", "i4"),
+        ("record_count", "i4"),
+        ("crc", "u4"),
+        ("producer_epoch", "i2"),
+        ("attributes", "i2"),
+        ("magic", "i1"),
+    ],
+    align=True,
+)
+assert BATCH_FACTS.itemsize == 80
+
+#: Columns of decoded records, stored one after the other in one block: all offsets, then all timestamps, and so on.
+#: Positions are bytes into the data the block was decoded from. A size of -1 is null. A header position is where the
+#: first header starts. An i4 reaches every byte, because neither a batch nor a segment can exceed 2^31-1 bytes.
+COLUMNS: Final = (
+    ("offsets", "i8"),
+    ("timestamps_ms", "i8"),
+    ("key_positions", "i4"),
+    ("key_sizes", "i4"),
+    ("value_positions", "i4"),
+    ("value_sizes", "i4"),
+    ("header_positions", "i4"),
+    ("header_counts", "i4"),
+)
+ROW_SIZE: Final = sum(np.dtype(kind).itemsize for _, kind in COLUMNS)
+
+#: Why a walk over batch heads stopped.
+WALK_END, WALK_LIMIT, WALK_SHORT, WALK_LENGTH, WALK_MAGIC, WALK_CRC, WALK_COUNT = range(7)
+WALK_REASONS: Final = {
+    WALK_END: "end of data",
+    WALK_LIMIT: "as many batches as asked for",
+    WALK_SHORT: "incomplete batch",
+    WALK_LENGTH: "batch length is smaller than the minimum overhead",
+    WALK_MAGIC: "unknown magic",
+    WALK_CRC: "CRC does not match",
+    WALK_COUNT: "record count or last offset delta is impossible",
+}
+
+#: What can be wrong with the records of a batch whose CRC is right. Kafka: INVALID_RECORD.
+BODY_SHORT, BODY_VARINT, BODY_LENGTH, BODY_HEADERS, BODY_HEADER_KEY, BODY_SIZE, BODY_LEFT, BODY_COUNT = range(1, 9)
+BODY_REASONS: Final = {
+    BODY_SHORT: "fewer records than the batch header says",
+    BODY_VARINT: "malformed varint in a record",
+    BODY_LENGTH: "a length in a record is longer than what is left",
+    BODY_HEADERS: "header count is negative or larger than the bytes left in the record",
+    BODY_HEADER_KEY: "header key is null",
+    BODY_SIZE: "record fields do not add up to the record length",
+    BODY_LEFT: "bytes are left over after the last record",
+    BODY_COUNT: "record count is negative or more than the bytes can hold",
+}
+
+#: Header names are UTF-8 in Kafka but nothing enforces it; undecodable bytes survive a round trip as surrogates.
+HEADER_NAME_ERRORS: Final = "surrogateescape"
+
+#: What kernels read from: any contiguous bytes.
+Buffer = bytes | bytearray | memoryview
+#: An array of BATCH_FACTS.
+Facts = npt.NDArray[Any]
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Record(NamedTuple):
+    """One record as applications see it.
+
+    offset: place in the log. timestamp_ms: milliseconds since the epoch, -1 for none; the append time where the
+    topic says so. key, value: bytes, None for null. headers: (name, value) pairs in order; names may repeat.
+    """
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+#: One encoded batch in an output buffer: (position, size_bytes, last_offset, max_timestamp). A plain tuple, because
+#: building a named one costs a tenth of encoding a 16 KiB batch.
+EncodedBatch = tuple[int, int, int, int]

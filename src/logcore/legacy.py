@@ -1,0 +1,279 @@
+"""Message formats v0 and v1, read only: what logs hold that were written before Kafka 0.11.
+
+    entry    offset i64 | size i32 | crc u32 | magic i8 | attributes i8 | [timestamp i64, v1] |
+             key length i32 | key | value length i32 | value
+    crc      CRC-32 (zlib) of everything behind it
+    wrapper  an entry whose attributes name a codec; its value, inflated, is a run of plain entries of the same magic
+
+                             v0                 v1
+    wrapper offset           of last inner      of last inner; 0 if the producer did not fill it in
+    inner offsets            absolute           relative: wrapper - last inner + inner (wrapper 0: as they are)
+    inner timestamp          -1                 its own; the wrapper's if that is of type LogAppendTime
+
+Rules:
+- check() belongs before everything else: the others trust that the entry's own CRC was verified.
+- Even so each length is compared with what is left before it is used, and inner entries are verified one by one.
+- A negative length means null, and bytes behind the value are ignored, as by Kafka.
+- An inner entry cut short ends its wrapper quietly, as by Kafka; a wrapper without a whole one is an error.
+
+This module writes nothing, knows no headers, producers or leader epochs (these formats have none), and does not find
+the end of an entry: it takes one whole entry, its 12-byte prefix included.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from typing import TypeAlias
+
+from logcore.compression import DEFAULT_MAX_INFLATED, Codec, codec_of, decompress
+from logcore.errors import CorruptBatchError, InvalidRecordError
+
+#: Offset and size, before the message.
+PREFIX_SIZE_BYTES = 12
+#: Smallest message: v0, null key, null value.
+MIN_MESSAGE_SIZE_BYTES = 14
+#: What v0 messages have for a timestamp.
+NO_TIMESTAMP_MS = -1
+
+_HEAD = struct.Struct(">qiIbb")  # offset, size, crc, magic, attributes
+_INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
+_CRC_START = 16  # the CRC covers magic to the end of the message
+_LOG_APPEND_TIME = 0x08  # bit of the attributes
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_MIN_ENTRY_SIZE_BYTES = PREFIX_SIZE_BYTES + MIN_MESSAGE_SIZE_BYTES
+assert _HEAD.size == 18
+
+#: offset, timestamp_ms, key, value. A tuple since it is made per record.
+Record: TypeAlias = tuple[int, int, bytes | None, bytes | None]
+
+
+def check(entry: memoryview, *, path: str | os.PathLike[str] | None = None, position: int | None = None) -> None:
+    """Raise CorruptBatchError unless `entry` is one whole v0 or v1 entry with a matching CRC.
+
+    For a wrapper that covers its compressed value; what is inside, decode() verifies. path and position say where
+    `entry` begins, for errors only.
+    """
+    _, size, crc, _, _ = _head(entry, path, position)
+    if size != len(entry) - PREFIX_SIZE_BYTES:
+        raise CorruptBatchError(
+            "the size of a message is not that of its entry",
+            path=path,
+            position=position,
+            expected=f"{len(entry) - PREFIX_SIZE_BYTES} bytes",
+            found=f"{size} bytes",
+        )
+    found = zlib.crc32(entry[_CRC_START:])
+    if found != crc:
+        raise CorruptBatchError(
+            "CRC-32 of a message does not match",
+            path=path,
+            position=position,
+            expected=f"{crc:#010x}",
+            found=f"{found:#010x}",
+        )
+
+
+def last_offset(entry: memoryview) -> int:
+    """The offset stored in the entry: that of its record, or of the last one of a wrapper.
+
+    0 for a wrapper as producers send it. An entry below 26 bytes, or not of v0 or v1, raises CorruptBatchError.
+    """
+    return _head(entry, None, None)[0]
+
+
+def max_timestamp(entry: memoryview) -> int:
+    """The timestamp stored in the entry, in ms since the epoch; -1 for v0. Errors as last_offset.
+
+    For a wrapper that a broker wrote this is the largest one inside, or the append time; producers send anything.
+    """
+    return _timestamp_ms(entry, _head(entry, None, None)[3])
+
+
+def decode(
+    entry: memoryview,
+    *,
+    max_size: int = DEFAULT_MAX_INFLATED,
+    path: str | os.PathLike[str] | None = None,
+    position: int | None = None,
+) -> list[Record]:
+    """The records of one entry that passed check(): (offset, timestamp in ms, key, value), one or a wrapper's many.
+
+    max_size: the most bytes a wrapper may inflate to; above it RecordTooLargeError.
+    path, position: the file and the byte in it where `entry` begins, for errors only. Errors in the messages of a
+    wrapper carry the position of the wrapper, since inflated bytes have none in the file.
+
+    Raises CorruptBatchError if a CRC inside a wrapper or its compressed bytes are wrong, InvalidRecordError if the
+    entry breaks a rule of the format, and UnsupportedCodecError for compression types 5-7.
+    """
+    wrapper_offset, _, _, magic, attributes = _head(entry, path, position)
+    codec = codec_of(attributes, path=path, position=position)
+    key, value, value_end = _key_and_value(entry, magic, path, position)
+    if codec is Codec.NONE:
+        return [(wrapper_offset, _timestamp_ms(entry, magic), _copy(key), _copy(value))]
+    if codec is Codec.ZSTD:
+        raise InvalidRecordError(
+            "zstd is not allowed before format v2", path=path, position=position, expected="codec 0-3", found=codec
+        )
+    if value is None:
+        raise InvalidRecordError("a compressed wrapper has no value", path=path, position=position)
+    value_position = (position or 0) + value_end - len(value)
+    inflated = memoryview(
+        decompress(codec, value, max_size=max_size, legacy_lz4=magic == 0, path=path, position=value_position)
+    )
+    records = _inner_records(inflated, magic, path, position)
+    if not records:
+        raise InvalidRecordError("a compressed wrapper holds no message", path=path, position=position)
+    if magic == 0:
+        return records
+    append_time_ms = _timestamp_ms(entry, magic) if attributes & _LOG_APPEND_TIME else None
+    return _absolute(records, wrapper_offset, append_time_ms, path, position)
+
+
+def _inner_records(
+    inflated: memoryview, wrapper_magic: int, path: str | os.PathLike[str] | None, position: int | None
+) -> list[Record]:
+    """The entries inside a wrapper, with offsets and timestamps as they are stored."""
+    records: list[Record] = []
+    start, end = 0, len(inflated)
+    while end - start >= PREFIX_SIZE_BYTES:
+        (size,) = _INT32.unpack_from(inflated, start + 8)
+        if size < MIN_MESSAGE_SIZE_BYTES:
+            raise CorruptBatchError(
+                "a message inside a wrapper is too small",
+                path=path,
+                position=position,
+                expected=f"at least {MIN_MESSAGE_SIZE_BYTES} bytes",
+                found=f"{size} bytes",
+            )
+        entry_end = start + PREFIX_SIZE_BYTES + size
+        if entry_end > end:
+            break
+        inner = inflated[start:entry_end]
+        offset, _, crc, magic, attributes = _HEAD.unpack_from(inner)
+        if magic != wrapper_magic:
+            raise InvalidRecordError(
+                "a message inside a wrapper is of another format",
+                path=path,
+                position=position,
+                expected=f"magic {wrapper_magic}",
+                found=f"magic {magic}",
+            )
+        if codec_of(attributes, path=path, position=position) is not Codec.NONE:
+            raise InvalidRecordError("a message inside a wrapper is compressed itself", path=path, position=position)
+        found = zlib.crc32(inner[_CRC_START:])
+        if found != crc:
+            raise CorruptBatchError(
+                "CRC-32 of a message inside a wrapper does not match",
+                path=path,
+                position=position,
+                expected=f"{crc:#010x}",
+                found=f"{found:#010x}",
+            )
+        key, value, _ = _key_and_value(inner, magic, path, position)
+        records.append((offset, _timestamp_ms(inner, magic), _copy(key), _copy(value)))
+        start = entry_end
+    return records
+
+
+def _absolute(
+    records: list[Record],
+    wrapper_offset: int,
+    append_time_ms: int | None,
+    path: str | os.PathLike[str] | None,
+    position: int | None,
+) -> list[Record]:
+    """Records of a v1 wrapper with the offsets and timestamps they stand for."""
+    last_inner_offset = records[-1][0]
+    # Producers leave 0 in the wrapper and number from 0 inside, so their inner offsets already are what they claim.
+    base_offset = wrapper_offset - last_inner_offset if wrapper_offset else 0
+    if base_offset < 0:
+        raise InvalidRecordError(
+            "the offset of a wrapper is below that of its last message",
+            path=path,
+            position=position,
+            expected=f"0, or at least {last_inner_offset}",
+            found=wrapper_offset,
+        )
+    absolute = []
+    for inner_offset, timestamp_ms, key, value in records:
+        offset = base_offset + inner_offset
+        if not _INT64_MIN <= offset <= _INT64_MAX:
+            raise InvalidRecordError(
+                "an offset inside a wrapper leaves 64 bits",
+                path=path,
+                position=position,
+                offset=wrapper_offset,
+                expected="an int64",
+                found=offset,
+            )
+        absolute.append((offset, timestamp_ms if append_time_ms is None else append_time_ms, key, value))
+    return absolute
+
+
+def _head(
+    entry: memoryview, path: str | os.PathLike[str] | None, position: int | None
+) -> tuple[int, int, int, int, int]:
+    """Offset, size, crc, magic (0 or 1) and attributes."""
+    if len(entry) < _MIN_ENTRY_SIZE_BYTES:
+        raise CorruptBatchError(
+            "an entry is too small",
+            path=path,
+            position=position,
+            expected=f"at least {_MIN_ENTRY_SIZE_BYTES} bytes",
+            found=f"{len(entry)} bytes",
+        )
+    offset, size, crc, magic, attributes = _HEAD.unpack_from(entry)
+    if magic not in (0, 1):
+        raise CorruptBatchError(
+            "not a message of format v0 or v1", path=path, position=position, expected="magic 0 | 1", found=magic
+        )
+    return offset, size, crc, magic, attributes
+
+
+def _timestamp_ms(entry: memoryview, magic: int) -> int:
+    if magic == 0:
+        return NO_TIMESTAMP_MS
+    timestamp_ms: int = _INT64.unpack_from(entry, _HEAD.size)[0]  # ends with byte 26, which _head() makes sure of
+    return timestamp_ms
+
+
+def _key_and_value(
+    entry: memoryview, magic: int, path: str | os.PathLike[str] | None, position: int | None
+) -> tuple[memoryview | None, memoryview | None, int]:
+    """Key, value, and the position in `entry` behind the value."""
+    key, value_position = _sized(entry, _HEAD.size if magic == 0 else _HEAD.size + 8, "key", path, position)
+    value, value_end = _sized(entry, value_position, "value", path, position)
+    return key, value, value_end
+
+
+def _sized(
+    entry: memoryview, start: int, what: str, path: str | os.PathLike[str] | None, position: int | None
+) -> tuple[memoryview | None, int]:
+    """The length-prefixed bytes at `start` of `entry`, None for null, and the position behind them."""
+    left = len(entry) - start - 4
+    if left < 0:
+        raise InvalidRecordError(
+            f"a message ends before its {what}",
+            path=path,
+            position=position,
+            expected="4 bytes of length",
+            found=f"{left + 4} bytes",
+        )
+    (size,) = _INT32.unpack_from(entry, start)
+    if size < 0:
+        return None, start + 4
+    if size > left:
+        raise InvalidRecordError(
+            f"the {what} of a message is longer than the message",
+            path=path,
+            position=position,
+            expected=f"at most {left} bytes",
+            found=f"{size} bytes",
+        )
+    return entry[start + 4 : start + 4 + size], start + 4 + size
+
+
+def _copy(data: memoryview | None) -> bytes | None:
+    return None if data is None else bytes(data)

@@ -1,0 +1,486 @@
+"""Record batches: Kafka's unit of storage and transfer, between bytes and values.
+
+Layout of a v2 batch: a 61-byte head (kernels/layout.py, HEADER), then the records, compressed as one stream if
+the attributes say so. Base offset, length and leader epoch lie before the CRC's range, so a leader stamps them in place.
+
+Rules:
+- Reading trusts nothing: length, magic, CRC, count and every length inside a record are checked, in Kafka's order and
+  with Kafka's verdict (storage format sections 1.8 and 1.9).
+- A batch covers the offsets base_offset..last_offset whatever records are left in it; next_offset follows from that.
+- Formats v0 and v1 are read through legacy.py and never written.
+
+This module sees no file: paths and positions are only passed through into errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import numpy as np
+
+from logcore import legacy, varint
+from logcore.columns import RecordColumns
+from logcore.compression import Codec, codec_named, codec_of, compress, decompress
+from logcore.config import LogConfig
+from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from logcore.kernels import Record, active, layout
+from logcore.kernels.layout import (
+    APPEND_TIME_BIT,
+    CODEC_MASK,
+    CONTROL_BIT,
+    CRC_START,
+    DELETE_HORIZON_BIT,
+    HEADER,
+    HEADER_SIZE,
+    INT32_MAX,
+    LOG_OVERHEAD,
+    MAGIC_POSITION,
+    MIN_LENGTH,
+    PREFIX_SIZE,
+    ROW_SIZE,
+    TRANSACTIONAL_BIT,
+    Buffer,
+    EncodedBatch,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["HEADER", "RecordBatch", "encode", "prepare_append", "read_batches"]
+
+_HEADER: Final = struct.Struct(layout.HEADER_FORMAT)
+_PREFIX: Final = struct.Struct(">qiib")
+DEFAULT_MAX_SIZE: Final = 64 << 20
+
+#: Types of control records (storage format section 1.10).
+CONTROL_TYPES: Final = {
+    0: "ABORT",
+    1: "COMMIT",
+    2: "LEADER_CHANGE",
+    3: "SNAPSHOT_HEADER",
+    4: "SNAPSHOT_FOOTER",
+    5: "KRAFT_VERSION",
+    6: "KRAFT_VOTERS",
+}
+
+
+@attrs.frozen(kw_only=True, repr=False, eq=False)
+class RecordBatch:
+    """One batch, or one v0/v1 entry, over borrowed bytes.
+
+    data: exactly the batch's bytes; valid as long as the batch object is kept. path, position: where it came from. The
+    other fields are the head's (milliseconds, -1 for none); v0 and v1 entries have -1 where they have no such field,
+    and a base_offset that for a compressed wrapper is the offset of its last record.
+    """
+
+    data: memoryview
+    path: str | None
+    position: int
+    base_offset: int
+    last_offset: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @classmethod
+    def parse(
+        cls, data: Buffer, at: int = 0, limit: int | None = None, *, path: str | None = None, origin: int = 0
+    ) -> RecordBatch | None:
+        """The batch that starts at byte `at`; None when it is not whole before limit (an incomplete tail).
+
+        origin is added to positions in errors: where data begins in its file. Raises CorruptBatchError for a length or
+        magic that no batch has. The CRC is not checked here, see verify().
+        """
+        view = memoryview(data).cast("B")
+        limit = len(view) if limit is None else min(limit, len(view))
+        if limit - at < PREFIX_SIZE:
+            return None
+        offset, length, word, magic = _PREFIX.unpack_from(view, at)
+        if length < MIN_LENGTH:
+            raise CorruptBatchError(
+                "batch length is smaller than the minimum overhead",
+                path=path,
+                position=origin + at,
+                expected=f"at least {MIN_LENGTH}",
+                found=length,
+            )
+        if not 0 <= magic <= 2:
+            raise CorruptBatchError("unknown magic", path=path, position=origin + at, expected="0, 1 or 2", found=magic)
+        size = length + LOG_OVERHEAD
+        if size > limit - at:
+            return None
+        raw = view[at : at + size]
+        if magic < 2:
+            last, timestamp = legacy.last_offset(raw), legacy.max_timestamp(raw)
+            fields: tuple[int, ...] = (last, last, -1, magic, word & 0xFFFFFFFF, raw[17], timestamp, timestamp, -1, -1, -1, -1)
+        elif size < HEADER_SIZE:
+            raise CorruptBatchError(
+                "v2 batch is shorter than its head", path=path, position=origin + at, expected=f"at least {HEADER_SIZE}", found=size
+            )
+        else:
+            _, _, epoch, _, crc, attributes, delta, *rest = _HEADER.unpack_from(raw)
+            fields = (offset, offset + delta, epoch, magic, crc, attributes, *rest)
+        names = (
+            "base_offset last_offset partition_leader_epoch magic crc attributes base_timestamp max_timestamp producer_id "
+            "producer_epoch base_sequence record_count"
+        ).split()
+        return cls(data=raw, path=path, position=origin + at, **dict(zip(names, fields, strict=True)))
+
+    def __repr__(self) -> str:
+        return (
+            f"<RecordBatch offsets {self.base_offset}..{self.last_offset} records={self.record_count} codec={self.codec_name} "
+            f"size_bytes={self.size_bytes} position={self.position}>"
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after this batch, also when compaction took its last records."""
+        return self.last_offset + 1
+
+    @property
+    def codec(self) -> Codec:
+        """Raises UnsupportedCodecError for the undefined types 5-7."""
+        return codec_of(self.attributes)
+
+    @property
+    def codec_name(self) -> str:
+        code = self.attributes & CODEC_MASK
+        return Codec(code).name.lower() if code < 5 else f"unknown({code})"
+
+    @property
+    def is_append_time(self) -> bool:
+        return self.magic > 0 and bool(self.attributes & APPEND_TIME_BIT)
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.magic == 2 and bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return self.magic == 2 and bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When the tombstones in this batch may go, if the cleaner has set a time."""
+        return self.base_timestamp if self.magic == 2 and self.attributes & DELETE_HORIZON_BIT else None
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last offset; wraps to 0 after 2^31-1; -1 when there is none."""
+        if self.base_sequence < 0:
+            return -1
+        return (self.base_sequence + self.last_offset - self.base_offset) & INT32_MAX
+
+    def verify(self) -> None:
+        """Checks the CRC over the whole batch. Raises CorruptBatchError."""
+        if self.magic < 2:
+            legacy.check(self.data, path=self.path, position=self.position)
+            return
+        _, _, why = active.walk(self.data, 0, len(self.data), 1, True)
+        if why == layout.WALK_CRC:
+            raise CorruptBatchError("CRC-32C does not match", path=self.path, position=self.position, expected=f"{self.crc:#010x}")
+        if why == layout.WALK_COUNT:
+            raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=self.position, offset=self.base_offset)
+
+    def body(self, max_size: int = DEFAULT_MAX_SIZE) -> Buffer:
+        """The records of a v2 batch, inflated to at most max_size bytes (RecordTooLargeError above it)."""
+        raw = self.data[HEADER_SIZE:]
+        if self.codec is Codec.NONE or self.record_count == 0:
+            return raw
+        return decompress(self.codec, raw, max_size=max_size, path=self.path, position=self.position)
+
+    def records(self, *, max_size: int = DEFAULT_MAX_SIZE) -> list[Record]:
+        """All records, the CRC checked first; for a control batch its control records.
+
+        Raises CorruptBatchError, InvalidRecordError, RecordTooLargeError, UnsupportedCodecError.
+        """
+        self.verify()
+        if self.magic < 2:
+            return [Record(*fields, ()) for fields in self._legacy(max_size)]
+        return active.decode_body_objects(*self._body_arguments(max_size), self.path, self.position)
+
+    def columns(self, *, max_size: int = DEFAULT_MAX_SIZE) -> RecordColumns:
+        """The same as numpy columns. Errors as records()."""
+        self.verify()
+        if self.magic < 2:
+            return RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
+        body, count, *times = self._body_arguments(max_size)
+        # The kernel checks the count against the bytes before it writes; so must the allocation.
+        block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
+        active.decode_body_columns(body, count, *times, block, self.path, self.position)
+        return RecordColumns.from_block(memoryview(body), block, count)
+
+    def _legacy(self, max_size: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
+        return legacy.decode(self.data, max_size=max_size, path=self.path, position=self.position)
+
+    def _body_arguments(self, max_size: int) -> tuple[Any, int, int, int, int | None]:
+        append_time = self.max_timestamp if self.is_append_time else None
+        body = self.body(max_size) if self.record_count else b""
+        return body, self.record_count, self.base_offset, self.base_timestamp, append_time
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """The records as a pyarrow.RecordBatch, see columns.arrow_schema."""
+        return self.columns().to_arrow()
+
+    def control_type(self) -> str:
+        """ABORT, COMMIT and so on for a control batch; UNKNOWN for types not known."""
+        records = self.records() if self.is_control else []
+        key = records[0].key if records else None
+        if key is None or len(key) < 4:
+            return "UNKNOWN"
+        return CONTROL_TYPES.get(int.from_bytes(key[2:4], "big", signed=True), "UNKNOWN")
+
+
+def read_batches(data: Buffer, *, path: str | None = None) -> Iterator[RecordBatch]:
+    """The batches in a buffer, as found in a .log file, a Produce request or a Fetch response.
+
+    Stops quietly at an incomplete last batch, as Kafka's readers do. Raises CorruptBatchError at a length or magic that no
+    batch has. CRCs are checked when a batch's records are read.
+    """
+    at = 0
+    while (batch := RecordBatch.parse(data, at, path=path)) is not None:
+        yield batch
+        at += batch.size_bytes
+
+
+def compressor(codec: Codec, config: LogConfig) -> Callable[[Buffer], bytes] | None:
+    """What the encoder calls on each batch's records; None for no compression."""
+    if codec is Codec.NONE:
+        return None
+    levels = {
+        Codec.GZIP: config.compression_gzip_level,
+        Codec.LZ4: config.compression_lz4_level,
+        Codec.ZSTD: config.compression_zstd_level,
+    }
+    level = levels.get(codec)
+    return lambda data: compress(codec, data, level=level)
+
+
+def target_codec(config: LogConfig, source: Codec) -> Codec:
+    """The codec a batch is stored with: its own under compression.type=producer."""
+    return source if config.compression_type == "producer" else codec_named(config.compression_type)
+
+
+def encode(
+    records: Iterable[Any],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    now_ms: int = -1,
+    codec: str = "uncompressed",
+    append_time: bool = False,
+    transactional: bool = False,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    max_bytes: int = INT32_MAX,
+) -> bytes:
+    """One v2 batch of (key, value[, headers[, timestamp_ms]]) tuples.
+
+    now_ms: timestamp of records without one. Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError.
+    """
+    kind = codec_named(codec)
+    attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional
+    out = bytearray()
+    size, _ = active.encode_records(
+        out,
+        records,
+        base_offset,
+        leader_epoch,
+        now_ms,
+        INT32_MAX,
+        max_bytes,
+        attributes,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        compressor(kind, LogConfig()),
+    )
+    return bytes(out[:size])
+
+
+def prepare_append(
+    data: Buffer, *, base_offset: int, leader_epoch: int, now_ms: int, config: LogConfig
+) -> tuple[bytearray, list[EncodedBatch]]:
+    """Checks batches that a client encoded and stamps them for storage: what a Kafka leader does (section 1.9).
+
+    data: whole batches, any magic; incomplete bytes behind the last one are dropped, as Kafka does. Returns the bytes to
+    store, offsets running from base_offset, and where each batch lies in them. The bytes are the client's own except
+    base offset, leader epoch and, where they must be corrected, max timestamp, timestamp type and CRC; a batch is
+    rebuilt only when its codec is not the topic's, its offsets are not 0, 1, 2, ... (compressed) or it is v0 or v1.
+
+    Raises CorruptBatchError (also when there is no whole batch), InvalidRecordError, InvalidTimestampError,
+    RecordTooLargeError, UnsupportedCodecError; nothing is to be stored then. The rules that belong to the Produce request
+    (exactly one batch, base offset 0) are the broker's to check.
+    """
+    batches = list(read_batches(data))
+    if not batches:
+        raise CorruptBatchError("no whole batch to append", expected="complete record batches", found=f"{len(data)} bytes")
+    if any(batch.magic != batches[0].magic for batch in batches):
+        raise InvalidRecordError("batches of different formats in one append", expected=f"magic {batches[0].magic} throughout")
+    for batch in batches:
+        if batch.size_bytes > config.max_message_bytes:
+            raise RecordTooLargeError(
+                "batch is larger than max.message.bytes",
+                position=batch.position,
+                expected=f"at most {config.max_message_bytes} bytes",
+                found=f"{batch.size_bytes} bytes",
+            )
+        batch.verify()
+    out = bytearray()
+    stored: list[EncodedBatch] = []
+    groups = [batches] if batches[0].magic < 2 and not batches[0].codec else [[batch] for batch in batches]
+    for group in groups:
+        raw, last_offset, max_timestamp = _prepare_one(group, base_offset, leader_epoch, now_ms, config)
+        if len(raw) > config.max_message_bytes:
+            raise RecordTooLargeError(
+                "batch is larger than max.message.bytes after it was rebuilt",
+                position=group[0].position,
+                expected=f"at most {config.max_message_bytes} bytes",
+                found=f"{len(raw)} bytes",
+            )
+        stored.append((len(out), len(raw), last_offset, max_timestamp))
+        out += raw
+        base_offset = last_offset + 1
+    return out, stored
+
+
+def _prepare_one(
+    group: list[RecordBatch], base_offset: int, leader_epoch: int, now_ms: int, config: LogConfig
+) -> tuple[Buffer, int, int]:
+    """(bytes, last_offset, max_timestamp) of one v2 batch, or of v0/v1 entries that become one."""
+    first = group[0]
+    where = first.position
+    if first.magic == 2:
+        _check_client_head(first)
+    parts = [batch.columns(max_size=config.max_decompressed_bytes) for batch in group]
+    count = sum(map(len, parts))
+    times = np.concatenate([part.timestamps_ms for part in parts])
+    if config.is_compacted and any(np.any(part.key_sizes < 0) for part in parts):
+        raise InvalidRecordError("a compacted topic takes no record without a key", position=where)
+    has_append_time = any(batch.is_append_time for batch in group)
+    if config.is_append_time or np.any(times == -1):
+        if has_append_time:
+            raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
+    if not config.is_append_time:
+        _check_timestamps(times, now_ms, config, where)
+    source = Codec(first.attributes & CODEC_MASK)
+    target = target_codec(config, source)
+    dense = source is Codec.NONE or np.array_equal(parts[0].offsets - first.base_offset, np.arange(count))
+    max_timestamp = now_ms if config.is_append_time else int(times.max(initial=-1))
+    if first.magic < 2 or source is not target or not dense:
+        rows = [
+            (record.key, record.value, record.headers, record.timestamp_ms) for part in parts for record in part.records()
+        ]
+        scratch = bytearray()
+        kept = first.attributes & TRANSACTIONAL_BIT if first.magic == 2 else 0
+        size, _ = active.encode_records(
+            scratch,
+            rows,
+            base_offset,
+            leader_epoch,
+            now_ms,
+            INT32_MAX,
+            INT32_MAX,
+            target | kept | APPEND_TIME_BIT * config.is_append_time,
+            first.producer_id,
+            first.producer_epoch,
+            first.base_sequence,
+            compressor(target, config),
+        )
+        return memoryview(scratch)[:size], base_offset + count - 1, max_timestamp
+    raw = bytearray(first.data)
+    struct.pack_into(">q", raw, 0, base_offset)
+    struct.pack_into(">i", raw, 12, leader_epoch)
+    if max_timestamp != first.max_timestamp or has_append_time != config.is_append_time:
+        attributes = first.attributes & 0xFF & ~APPEND_TIME_BIT | APPEND_TIME_BIT * config.is_append_time
+        struct.pack_into(">h", raw, CRC_START, attributes)
+        struct.pack_into(">q", raw, 35, max_timestamp)
+        stamp_crc(raw)
+    return raw, base_offset + count - 1, max_timestamp
+
+
+def _check_client_head(batch: RecordBatch) -> None:
+    if batch.record_count < 1 or batch.last_offset - batch.base_offset + 1 != batch.record_count:
+        raise InvalidRecordError(
+            "record count and last offset delta of a client's batch must agree",
+            position=batch.position,
+            expected=f"{batch.last_offset - batch.base_offset + 1} records, at least 1",
+            found=batch.record_count,
+        )
+    if batch.is_control:
+        raise InvalidRecordError("a client may not append control batches", position=batch.position)
+    if batch.producer_id >= 0 and batch.base_sequence < 0:
+        raise InvalidRecordError("a batch with a producer id needs a sequence", position=batch.position, found=batch.base_sequence)
+
+
+def _check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int) -> None:
+    given = times[times != -1].astype(object) if times.size and times.min() < -(1 << 61) else times[times != -1]
+    if not len(given):
+        return
+    oldest, newest = int(given.min()), int(given.max())
+    if now_ms - oldest > config.message_timestamp_before_max_ms or newest - now_ms > config.message_timestamp_after_max_ms:
+        raise InvalidTimestampError(
+            "timestamp outside what the topic allows",
+            position=position,
+            expected=f"{now_ms} - {config.message_timestamp_before_max_ms} to {now_ms} + {config.message_timestamp_after_max_ms}",
+            found=f"{oldest} to {newest}",
+        )
+
+
+def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
+    """A batch cut to the offsets below offset, as bytes to store; nothing when the batch begins there.
+
+    A v2 batch keeps its head, codec and the bytes of the records that stay; it covers the offsets up to offset - 1
+    also where they hold no record. Entries of the old formats become v2 batches of a record each.
+    """
+    batch.verify()
+    records = batch.records(max_size=config.max_decompressed_bytes)
+    kept = list(itertools.takewhile(lambda record: record.offset < offset, records))
+    if batch.magic < 2:
+        one = [(record, [(record.key, record.value, (), record.timestamp_ms)]) for record in kept]
+        return b"".join(encode(rows, base_offset=record.offset, leader_epoch=0) for record, rows in one)
+    if batch.base_offset >= offset:
+        return b""
+    body = memoryview(batch.body(config.max_decompressed_bytes))
+    stop = 0
+    for _ in kept:
+        length, stop = varint.decode_int32(body, stop)
+        stop += length
+    pack = compressor(batch.codec, config) if kept else None
+    raw = bytearray(batch.data[:HEADER_SIZE])
+    raw += body[:stop] if pack is None else pack(body[:stop])
+    struct.pack_into(">i", raw, 8, len(raw) - LOG_OVERHEAD)
+    if not kept:  # an emptied batch says that it is not compressed
+        struct.pack_into(">h", raw, CRC_START, batch.attributes & ~CODEC_MASK)
+    struct.pack_into(">i", raw, 23, offset - 1 - batch.base_offset)
+    if kept and not batch.is_append_time:
+        struct.pack_into(">q", raw, 35, max(record.timestamp_ms for record in kept))
+    struct.pack_into(">i", raw, 57, len(kept))
+    stamp_crc(raw)
+    return bytes(raw)
+
+
+def stamp_crc(raw: bytearray) -> None:
+    """Writes the CRC of a whole v2 batch after its attributes or timestamps were changed."""
+    from crc32c import crc32c
+
+    struct.pack_into(">I", raw, PREFIX_SIZE, crc32c(memoryview(raw)[CRC_START:]))
+
+
+assert MAGIC_POSITION == PREFIX_SIZE - 1

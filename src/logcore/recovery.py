@@ -1,0 +1,216 @@
+"""What to do about the end of a log after a crash: look, decide, act.
+
+Rules (reliability rules of recovery):
+- Damage below the recovery point is damage to data that was on disk: an error, never a cut.
+- Above it, a torn tail is what crashes leave. It is cut to the last whole batch; what is cut is first copied beside the
+  segment unless it is all zeros, and reported.
+- A failing disk is not damage: a read error ends the opening and changes nothing.
+- Everything kept is on disk before it is served: a killed process leaves data that is only in the page cache.
+
+`decide` is pure and knows only TailFacts. This module handles the active segment; sealed ones were synced when they were
+sealed and are believed until they are read.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+
+import attrs
+
+from logcore.config import Durability
+from logcore.errors import CorruptLogError
+from logcore.fs import FS
+from logcore.kernels import active, layout
+from logcore.segment import ActiveSegment
+
+#: How far behind damage a whole batch is looked for, and how much is read at once.
+_SEARCH_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
+
+
+class Action(enum.Enum):
+    KEEP = "keep"
+    CUT = "cut"
+    QUARANTINE_AND_CUT = "quarantine and cut"
+    FAIL = "fail"
+
+
+@attrs.frozen
+class TailFacts:
+    """What was found behind the last good batch of the active segment.
+
+    bad_position: where it stops being good, None if it does not. recovery_position: below it all was on disk.
+    only_zeros: nothing but zero bytes follow. next_batch_bytes: distance to a later batch that is whole and fits in
+    order, None when none was found. policy: how the last writer promised durability.
+    """
+
+    bad_position: int | None
+    recovery_position: int
+    only_zeros: bool
+    next_batch_bytes: int | None
+    policy: Durability
+
+
+def decide(facts: TailFacts) -> Action:
+    """The decision table for the tail of the active segment."""
+    if facts.bad_position is None:
+        return Action.KEEP
+    if facts.bad_position < facts.recovery_position:
+        return Action.FAIL
+    if facts.only_zeros:
+        return Action.CUT
+    if facts.next_batch_bytes is None:
+        return Action.QUARANTINE_AND_CUT
+    # A later batch made it to disk and this one did not. Under a policy that lets several batches wait for one sync a crash
+    # does that; where no two unsynced batches can be that far apart, acknowledged data was damaged.
+    if facts.policy.kind == "always" or (facts.policy.kind == "group" and facts.next_batch_bytes > facts.policy.max_bytes):
+        return Action.FAIL
+    return Action.QUARANTINE_AND_CUT
+
+
+@attrs.frozen
+class RecoveryReport:
+    """What opening found and did. Offsets are of the log; sizes and positions are bytes of the file at path."""
+
+    path: str
+    checked_bytes: int
+    cut_position: int | None = None
+    cut_bytes: int = 0
+    reason: str = ""
+    quarantine_path: str | None = None
+
+    def __str__(self) -> str:
+        if self.cut_position is None:
+            return f"{self.path}: {self.checked_bytes} bytes checked, nothing cut"
+        kept = f", copied to {self.quarantine_path}" if self.quarantine_path else ""
+        return f"{self.path}: cut {self.cut_bytes} bytes at position {self.cut_position} ({self.reason}){kept}"
+
+
+def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Durability) -> RecoveryReport:
+    """Checks the active segment and mends its tail: heads below the recovery point, heads and CRCs from there on.
+
+    Afterwards the file ends with a whole batch, its indexes are rebuilt in memory, and all of it is on disk. Raises
+    CorruptLogError where the damage cannot be what a crash left, StorageReadError when the disk fails.
+    """
+    size = segment.refresh()
+    segment.reset()
+    recovery_position = _position_of(segment, recovery_point)
+    bad, why = _take(segment, 0, recovery_position, crc=False)
+    if bad is None:
+        bad, why = _take(segment, recovery_position, size, crc=True)
+    end_offset = segment.last_offset + 1
+    if bad is None and end_offset >= recovery_point:
+        fs.fsync(segment.handle)
+        return RecoveryReport(segment.path, size - recovery_position)
+    if bad is None:
+        bad, why = size, layout.WALK_SHORT
+    reason = layout.WALK_REASONS[why]
+    only_zeros, next_batch_bytes = _look_behind(segment, bad, end_offset)
+    # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone.
+    known = recovery_position if end_offset >= recovery_point else size + 1
+    action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy))
+    if action is Action.FAIL:
+        raise CorruptLogError(
+            f"{reason}, but what stood here was on disk: this is damage and not what a crash leaves. "
+            "Restore the file, or open with read_only=True to read what is whole",
+            path=segment.path,
+            position=bad,
+            offset=end_offset,
+            expected=f"whole batches up to offset {recovery_point}" if end_offset < recovery_point else None,
+            found=f"an end at offset {end_offset}" if end_offset < recovery_point else None,
+        )
+    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
+    segment.cut(bad)
+    return RecoveryReport(segment.path, size - recovery_position, bad, size - bad, reason, quarantine)
+
+
+def rebuild(segment: ActiveSegment) -> None:
+    """Learns the indexes anew from a segment that is known to be whole."""
+    segment.reset()
+    for facts, _, _ in segment.walk(0, crc=False):
+        segment.note_all(facts)
+
+
+def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool) -> tuple[int | None, int]:
+    """Notes the good batches in [start, stop): (position of the first bad one or None, why it is bad)."""
+    for facts, position, why in segment.walk(start, stop=stop, crc=crc):
+        count = _in_order(facts, segment.last_offset + 1)
+        segment.note_all(facts[:count])
+        if count < len(facts):
+            return int(facts["position"][count]), layout.WALK_COUNT
+        if why not in (layout.WALK_END, layout.WALK_LIMIT):
+            return position, why
+    return None, layout.WALK_END
+
+
+def _in_order(facts: layout.Facts, expected: int) -> int:
+    """How many of the batches continue the log: offsets at or above the expected ones, rising."""
+    for row, (base, last, magic) in enumerate(
+        zip(facts["base_offset"].tolist(), facts["last_offset"].tolist(), facts["magic"].tolist(), strict=True)
+    ):
+        # The offset of a v0/v1 wrapper is that of its last record, so only v2 tells where a batch begins.
+        if (base if magic == 2 else last) < expected or last < expected:
+            return row
+        expected = last + 1
+    return len(facts)
+
+
+def _position_of(segment: ActiveSegment, recovery_point: int) -> int:
+    """Where in the active segment the recovery point lies: everything before this position was on disk."""
+    if recovery_point <= segment.base_offset:
+        return 0
+    for facts, position, why in segment.walk(0, crc=False):
+        beyond = facts["last_offset"] >= recovery_point
+        if beyond.any():
+            return int(facts["position"][int(beyond.argmax())])
+        if why != layout.WALK_LIMIT:
+            return position
+    return 0
+
+
+def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
+    """(only zeros follow, distance to a later whole batch that continues the log)."""
+    only_zeros = True
+    end = min(segment.size_bytes, position + _SEARCH_BYTES)
+    at = position
+    while at < end:
+        chunk = segment.fs.pread(segment.handle, min(_CHUNK_BYTES, end - at), at)
+        if chunk.count(0) != len(chunk):
+            only_zeros = False
+            break
+        at += len(chunk)
+    if only_zeros:
+        return True, None
+    # Jump by the lengths in the heads, which damage inside a batch leaves alone.
+    at = position
+    while at < end:
+        data, start, limit = segment.head(at)
+        facts, _, _ = active.walk(data, start, limit, 1, False)
+        if not len(facts):
+            return False, None
+        whole, _, _ = active.walk(data, start, limit, 1, True)
+        if len(whole) and at > position and int(whole["base_offset"][0]) >= expected:
+            return False, at - position
+        at += int(facts["size_bytes"][0])
+    return False, None
+
+
+def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
+    """Copies what is about to be cut to a file beside the segment, durably."""
+    path = f"{segment.path[: -len('.log')]}.{position}.quarantine"
+    handle = fs.open(path, write=True, create=True)
+    try:
+        fs.truncate(handle, 0)
+        at = position
+        while at < segment.size_bytes:
+            chunk = fs.pread(segment.handle, min(_CHUNK_BYTES, segment.size_bytes - at), at)
+            if not chunk:
+                break
+            fs.pwrite(handle, chunk, at - position)
+            at += len(chunk)
+        fs.fsync(handle)
+    finally:
+        fs.close(handle)
+    fs.sync_dir(os.path.dirname(path))
+    return path

@@ -1,0 +1,374 @@
+"""One segment: a .log file and the indexes that make it searchable.
+
+Rules:
+- Bytes are only ever added at the end, by the single writer of the partition.
+- An index may lag behind its .log file and may always be rebuilt from it; never the other way round.
+- A sealed segment does not change again: it is mapped, and readers share the mapping. The active segment is read with
+  pread, because a mapping over a file that recovery shortens is a SIGBUS for the whole process.
+
+This module does not decide when to roll (log.py), what to cut (recovery.py) or what to delete.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import attrs
+
+from logcore.config import LogConfig
+from logcore.errors import CorruptBatchError
+from logcore.fs import FS
+from logcore.index import OffsetIndex, TimeIndex, load
+from logcore.kernels import active, layout
+from logcore.kernels.layout import EncodedBatch
+from logcore.recordbatch import RecordBatch
+
+LOG: Final = ".log"
+#: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
+_SEEK_BYTES: Final = 32 << 10
+_WALK_BATCHES: Final = 4096
+
+
+def file_name(base_offset: int, suffix: str) -> str:
+    """Base offset as 20 digits, then the suffix."""
+    return f"{base_offset:020d}{suffix}"
+
+
+def base_offset_of(name: str, suffix: str = LOG) -> int | None:
+    """The base offset in a file name, None for other files."""
+    stem = name[: -len(suffix)]
+    return int(stem) if name.endswith(suffix) and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
+
+
+@attrs.frozen
+class Piece:
+    """Borrowed bytes of a segment: data[i] is byte origin + i of the file at path, for i below limit."""
+
+    data: memoryview
+    at: int
+    limit: int
+    origin: int
+    path: str
+
+
+class Segment:
+    """A segment that is read. Its end is given with each call: what lies behind it may still be growing."""
+
+    def __init__(self, fs: FS, directory: str, base_offset: int) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.base_offset = base_offset
+        self.path = self.file(LOG)
+        self._view: memoryview | None = None
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+    def file(self, suffix: str) -> str:
+        return os.path.join(self.directory, file_name(self.base_offset, suffix))
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.view())
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        if self._offset_index is None:
+            path = self.file(".index")
+            self._offset_index = OffsetIndex(path, load(self.fs, path, OffsetIndex))
+        return self._offset_index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        if self._time_index is None:
+            path = self.file(".timeindex")
+            self._time_index = TimeIndex(path, load(self.fs, path, TimeIndex))
+        return self._time_index
+
+    def view(self) -> memoryview:
+        """The whole sealed file, mapped at first use; valid as long as anything refers to it."""
+        if self._view is None:
+            handle = self.fs.open(self.path)
+            try:
+                size = self.fs.size(handle)
+                self._view = self.fs.map(handle, size) if size else memoryview(b"")
+            finally:
+                self.fs.close(handle)
+        return self._view
+
+    def piece(self, position: int, size: int) -> Piece:
+        """Bytes from position on: at least size of them unless the segment ends before. A mapping gives all there are."""
+        view = self.view()
+        return Piece(view, position, len(view), 0, self.path)
+
+    def start_position(self, offset: int) -> int:
+        """A position at or before the first batch whose last offset is at or after offset, by the index.
+
+        What the index says is believed only if a batch head stands there whose last offset the entry could mean.
+        """
+        view, index = self.view(), self.offset_index
+        return active.start_position(index.data, len(index), view, len(view), self.base_offset, offset)
+
+    def find(self, offset: int) -> int:
+        """Position of the first batch whose last offset is at or after offset, or of damage before it; else size_bytes."""
+        view = self.view()
+        return active.find_batch(view, self.start_position(offset), len(view), offset)
+
+    def head(self, position: int) -> tuple[memoryview, int, int]:
+        """(data, at, limit) with enough bytes at position for the whole batch that seems to stand there."""
+        piece = self.piece(position, layout.HEADER_SIZE)
+        if piece.limit - piece.at >= layout.PREFIX_SIZE:
+            length = int.from_bytes(piece.data[piece.at + 8 : piece.at + 12], "big", signed=True)
+            if length > 0 and position + length + layout.LOG_OVERHEAD <= self.size_bytes:
+                piece = self.piece(position, length + layout.LOG_OVERHEAD)
+        return piece.data, piece.at, piece.limit
+
+    def batch(self, position: int) -> RecordBatch | None:
+        """The batch at a position; None when it is not whole. Raises CorruptBatchError for an impossible head."""
+        data, at, limit = self.head(position)
+        return RecordBatch.parse(data, at, limit, path=self.path, origin=position - at)
+
+    def walk(self, position: int, *, crc: bool, stop: int | None = None) -> Iterator[tuple[layout.Facts, int, int]]:
+        """Walks batch heads from position to stop or the end: (facts, next position, why it stopped), some thousand at a time.
+
+        facts: array of layout.BATCH_FACTS, positions in the file. The last item has why != WALK_LIMIT.
+        """
+        size = self.size_bytes if stop is None else stop
+        while True:
+            piece = self.piece(position, 4 << 20)
+            data, start, limit, origin = piece.data, piece.at, min(piece.limit, size - piece.origin), piece.origin
+            facts, at, why = active.walk(data, start, limit, _WALK_BATCHES, crc)
+            if why == layout.WALK_SHORT and at == start and origin + limit < size:
+                data, start, limit = self.head(position)  # a batch larger than the piece
+                origin = position - start
+                facts, at, why = active.walk(data, start, limit, 1, crc)
+            facts["position"] += origin
+            position = origin + at
+            # The end of a piece is not the end of the segment.
+            if (why == layout.WALK_SHORT and at > start and origin + limit < size) or (why == layout.WALK_END and position < size):
+                why = layout.WALK_LIMIT
+            yield facts, position, why
+            if why != layout.WALK_LIMIT:
+                return
+
+    def max_timestamp(self) -> int:
+        """Largest timestamp of a sealed segment: its last time index entry, else by walking the heads. -1 for none."""
+        if len(self.time_index):
+            return self.time_index.last_timestamp
+        return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
+
+    def next_offset(self) -> int:
+        """The offset after the last whole batch, found from the last index entry on; base_offset when empty."""
+        position = self.start_position(self.base_offset + 2**31 - 1)
+        end = self.base_offset
+        for facts, _, _ in self.walk(position, crc=False):
+            if len(facts):
+                end = int(facts["last_offset"][-1]) + 1
+        return end
+
+    def forget(self) -> None:
+        """Drops mappings; views that others hold stay valid."""
+        self._view = self._offset_index = self._time_index = None
+
+
+class GrowingSegment(Segment):
+    """The last segment of a log that another process may be writing: read with pread, never mapped."""
+
+    def __init__(self, fs: FS, directory: str, base_offset: int) -> None:
+        super().__init__(fs, directory, base_offset)
+        self.handle = fs.open(self.path)
+        self._size = fs.size(self.handle)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    def refresh(self) -> int:
+        """Looks at how long the file is now; an index read before is looked at again."""
+        size = self.fs.size(self.handle)
+        if size != self._size:
+            self._size = size
+            self._offset_index = self._time_index = None
+        return size
+
+    def piece(self, position: int, size: int) -> Piece:
+        data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))
+        return Piece(data, 0, len(data), position, self.path)
+
+    def view(self) -> memoryview:
+        return memoryview(self.fs.pread(self.handle, self._size, 0))
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        if self._offset_index is None:
+            path = self.file(".index")  # copied, because its writer may shorten the file at any time
+            self._offset_index = OffsetIndex(path, memoryview(bytes(_read(self.fs, path, OffsetIndex))))
+        return self._offset_index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        if self._time_index is None:
+            path = self.file(".timeindex")
+            self._time_index = TimeIndex(path, memoryview(bytes(_read(self.fs, path, TimeIndex))))
+        return self._time_index
+
+    def start_position(self, offset: int) -> int:
+        index = self.offset_index
+        slot = index.find(offset - self.base_offset)
+        if slot < 0:
+            return 0
+        relative, position = index.entry(slot)
+        before = index.entry(slot - 1)[0] if slot else -1
+        if 0 < position < self._size:
+            facts, _, _ = active.walk(*self.head(position), 1, False)
+            if len(facts) and before < int(facts["last_offset"][0]) - self.base_offset <= relative:
+                return position
+        return 0
+
+    def find(self, offset: int) -> int:
+        position = self.start_position(offset)
+        while position < self._size:
+            data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
+            at = active.find_batch(data, 0, len(data), offset)
+            if at == 0 and position + len(data) < self._size:
+                data, _, _ = self.head(position)
+                at = active.find_batch(data, 0, len(data), offset)
+            if at < len(data) and (position + len(data) >= self._size or at == 0 or RecordBatch.parse(data, at)):
+                return position + at
+            position += at
+        return position
+
+    def max_timestamp(self) -> int:
+        """By walking the heads: a growing time index says nothing of what came after its last entry."""
+        return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            self.fs.close(self.handle)
+            self.handle = -1
+
+
+def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes:
+    try:
+        handle = fs.open(path)
+    except FileNotFoundError:
+        return b""
+    try:
+        data = fs.pread(handle, fs.size(handle), 0)
+    finally:
+        fs.close(handle)
+    used = len(data.rstrip(b"\0"))
+    return data[: min(-(-used // kind.entry_size) * kind.entry_size, len(data) - len(data) % kind.entry_size)]
+
+
+class ActiveSegment(GrowingSegment):
+    """The segment that is written, with what appends need to know of it in plain attributes."""
+
+    def __init__(self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool) -> None:
+        path = os.path.join(directory, file_name(base_offset, LOG))
+        Segment.__init__(self, fs, directory, base_offset)
+        self.handle = fs.open(path, write=True, create=create, exclusive=create)
+        self._size = fs.size(self.handle)
+        self.interval_bytes = config.index_interval_bytes
+        self.max_entries = config.segment_index_bytes // OffsetIndex.entry_size
+        self.max_time_entries = config.segment_index_bytes // TimeIndex.entry_size
+        self.created_ms = fs.now_ms()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the indexes and all that was learnt from the batches."""
+        self._offset_index = OffsetIndex(self.file(".index"), bytearray())
+        self._time_index = TimeIndex(self.file(".timeindex"), bytearray())
+        self.since_entry_bytes = 0
+        self.first_timestamp = -1
+        self.largest_timestamp = -1
+        self.largest_timestamp_offset = base = self.base_offset
+        self.last_offset = base - 1
+
+    def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
+        """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
+        if max_timestamp > self.largest_timestamp:
+            self.largest_timestamp = max_timestamp
+            self.largest_timestamp_offset = last_offset
+            if position == 0:
+                self.first_timestamp = max_timestamp
+        if self.since_entry_bytes > self.interval_bytes:
+            assert self._offset_index is not None and self._time_index is not None
+            self._offset_index.add(last_offset - self.base_offset, position)
+            self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+            self.since_entry_bytes = 0
+            if self._offset_index.wants_writing:
+                self.write_indexes()
+        self.since_entry_bytes += size
+        self.last_offset = last_offset
+
+    def note_all(self, facts: layout.Facts) -> None:
+        """The same for batches found by walking the file."""
+        columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
+        for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
+            self.note(position, size, last_offset, max_timestamp)
+
+    def append(self, data: memoryview, batches: Iterable[EncodedBatch]) -> None:
+        """Writes whole batches at the end. On any error the file is as long as before, or the error says it is not.
+
+        Raises DiskFullError after a cut back, StorageWriteError when the state of the file is not known.
+        """
+        start = self._size
+        try:
+            self.fs.pwrite(self.handle, data, start)
+            self._size = start + len(data)
+        except BaseException:
+            # Also for KeyboardInterrupt: a batch nobody was told of must not stay behind.
+            self._size = start
+            self.fs.truncate(self.handle, start)
+            raise
+        for position, size, last_offset, max_timestamp in batches:
+            self.note(start + position, size, last_offset, max_timestamp)
+
+    def cut(self, size: int) -> None:
+        """Shortens the file, durably. For recovery and for taking back an append; readers never map this segment."""
+        self.fs.truncate(self.handle, size)
+        self.fs.fsync(self.handle)
+        self._size = size
+
+    def sync(self) -> None:
+        self.fs.fdatasync(self.handle)
+
+    def write_indexes(self, *, whole: bool = False) -> None:
+        assert self._offset_index is not None and self._time_index is not None
+        self._offset_index.write(self.fs, whole=whole)
+        self._time_index.write(self.fs, whole=whole)
+
+    def seal(self) -> Segment:
+        """Closes the segment for writing: all data on disk, indexes whole, with the closing time entry that retention reads.
+
+        Returns the segment to read from. Raises StorageWriteError when the sync failed.
+        """
+        assert self._time_index is not None
+        self.fs.fsync(self.handle)
+        self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+        self.write_indexes(whole=True)
+        return Segment(self.fs, self.directory, self.base_offset)
+
+    def is_full(self, size: int, max_timestamp: int, last_offset: int, config: LogConfig, now_ms: int) -> bool:
+        """Whether an append needs a new segment first (storage format section 3.2)."""
+        assert self._offset_index is not None and self._time_index is not None
+        if self._size + size > config.segment_bytes or last_offset - self.base_offset > layout.INT32_MAX:
+            return self._size > 0
+        if self._size == 0:
+            return False
+        waited = max_timestamp - self.first_timestamp if self.first_timestamp >= 0 else now_ms - self.created_ms
+        return (
+            waited > config.segment_ms
+            or len(self._offset_index) >= self.max_entries
+            or len(self._time_index) >= self.max_time_entries - 1
+        )
+
+
+def corrupt_tail(segment: Segment, position: int, why: int) -> CorruptBatchError:
+    """The error for a walk that stopped before the end."""
+    return CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
