@@ -38,8 +38,9 @@ from logcore.errors import (
     UnsupportedCodecError,
 )
 from logcore.kernels import Record
-from logcore.log import Log, LogStatistics, Receipt, Scan
+from logcore.log import Log, LogStatistics, Receipt
 from logcore.log import open_log as open
+from logcore.reading import Scan
 from logcore.recordbatch import RecordBatch
 from logcore.recovery import RecoveryReport
 

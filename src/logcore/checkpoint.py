@@ -10,6 +10,7 @@ This module knows no segment and makes no decision from what it reads.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -104,13 +105,11 @@ def write_offset(fs: FS, directory: str, name: str, topic: str, partition: int, 
 def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
     """Leader epochs as (leader_epoch, start_offset), rising in both. Empty when absent or damaged."""
     try:
-        epochs = [
-            (int(epoch), int(start)) for epoch, start in _numbered_lines(read(fs, directory, LEADER_EPOCH), 2)
-        ]
+        epochs = [(int(epoch), int(start)) for epoch, start in _numbered_lines(read(fs, directory, LEADER_EPOCH), 2)]
     except ValueError:
         return []
-    rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(epochs, epochs[1:], strict=False))
-    return epochs if rising and all(0 <= epoch and 0 <= start <= INT64_MAX for epoch, start in epochs) else []
+    rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(epochs))
+    return epochs if rising and all(epoch >= 0 and 0 <= start <= INT64_MAX for epoch, start in epochs) else []
 
 
 def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]]) -> None:

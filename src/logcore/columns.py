@@ -35,9 +35,9 @@ ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
 class RecordColumns:
     """Decoded records of one or more batches, each array of shape (rows,) and C-contiguous.
 
-    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1 for none. key_positions, key_sizes,
-    value_positions, value_sizes: int32, size -1 for null. header_positions: int32, where the first header starts.
-    header_counts: int32.
+    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1 for none. key_positions,
+    key_sizes, value_positions, value_sizes: int32, size -1 for null. header_positions: int32, where the first header
+    starts. header_counts: int32.
     """
 
     data: memoryview
@@ -188,7 +188,9 @@ _ARROW_BUILDERS: Final[dict[str, Any]] = {
 
 
 def arrow_schema(columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.Schema:
-    """offset: int64, timestamp: timestamp[ms, UTC], key and value: binary, headers: list<struct<key: string, value: binary>>."""
+    """offset: int64, timestamp: timestamp[ms, UTC], key and value: binary, headers: list<struct<key: string, value:
+    binary>>.
+    """
     pa = _pyarrow()
     types = {
         "offset": pa.int64(),
@@ -225,13 +227,17 @@ def input_column(given: Any, what: str) -> InputColumn:
     if isinstance(given, tuple) and len(given) == 2:
         data = np.frombuffer(given[0], np.uint8) if not isinstance(given[0], np.ndarray) else given[0]
         if data.dtype != np.uint8 or data.ndim != 1:
-            raise InvalidRecordError(f"{what}: data must be bytes or a uint8 array", found=f"{data.dtype}, {data.ndim} dimensions")
+            raise InvalidRecordError(
+                f"{what}: data must be bytes or a uint8 array", found=f"{data.dtype}, {data.ndim} dimensions"
+            )
         return _checked_column(np.ascontiguousarray(data), given[1], None, what)
     pa = _pyarrow()
     try:
         array = given if isinstance(given, (pa.Array, pa.ChunkedArray)) else pa.array(given)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidRecordError(f"{what}: give an Arrow array or (data, offsets)", found=type(given).__name__) from error
+        raise InvalidRecordError(
+            f"{what}: give an Arrow array or (data, offsets)", found=type(given).__name__
+        ) from error
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if pa.types.is_null(array.type):
@@ -253,7 +259,9 @@ def input_column(given: Any, what: str) -> InputColumn:
     return _checked_column(raw, edges, nulls, what)
 
 
-def _checked_column(data: npt.NDArray[np.uint8], offsets: Any, nulls: npt.NDArray[np.uint8] | None, what: str) -> InputColumn:
+def _checked_column(
+    data: npt.NDArray[np.uint8], offsets: Any, nulls: npt.NDArray[np.uint8] | None, what: str
+) -> InputColumn:
     edges = np.asarray(offsets)
     if edges.ndim != 1 or len(edges) < 1 or edges.dtype.kind not in "iu":
         raise InvalidRecordError(f"{what}: offsets must be one row of integers, one more than there are records")
@@ -284,7 +292,9 @@ def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
         array = array.astype("datetime64[ms]").view(np.int64)
     if array.dtype.kind not in "iu" or array.shape != (count,):
         raise InvalidTimestampError(
-            "timestamps_ms must be integers, one for each record", expected=f"shape ({count},)", found=f"{array.dtype} {array.shape}"
+            "timestamps_ms must be integers, one for each record",
+            expected=f"shape ({count},)",
+            found=f"{array.dtype} {array.shape}",
         )
     return np.ascontiguousarray(array, np.int64)
 

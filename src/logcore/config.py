@@ -74,7 +74,7 @@ class LogConfig:
     def parse(cls, given: Mapping[str, object] | None) -> LogConfig:
         """Checks names and values; raises InvalidConfigError for the first that is wrong."""
         fields = {field.metadata["name"]: field for field in attrs.fields(cls)}
-        values = {}
+        values: dict[str, Any] = {}
         for name, value in (given or {}).items():
             field = fields.get(name)
             if field is None:
@@ -94,7 +94,9 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> int | str | 
         text = str(value).replace(" ", "")
         text = {"none": "uncompressed"}.get(text, text)
         if text not in facts["choices"]:
-            raise InvalidConfigError(f"config {name!r}", expected=f"one of {', '.join(facts['choices'])}", found=repr(value))
+            raise InvalidConfigError(
+                f"config {name!r}", expected=f"one of {', '.join(facts['choices'])}", found=repr(value)
+            )
         return text
     if "flag" in facts:
         if str(value).lower() not in ("true", "false"):
@@ -146,7 +148,9 @@ class Durability:
         found = re.fullmatch(r"(always|group|os)|(every|interval)\((\d+)\)", given) if isinstance(given, str) else None
         if found is None or (found[3] is not None and int(found[3]) < 1):
             raise InvalidConfigError(
-                "unknown durability", expected="'always', 'group', 'os', 'every(M)' records or 'interval(S)' ms", found=repr(given)
+                "unknown durability",
+                expected="'always', 'group', 'os', 'every(M)' records or 'interval(S)' ms",
+                found=repr(given),
             )
         return cls(found[1] or found[2], int(found[3] or 0))  # type: ignore[arg-type]
 

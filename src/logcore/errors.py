@@ -2,8 +2,8 @@
 
     LogcoreError
     ├── CorruptBatchError         bytes of one batch are not what their writer wrote (CRC, length, magic)
-    ├── InvalidRecordError        the bytes are intact but break the format's rules, or a record given by the caller does
-    │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
+    ├── InvalidRecordError        the bytes are intact but break the format's rules, or a record given by the caller
+    does │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
     ├── RecordTooLargeError       a batch, or what it inflates to, is above its limit
     ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
     ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle
@@ -148,7 +148,12 @@ class LogLockedError(LogcoreError):
     retriable = True
 
     def __init__(
-        self, reason: str, *, path: str | os.PathLike[str] | None = None, pid: int | None = None, host: str | None = None
+        self,
+        reason: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        pid: int | None = None,
+        host: str | None = None,
     ) -> None:
         self.pid = pid
         self.host = host

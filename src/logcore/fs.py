@@ -30,7 +30,14 @@ from typing import Final, NoReturn, Protocol
 
 import attrs
 
-from logcore.errors import DiskFullError, LogcoreError, LogLockedError, ResourceError, StorageReadError, StorageWriteError
+from logcore.errors import (
+    DiskFullError,
+    LogcoreError,
+    LogLockedError,
+    ResourceError,
+    StorageReadError,
+    StorageWriteError,
+)
 
 #: Errors of a write that mean "no room here", after which a cut back leaves the file as it was.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -43,7 +50,9 @@ Data = bytes | bytearray | memoryview
 
 
 class Watch(Protocol):
-    """Tells that something in a directory may have changed. wait() may wake early, never late by more than its timeout."""
+    """Tells that something in a directory may have changed. wait() may wake early, never late by more than its
+    timeout.
+    """
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
@@ -292,7 +301,8 @@ class OsFS:
         """
         path = os.path.join(directory, ".lock")
         with _writing(path):
-            identity = (lambda facts: (facts.st_dev, facts.st_ino))(os.stat(directory))
+            facts = os.stat(directory)
+        identity = (facts.st_dev, facts.st_ino)
         held = self._locks.get(identity)
         if held is None or held.pid != os.getpid():
             held = _DirectoryLock(self, identity, directory)
@@ -419,7 +429,9 @@ def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
 
 
 class _Inotify:
-    """Wakes on writes, creations and renames in one directory. Writers use pwrite; stores through a mapping do not wake."""
+    """Wakes on writes, creations and renames in one directory. Writers use pwrite; stores through a mapping do not
+    wake.
+    """
 
     # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
     MASK: Final = 0x2 | 0x100 | 0x80 | 0x200

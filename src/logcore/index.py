@@ -5,8 +5,8 @@ Layout (storage format section 4), big-endian, no head and no checksum:
     .timeindex  timestamp:i64 relative_offset:i32   no record before that offset has a larger timestamp
 
 Rules:
-- An index is never evidence about the log. Callers check what they find at the position, and start at 0 when it does not
-  fit; an index that is missing, short, zero-padded or garbage costs time only.
+- An index is never evidence about the log. Callers check what they find at the position, and start at 0 when it does
+  not fit; an index that is missing, short, zero-padded or garbage costs time only.
 - While its segment is active an index lives in memory and reaches the file in pieces; sealed ones are mapped.
 - Offsets in an offset index rise strictly; timestamps in a time index rise strictly and its offsets never fall.
 

@@ -1,8 +1,8 @@
 """One partition: a log that is appended to at its end and read from any offset.
 
 The road of a record: append encodes a batch with the offset it will have, the active segment writes it with one system
-call, and the visible end moves on. Back: the segment by base offset, its index, a walk over batch heads, and from the bytes
-records, columns or Arrow.
+call, and the visible end moves on. Back: the segment by base offset, its index, a walk over batch heads, and from the
+bytes records, columns or Arrow.
 
 Rules (the promises; docs/design.md states them for users):
 - One writer. Every append is whole or leaves no byte; after an error the log is as before, or refuses writes for good.
@@ -25,20 +25,18 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import attrs
-import numpy as np
 
 from logcore import checkpoint, recovery
-from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema, input_column, input_timestamps
+from logcore.columns import input_column, input_timestamps
+from logcore.commit import GroupCommit
 from logcore.compression import Codec
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
-    CorruptBatchError,
     CorruptLogError,
     DiskFullError,
-    DurabilityUnknownError,
     ForkedWriterError,
     InvalidConfigError,
     InvalidNameError,
@@ -53,29 +51,20 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, Lock
 from logcore.kernels import Record, active, layout
-from logcore.kernels.layout import APPEND_TIME_BIT, ROW_SIZE, Buffer, EncodedBatch
+from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.producers import Transactions
+from logcore.reading import Scan, Stretch
 from logcore.recordbatch import RecordBatch, compressor, front_of, prepare_append, target_codec
 from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 Level = Literal["os", "disk"]
 
-#: Records decoded at once for read(): few enough that they are still in the cache when they are used.
-_OBJECT_BYTES: Final = 64 << 10
-_OBJECT_ROWS: Final = 1024
-#: Rows and bytes of one chunk of columns.
-_COLUMN_ROWS: Final = 32_768
-_COLUMN_BYTES: Final = 4 << 20
-_PIECE_BYTES: Final = 1 << 20
 #: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 _RECOVERY_LAG_MS: Final = 5_000
-#: How often a thread about to sync lets others append first, while they do: 64 threads then share a sync instead of 2.
-_GATHER_YIELDS: Final = 64
+#: A copy of part of a segment goes in pieces of this.
+_COPY_BYTES: Final = 1 << 20
 
 _PARTITION_NAME: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
 
@@ -136,8 +125,8 @@ def open_log(
     create: make it if it is not there. read_only: take no lock and write nothing; works on any partition directory that
     Kafka or logcore wrote, also while its writer runs. config: settings by Kafka's names. durability: see Durability.
 
-    Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and reports
-    it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
+    Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
+    reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
     InvalidConfigError, StorageReadError.
     """
     directory = os.fspath(path)
@@ -158,6 +147,18 @@ class Log:
 
     #: What opening found and mended; None for a log opened read-only.
     recovery_report: recovery.RecoveryReport | None = None
+
+    # What only a writer has; set by _open_writer.
+    _lock_held: Lock
+    _parent: str
+    _topic: str
+    _partition: int
+    _active: ActiveSegment
+    _commit: GroupCommit
+    _durable_handle: int
+    _recovery_point: int
+    _leader_epoch: int
+    _epochs: list[tuple[int, int]]
 
     def __init__(self, fs: FS, directory: str, config: LogConfig, policy: Durability) -> None:
         """Not for users: the state that reader and writer share, before anything was opened."""
@@ -286,7 +287,9 @@ class Log:
         bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
         swaps = [name for name in names if name.endswith(".swap")]
         if swaps:
-            raise CorruptLogError("a compaction was interrupted here; let Kafka open the directory once", path=self.path, found=swaps[0])
+            raise CorruptLogError(
+                "a compaction was interrupted here; let Kafka open the directory once", path=self.path, found=swaps[0]
+            )
         self._log_start = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START).get(key, 0)
         recovery_point = checkpoint.read_offsets(fs, self._parent, checkpoint.RECOVERY_POINT).get(key, 0)
         created = not bases
@@ -305,16 +308,19 @@ class Log:
         if created:
             fs.sync_dir(self.path)
         previous = checkpoint.read_policy(fs, self.path) or Durability("os")
+        recovery.check_sealed(fs, self._segments, recovery_point=recovery_point)
         self.recovery_report = recovery.recover(fs, self._active, recovery_point=recovery_point, policy=previous)
         self._end = max(self._active.last_offset + 1, bases[-1])
         self._log_start = max(self._log_start, bases[0])
         if self._log_start > self._end:
             raise CorruptLogError(
-                "the log ends below its start offset", path=self.path, expected=f"at least {self._log_start}", found=self._end
+                "the log ends below its start offset",
+                path=self.path,
+                expected=f"at least {self._log_start}",
+                found=self._end,
             )
-        self._durable = self._visible = self._end
+        self._visible = self._end
         self._recovery_point = min(recovery_point, self._end)
-        self._recovery_lag_bytes = 0
         self._active.write_indexes(whole=True)
         checkpoint.write_policy(fs, self.path, self.durability)
         self._epochs = checkpoint.read_epochs(fs, self.path)
@@ -326,36 +332,43 @@ class Log:
         if self.durability.waits:
             path = os.path.join(self.path, checkpoint.DURABLE_END)
             self._durable_handle = fs.open(path, write=True, create=True)
-            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._durable), 0)
+            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._end), 0)
         else:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
-        self._failure: LogFailedError | None = None
         self._scratch = bytearray(1 << 16)
         codec = target_codec(self.config, Codec.NONE)
         self._attributes = int(codec) | APPEND_TIME_BIT * self.config.is_append_time
         self._compress = compressor(codec, self.config)
-        self._commit = threading.Condition(threading.Lock())
-        self._syncing = False
-        self._group = 1
-        self._waiting = 0
-        self._unsynced_records = 0
-        self._unsynced_bytes = 0
-        self._last_sync_ms = self._last_recovery_ms = fs.monotonic_ms()
-        self._appends = self._records = self._bytes = self._syncs = self._rolls = 0
+        self._written_bytes = self._recovery_bytes = 0
+        self._last_recovery_ms = fs.monotonic_ms()
+        self._appends = self._rolls = 0
+        self._opened_end = self._end
+        self._batch_size = min(self.config.batch_size, self.config.segment_bytes)
+        self._max_batch_bytes = min(self.config.max_message_bytes, self.config.segment_bytes)
+        self._commit = GroupCommit(
+            fs,
+            self.path,
+            durable_end=self._end,
+            written=lambda: (self._written_bytes, self._end),
+            sync=lambda: self._active.sync(),  # noqa: PLW0108  the active segment changes
+            moved=self._moved_durable_end,
+        )
         self._writable = True
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._writable and self._pid == self._fs.process_id():
             import warnings
 
-            warnings.warn(f"log {self.path} was not closed", ResourceWarning, source=self)
+            warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "writing" if self._writable else "read-only"
@@ -376,10 +389,10 @@ class Log:
                         segment.close()
                 return
             try:
-                if self._failure is None:
+                if self._commit.failure is None:
                     self._finish_locked()
             finally:
-                if self._failure is not None:
+                if self._commit.failure is not None:
                     self._lock_held.shared["was_clean"] = False
                 self._active.close()
                 if self._durable_handle >= 0:
@@ -414,12 +427,14 @@ class Log:
             raise LogClosedError("the log is closed", path=self.path)
         if not self._writable:
             raise ReadOnlyLogError("the log was opened with read_only=True", path=self.path)
-        if self._failure is not None:
+        if self._commit.failure is not None:
             raise LogFailedError(
                 "an earlier write or sync failed; close the log and open it again", path=self.path
-            ) from self._failure
+            ) from self._commit.failure
         if self._fs.process_id() != self._pid:
-            raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
+            raise ForkedWriterError(
+                "the log was opened by a parent process; open it again in the child", path=self.path
+            )
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -441,11 +456,13 @@ class Log:
     @property
     def durable_end_offset(self) -> int:
         """All below it is on disk."""
-        return self._durable if self._writable else self._visible
+        return self._commit.durable_end if self._writable else self._visible
 
     @property
     def last_stable_offset(self) -> int:
-        """The end of what read_committed sees: the first offset of the oldest open transaction, or the high watermark."""
+        """The end of what read_committed sees: the first offset of the oldest open transaction, or the high
+        watermark.
+        """
         return self._scan_transactions().last_stable_offset(self._visible)
 
     def _scan_transactions(self) -> Transactions:
@@ -488,8 +505,9 @@ class Log:
     def append_many(self, records: Iterable[Any], *, durability: Level | None = None) -> Receipt:
         """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more batches.
 
-        Batches are closed at batch.size bytes. All records are stored or none, unless together they exceed segment.bytes:
-        then each segment's share is. An empty iterable stores nothing and returns offsets end and end - 1. Errors as append().
+        Batches are closed at batch.size bytes. All records are stored or none, unless together they exceed
+        segment.bytes: then each segment's share is. An empty iterable stores nothing and returns offsets end and end
+        - 1. Errors as append().
         """
         return self._append_rows(records if isinstance(records, (list, tuple)) else list(records), durability)
 
@@ -504,8 +522,8 @@ class Log:
                 self._end,
                 self._leader_epoch,
                 now_ms,
-                config.batch_size,
-                config.max_message_bytes,
+                self._batch_size,
+                self._max_batch_bytes,
                 self._attributes,
                 -1,
                 -1,
@@ -524,8 +542,8 @@ class Log:
         """Appends records given as columns, without making an object of each.
 
         keys, values: Arrow arrays of binary or string type, or (data, offsets) pairs: bytes or a uint8 array, and n + 1
-        integer offsets into it. A missing column is null throughout. timestamps_ms: integers of shape (n,), datetime64, or
-        an Arrow array of timestamps; now by default. Errors as append(); nothing is kept of the arrays.
+        integer offsets into it. A missing column is null throughout. timestamps_ms: integers of shape (n,),
+        datetime64, or an Arrow array of timestamps; now by default. Errors as append(); nothing is kept of the arrays.
         """
         if keys is None and values is None:
             raise InvalidRecordError("append_columns needs keys or values")
@@ -549,8 +567,8 @@ class Log:
                 self._end,
                 self._leader_epoch,
                 now_ms,
-                config.batch_size,
-                config.max_message_bytes,
+                self._batch_size,
+                self._max_batch_bytes,
                 self._attributes,
                 -1,
                 -1,
@@ -564,7 +582,8 @@ class Log:
         return self._acknowledge(first, last, now_ms, durability)
 
     def append_batch(self, data: Buffer, *, durability: Level | None = None) -> Receipt:
-        """Appends batches that are encoded already, such as a client's or another log's, without decoding them for good.
+        """Appends batches that are encoded already, such as a client's or another log's, without decoding them for
+        good.
 
         data: whole record batches, v2, or v0/v1 which become v2. They are checked as a Kafka leader checks a produce
         request and stored as they are, with this log's offsets and leader epoch; see recordbatch.prepare_append for
@@ -585,98 +604,103 @@ class Log:
         self, data: memoryview, batches: list[EncodedBatch], now_ms: int, durability: Level | None
     ) -> None:
         """Writes whole batches in as few calls as the segments and the policy allow."""
-        size = len(data)
         if not batches:
             return
         policy = self.durability
-        most = min(self.config.segment_bytes, policy.max_bytes if policy.kind == "group" else size)
-        if policy.kind == "always" and len(batches) > 1:
-            most = 1
-        if size <= most or len(batches) == 1:
-            self._store_part_locked(data, batches, now_ms)
+        if len(batches) == 1:
+            self._write_locked(data, batches, now_ms)
         else:
-            self._store_parts_locked(data, batches, now_ms, most)
+            most = self.config.segment_bytes
+            if policy.kind == "group":
+                most = min(most, policy.max_bytes)
+            elif policy.kind == "always":
+                most = 1
+            if len(data) <= most:
+                self._write_locked(data, batches, now_ms)
+            else:
+                self._write_parts_locked(data, batches, now_ms, most)
         self._appends += 1
-        if policy.kind == "always":
+        if policy.kind == "os":
+            self._show(self._end)
+        elif policy.kind == "always":
             if durability != "os":
                 self._sync_locked()
-        elif policy.kind == "every":
-            if self._unsynced_records >= policy.amount:
+        elif policy.kind != "group":
+            self._show(self._end)
+            if policy.kind == "every":
+                due = self._end - self._commit.durable_end >= policy.amount
+            else:
+                due = self._fs.monotonic_ms() - self._commit.last_sync_ms >= policy.amount
+            if due:
                 self._sync_locked()
-        elif policy.kind == "interval" and self._fs.monotonic_ms() - self._last_sync_ms >= policy.amount:
-            self._sync_locked()
 
-    def _store_part_locked(self, data: memoryview, batches: list[EncodedBatch], now_ms: int) -> None:
-        """Writes batches that go into one segment together, after rolling to a new one if they need it."""
+    def _write_locked(self, data: memoryview, batches: list[EncodedBatch], now_ms: int) -> None:
+        """Writes batches that go into one segment together, after rolling to a new one if they need it.
+
+        On return the log ends behind them. On an error it is as before, or poisoned.
+        """
         last_offset = batches[-1][2]
-        size = len(data)
-        policy, segment = self.durability, self._active
-        if len(batches) == 1:
-            max_timestamp = batches[0][3]
-        else:
-            max_timestamp = max(batch[3] for batch in batches)
-        if segment.is_full(size, max_timestamp, last_offset, self.config, now_ms):
+        max_timestamp = batches[0][3] if len(batches) == 1 else max(batch[3] for batch in batches)
+        if self._active.is_full(len(data), max_timestamp, last_offset, self.config, now_ms):
             self._roll_locked()
-            segment = self._active
-        elif policy.kind == "group" and self._unsynced_bytes and self._unsynced_bytes + size > policy.max_bytes:
-            self._sync_locked()  # recovery relies on how much may be unsynced at once
+        elif self.durability.kind == "group":
+            unsynced = self._written_bytes - self._commit.synced_bytes
+            if unsynced and unsynced + len(data) > self.durability.max_bytes:
+                self._sync_locked()  # recovery relies on how much may be unsynced at once
+        segment, start, end = self._active, self._active.size_bytes, self._end
         try:
             segment.append(data, batches)
+            self._written_bytes += len(data)
+            self._end = last_offset + 1
         except DiskFullError:
             raise
-        except (StorageWriteError, LogcoreError) as error:
-            self._poison_locked(error)
+        except StorageWriteError as error:
+            self._commit.poison(error)
             raise
-        records = last_offset + 1 - self._end
-        self._end = last_offset + 1
-        self._unsynced_records += records
-        self._unsynced_bytes += size
-        self._recovery_lag_bytes += size
-        self._records += records
-        self._bytes += size
-        if not policy.waits:
-            self._show(self._end)
+        except BaseException:  # an interrupt between the write and here: nobody was told of these records
+            self._take_back_locked(start, end)
+            raise
 
-    def _store_parts_locked(self, data: memoryview, batches: list[EncodedBatch], now_ms: int, most: int) -> None:
+    def _write_parts_locked(self, data: memoryview, batches: list[EncodedBatch], now_ms: int, most: int) -> None:
         """Writes more than a segment, or than the policy lets be unsynced, in parts of at most that."""
-        stored = 0
-        start_offset = self._end
-        start_size, start_segment = self._active.size_bytes, self._active
-        if start_segment.is_full(min(len(data), self.config.segment_bytes), batches[-1][3], batches[-1][2], self.config, now_ms):
+        if self._active.is_full(
+            min(len(data), self.config.segment_bytes), batches[-1][3], batches[-1][2], self.config, now_ms
+        ):
             self._roll_locked()
-            start_size, start_segment = 0, self._active
+        segment, start, end = self._active, self._active.size_bytes, self._end
+        stored = 0
         try:
             while stored < len(batches):
                 first = batches[stored][0]
                 stop = stored + 1
                 while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
                     stop += 1
-                end = batches[stop - 1][0] + batches[stop - 1][1]
                 part = [(at - first, size, last, newest) for at, size, last, newest in batches[stored:stop]]
-                self._store_part_locked(data[first:end], part, now_ms)
-                if self.durability.waits:
-                    self._sync_locked()
+                self._write_locked(data[first : first + part[-1][0] + part[-1][1]], part, now_ms)
                 stored = stop
+                if self.durability.kind == "always" and stored < len(batches):
+                    self._sync_locked()
         except DiskFullError as error:
-            if self._active is start_segment and self._visible <= start_offset:
-                self._take_back_locked(start_offset, start_size)
+            if self._active is segment and self._visible <= end:
+                self._take_back_locked(start, end)
                 raise
-            # Earlier parts are in segments that are sealed or seen, so they stay; say so, or a retry would repeat them.
+            # Parts are in segments that are sealed, or were seen, so they stay; say so, or a retry would repeat them.
             raise DiskFullError(
-                f"no space left after the first {self._end - start_offset} records were stored; append the rest again",
+                f"no space left after the first {self._end - end} records were stored; append the rest again",
                 path=error.path,
                 offset=self._end,
             ) from error
 
-    def _take_back_locked(self, end: int, size: int) -> None:
+    def _take_back_locked(self, size: int, end: int) -> None:
         """Removes what this call wrote to the active segment; nobody has seen it and no offset was given out."""
         try:
             self._active.cut(size)
             recovery.rebuild(self._active)
         except LogcoreError as error:
-            self._poison_locked(error)
+            self._commit.poison(error)
             raise
-        self._end = self._durable = end
+        self._end = end
+        self._commit.set_back(min(end, self._commit.durable_end))
 
     def _acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
         """Waits for what was promised. Outside the append lock, so that others append meanwhile."""
@@ -687,133 +711,51 @@ class Log:
             reached = durability
         else:
             raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
-        if reached == "disk" and self._durable <= last:
-            self._wait_durable(last + 1)
+        commit = self._commit
+        if reached == "disk" and commit.durable_end <= last:
+            commit.wait(last + 1)
         return tuple.__new__(Receipt, (first, last, now_ms, reached))
 
     # -- syncing -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Returns when all that was appended before the call is on disk. Raises DurabilityUnknownError if the sync fails."""
-        with self._lock:
-            self._check_writable_locked()
-            target = self._end
-        if self._durable < target:
-            self._wait_durable(target)
-
-    def _wait_durable(self, target: int) -> None:
-        """Group commit: the first to come syncs at once, those who come meanwhile share the next sync."""
-        commit = self._commit
-        with commit:
-            self._waiting += 1
-            try:
-                while self._durable < target:
-                    if self._failure is not None:
-                        raise DurabilityUnknownError("the sync failed that this append waited for", path=self.path) from self._failure
-                    if not self._syncing:
-                        self._syncing = True
-                        break
-                    commit.wait()
-                else:
-                    return
-            finally:
-                self._waiting -= 1
-        self._lead(gather=True)
-        if self._durable < target:
-            self._wait_durable(target)
-
-    def _lead(self, *, gather: bool) -> None:
-        """Syncs the active segment as the one leader; called with _syncing claimed, without the append lock needed."""
-        if gather and self._group > 1:
-            # Threads that the last sync released are about to append again. Let them, as long as each look finds more.
-            seen = -1
-            for _ in range(_GATHER_YIELDS):
-                waiting = self._waiting
-                if waiting <= seen or waiting + 1 >= self._group:
-                    break
-                seen = waiting
-                self._fs.yield_thread()
-        error: LogcoreError | None = None
-        segment, target, unsynced = self._active, self._end, self._unsynced_bytes
-        records = self._unsynced_records
-        try:
-            segment.sync()
-        except StorageWriteError as caught:
-            error = caught
-        finally:
-            with self._commit:
-                self._syncing = False
-                self._group = self._waiting + 1
-                if error is None:
-                    self._synced(target, unsynced, records)
-                else:
-                    self._poison_locked(error)
-                self._commit.notify_all()
-        if error is not None:
-            raise DurabilityUnknownError("a sync failed: what was written may or may not be on disk", path=self.path) from error
-        if self._recovery_lag_bytes > _RECOVERY_LAG_BYTES:
-            with self._lock:
-                if not self._closed and self._recovery_lag_bytes > _RECOVERY_LAG_BYTES:
-                    self._save_recovery_point_locked()
-
-    def _synced(self, target: int, unsynced_bytes: int, records: int) -> None:
-        """Notes a sync that has returned and began when the log ended at target."""
-        self._syncs += 1
-        if target > self._durable:
-            self._durable = target
-            self._unsynced_bytes = max(0, self._unsynced_bytes - unsynced_bytes)
-            self._unsynced_records = max(0, self._unsynced_records - records)
-            self._last_sync_ms = self._fs.monotonic_ms()
-            if self._durable_handle >= 0:
-                self._fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(target), 0)
-            if self.durability.waits:
-                self._show(target)
-
-    def _claim_sync(self) -> None:
-        """Becomes the leader, waiting for the present one."""
-        with self._commit:
-            while self._syncing:
-                self._commit.wait()
-            self._syncing = True
-
-    def _sync_locked(self) -> None:
-        """Syncs all that was written, holding the append lock."""
-        if self._durable < self._end:
-            self._claim_sync()
-            self._lead_locked()
-
-    def _lead_locked(self) -> None:
-        lag, self._recovery_lag_bytes = self._recovery_lag_bytes, 0  # _lead must not take the append lock again
-        try:
-            self._lead(gather=False)
-        finally:
-            self._recovery_lag_bytes = lag
-        if lag > _RECOVERY_LAG_BYTES:
-            self._save_recovery_point_locked()
-
-    def _poison_locked(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = LogFailedError("a write or sync failed", path=self.path)
-            self._failure.__cause__ = error
-
-    def _save_recovery_point_locked(self) -> None:
-        point = self._durable
-        checkpoint.write_offset(self._fs, self._parent, checkpoint.RECOVERY_POINT, self._topic, self._partition, point)
-        self._recovery_point = point
-        self._recovery_lag_bytes = 0
-        self._last_recovery_ms = self._fs.monotonic_ms()
-
-    def tick(self, now_ms: int | None = None) -> None:
-        """Does what is due: the sync of an interval policy, the recovery point, a roll by age. Bounded work.
-
-        now_ms: wall clock for the roll, by default the real one. Call it from your own loop or timer.
+        """Returns when all that was appended before the call is on disk. Raises DurabilityUnknownError if the sync
+        fails.
         """
         with self._lock:
             self._check_writable_locked()
-            elapsed = self._fs.monotonic_ms()
-            if self.durability.kind == "interval" and elapsed - self._last_sync_ms >= self.durability.amount:
+            target = self._end
+        if self._commit.durable_end < target:
+            self._commit.wait(target)
+
+    def _moved_durable_end(self, end: int) -> None:
+        """What a sync brings: readers may see more, here and in other processes."""
+        if self._durable_handle >= 0:
+            self._fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(end), 0)
+            self._show(end)
+
+    def _sync_locked(self) -> None:
+        if self._commit.durable_end < self._end:
+            self._commit.sync_now()
+        if self._commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
+            self._save_recovery_point_locked()
+
+    def _save_recovery_point_locked(self) -> None:
+        point, synced_bytes = self._commit.durable_end, self._commit.synced_bytes
+        checkpoint.write_offset(self._fs, self._parent, checkpoint.RECOVERY_POINT, self._topic, self._partition, point)
+        self._recovery_point, self._recovery_bytes = point, synced_bytes
+        self._last_recovery_ms = self._fs.monotonic_ms()
+
+    def tick(self) -> None:
+        """Does what is due: the sync of an interval policy, and the recovery point. Bounded work; call it from a
+        timer.
+        """
+        with self._lock:
+            self._check_writable_locked()
+            now_ms = self._fs.monotonic_ms()
+            if self.durability.kind == "interval" and now_ms - self._commit.last_sync_ms >= self.durability.amount:
                 self._sync_locked()
-            if self._recovery_lag_bytes and self._durable > self._recovery_point and elapsed - self._last_recovery_ms >= _RECOVERY_LAG_MS:
+            if self._commit.durable_end > self._recovery_point and now_ms - self._last_recovery_ms >= _RECOVERY_LAG_MS:
                 self._save_recovery_point_locked()
 
     def _show(self, end: int) -> None:
@@ -837,49 +779,59 @@ class Log:
                 self._roll_locked()
 
     def _roll_locked(self) -> None:
-        """Old segment and its indexes on disk, then the new file and its name, then the first write (the order matters)."""
-        self._claim_sync()
+        """Old segment and its indexes on disk, then the new file and its name, then the first write (the order
+        matters).
+        """
         old = self._active
-        unsynced, records = self._unsynced_bytes, self._unsynced_records
-        try:
-            sealed = old.seal()
-            with contextlib.suppress(FileNotFoundError):  # left by a crash between creating it and its first write
-                if not self._fs.file_size(os.path.join(self.path, file_name(self._end, LOG))):
-                    self._fs.unlink(os.path.join(self.path, file_name(self._end, LOG)))
-            new = ActiveSegment(self._fs, self.path, self._end, self.config, create=True)
-            self._fs.sync_dir(self.path)
-        except BaseException as error:
-            with self._commit:
-                self._syncing = False
-                self._poison_locked(error)
-                self._commit.notify_all()
-            raise
-        self._segments = [*self._segments[:-1], sealed, new]
-        self._bases = [*self._bases, new.base_offset]
-        self._active = new
-        with self._commit:
-            self._syncing = False
-            self._synced(self._end, unsynced, records)
-            self._commit.notify_all()
-        self._rolls += 1
+        with self._commit.held():
+            try:
+                sealed = old.seal()
+                new = self._new_segment(self._end)
+            except StorageWriteError as error:
+                self._commit.poison(error)
+                raise
+            self._segments = [*self._segments[:-1], sealed, new]
+            self._bases = [*self._bases, new.base_offset]
+            self._active = new
+            self._commit.advance(self._end, self._written_bytes)
         old.close()
+        self._rolls += 1
         self._save_recovery_point_locked()
+
+    def _new_segment(self, base_offset: int) -> ActiveSegment:
+        path = os.path.join(self.path, file_name(base_offset, LOG))
+        if self._fs.exists(path) and not self._fs.file_size(path):
+            self._fs.unlink(path)  # an earlier roll came this far and failed
+        new = ActiveSegment(self._fs, self.path, base_offset, self.config, create=True)
+        try:
+            self._fs.sync_dir(self.path)
+        except BaseException:
+            new.close()
+            raise
+        return new
 
     def delete_records(self, before_offset: int) -> int:
         """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.
 
         The new start is on disk before the first file goes. Readers that map a removed file keep reading it. Raises
-        OffsetOutOfRangeError for an offset above the high watermark or below 0; one below the log start changes nothing.
+        OffsetOutOfRangeError for an offset above the high watermark or below 0; one below the log start changes
+        nothing.
         """
         with self._lock:
             self._check_writable_locked()
             if not 0 <= before_offset <= self._visible:
                 raise OffsetOutOfRangeError(
-                    "cannot delete up to there", path=self.path, offset=before_offset, expected=f"0 to {self._visible}", found=before_offset
+                    "cannot delete up to there",
+                    path=self.path,
+                    offset=before_offset,
+                    expected=f"0 to {self._visible}",
+                    found=before_offset,
                 )
             if before_offset <= self._log_start:
                 return self._log_start
-            checkpoint.write_offset(self._fs, self._parent, checkpoint.LOG_START, self._topic, self._partition, before_offset)
+            checkpoint.write_offset(
+                self._fs, self._parent, checkpoint.LOG_START, self._topic, self._partition, before_offset
+            )
             self._log_start = before_offset
             gone = max(0, bisect_right(self._bases, before_offset) - 1)
             removed = self._segments[:gone]
@@ -893,13 +845,16 @@ class Log:
     def _remove_files(self, base_offset: int) -> None:
         prefix = file_name(base_offset, ".")
         names = [name for name in self._fs.listdir(self.path) if name.startswith(prefix)]
-        for name in sorted(names, key=lambda name: not name.endswith(LOG)):  # the .log first: indexes alone mean nothing
+        for name in sorted(
+            names, key=lambda name: not name.endswith(LOG)
+        ):  # the .log first: indexes alone mean nothing
             self._fs.rename(os.path.join(self.path, name), os.path.join(self.path, name + ".deleted"))
         for name in names:
             self._fs.unlink(os.path.join(self.path, name + ".deleted"))
 
     def truncate(self, offset: int) -> None:
-        """Removes all records at and above offset; the next append gets it. A batch that offset lies in is cut, not lost.
+        """Removes all records at and above offset; the next append gets it. A batch that offset lies in is cut, not
+        lost.
 
         The rest of the log is untouched: later segments are removed from the last on, then the one with the cut is
         replaced by a copy of its front, so that a crash leaves a longer log or the one asked for. Iterators that were
@@ -909,21 +864,21 @@ class Log:
             self._check_writable_locked()
             if not self._log_start <= offset <= self._end:
                 raise OffsetOutOfRangeError(
-                    "cannot truncate there", path=self.path, offset=offset, expected=f"{self._log_start} to {self._end}", found=offset
+                    "cannot truncate there",
+                    path=self.path,
+                    offset=offset,
+                    expected=f"{self._log_start} to {self._end}",
+                    found=offset,
                 )
             if offset == self._end:
                 return
             self._sync_locked()
-            self._claim_sync()
-            try:
-                self._truncate_locked(offset)
-            except BaseException as error:
-                self._poison_locked(error)
-                raise
-            finally:
-                with self._commit:
-                    self._syncing = False
-                    self._commit.notify_all()
+            with self._commit.held():
+                try:
+                    self._truncate_locked(offset)
+                except BaseException as error:  # half done: the files are sound, but memory does not mirror them
+                    self._commit.poison(error)
+                    raise
 
     def _truncate_locked(self, offset: int) -> None:
         fs = self._fs
@@ -934,7 +889,7 @@ class Log:
             self._recovery_point = offset
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
-            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(min(self._durable, offset)), 0)
+            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(min(self._visible, offset)), 0)
         while len(self._segments) > keep + 1:
             last = self._segments[-1]
             self._segments, self._bases = self._segments[:-1], self._bases[:-1]
@@ -956,11 +911,12 @@ class Log:
             fs.truncate(handle, 0)
             at = 0
             while at < position:
-                piece = cut.piece(at, min(_PIECE_BYTES, position - at))
-                part = piece.data[piece.at : min(piece.limit, piece.at + _PIECE_BYTES, piece.at + position - at)]
+                piece = cut.piece(at, min(_COPY_BYTES, position - at))
+                part = piece.data[piece.at : min(piece.limit, piece.at + _COPY_BYTES, piece.at + position - at)]
                 fs.pwrite(handle, part, at)
                 at += len(part)
-            fs.pwrite(handle, tail, position) if tail else None
+            if tail:
+                fs.pwrite(handle, tail, position)
             fs.fsync(handle)
         finally:
             fs.close(handle)
@@ -975,8 +931,8 @@ class Log:
         recovery.rebuild(self._active)
         self._active.write_indexes(whole=True)
         self._segments = [*self._segments[:-1], self._active]
-        self._end = self._durable = self._visible = offset
-        self._unsynced_bytes = self._unsynced_records = 0
+        self._end = self._visible = offset
+        self._commit.set_back(offset)
         self._transactions = None
         kept = [(epoch, start) for epoch, start in self._epochs if start < offset] or self._epochs[:1]
         if kept != self._epochs:
@@ -987,7 +943,12 @@ class Log:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(
-        self, start: int, end: int | None = None, *, isolation: Isolation = "read_uncommitted", max_bytes: int | None = None
+        self,
+        start: int,
+        end: int | None = None,
+        *,
+        isolation: Isolation = "read_uncommitted",
+        max_bytes: int | None = None,
     ) -> Iterator[Record]:
         """Records with start <= offset < end, in order; end is fixed by this call and by default the high watermark.
 
@@ -996,8 +957,7 @@ class Log:
         batch's CRC is checked. Raises OffsetOutOfRangeError at once; CorruptBatchError, InvalidRecordError,
         StorageReadError when the iteration gets there.
         """
-        bound, committed = self._bounds(start, end, isolation)
-        return itertools.chain.from_iterable(self._record_lists(start, bound, committed, max_bytes))
+        return itertools.chain.from_iterable(self._stretch(start, end, isolation).record_lists(max_bytes))
 
     def get(self, offset: int) -> Record:
         """The record at offset, or the next one where compaction or a marker left a gap.
@@ -1008,14 +968,18 @@ class Log:
             slot = bisect_right(self._bases, offset) - 1
             if 0 <= slot < len(self._segments) - 1:  # sealed, so mapped: one call decodes the one record
                 segment = self._segments[slot]
-                found = active.read_one(segment.view(), segment.start_position(offset), segment.size_bytes, offset, segment.path)
-                if type(found) is not int:
-                    if found.offset < self._visible:
-                        return found
+                found = active.read_one(
+                    segment.view(), segment.start_position(offset), segment.size_bytes, offset, segment.path
+                )
+                if not isinstance(found, int) and found.offset < self._visible:
+                    return found
         for record in self.read(offset):
             return record
         raise OffsetOutOfRangeError(
-            "there is no record at or after this offset", path=self.path, offset=offset, expected=f"below {self._visible}"
+            "there is no record at or after this offset",
+            path=self.path,
+            offset=offset,
+            expected=f"below {self._visible}",
         )
 
     def batches(self, start: int, end: int | None = None, *, max_bytes: int | None = None) -> Iterator[RecordBatch]:
@@ -1025,17 +989,21 @@ class Log:
         max_bytes: stop before the batch that would exceed it, but not before the first. Errors as read(); CRCs are
         checked when a batch's records or columns are asked for.
         """
-        bound, _ = self._bounds(start, end, "read_uncommitted")
-        return self._batches(start, bound, max_bytes)
+        return self._stretch(start, end).batches(max_bytes)
 
-    def scan(self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "read_uncommitted") -> Scan:
-        """The records in [start, end) as columns: iterate for RecordColumns, or hand it to Arrow, polars, duckdb, pandas.
+    def scan(
+        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "read_uncommitted"
+    ) -> Scan:
+        """The records in [start, end) as columns: iterate for RecordColumns, or hand it to Arrow, polars, duckdb,
+        pandas.
 
-        start is by default the log start, end the high watermark; both are fixed by this call. See Scan. Errors as read().
+        start is by default the log start, end the high watermark; both are fixed by this call. See Scan. Errors as
+        read().
         """
         first = self._log_start if start is None else start
-        bound, committed = self._bounds(first, end, isolation)
-        return Scan(self, first, bound, committed)
+        stretch = self._stretch(first, end, isolation)
+        # Asked again for each reading, so that a scan that is kept does not read segments that are gone.
+        return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))
 
     def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
         """Records from start on, by default the present end, and then new ones as they come, each once and in order.
@@ -1044,7 +1012,7 @@ class Log:
         None waits for ever. Ends when the log is closed. Errors as read().
         """
         offset = self._visible if start is None else start
-        self._bounds(offset, None, "read_uncommitted")
+        self._stretch(offset, None)
         return self._tail(offset, timeout)
 
     def _tail(self, offset: int, timeout: float | None) -> Iterator[Record]:
@@ -1054,9 +1022,10 @@ class Log:
         try:
             while True:
                 bound = self._visible
-                for records in self._record_lists(offset, bound, None, None):
-                    yield from records
-                offset = max(offset, bound)
+                if offset < bound:
+                    for records in self._stretch(offset, bound).record_lists():
+                        yield from records
+                    offset = bound
                 if not self._await_visible(offset, timeout, watch):
                     return
         finally:
@@ -1068,7 +1037,10 @@ class Log:
     def _await_visible(self, offset: int, timeout: float | None, watch: Any) -> bool:
         if watch is None:
             with self._moved:
-                return self._moved.wait_for(lambda: self._visible > offset or self._closed, timeout) and self._visible > offset
+                return (
+                    self._moved.wait_for(lambda: self._visible > offset or self._closed, timeout)
+                    and self._visible > offset
+                )
         deadline = None if timeout is None else self._fs.monotonic_ms() + int(timeout * 1000)
         while not self._closed:
             self.refresh()
@@ -1102,8 +1074,8 @@ class Log:
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
 
-        The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp reaches
-        it, and in it the first record that does.
+        The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
+        reaches it, and in it the first record that does.
         """
         self._check_open()
         for slot, segment in enumerate(self._segments):
@@ -1115,7 +1087,7 @@ class Log:
                 slot = segment.time_index.find(timestamp_ms)
                 if slot >= 0:
                     start += segment.time_index.entry(slot)[1]
-            for batch in self._batches(max(start, self._log_start), self._visible, None):
+            for batch in self._stretch(max(start, self._log_start), None).batches():
                 if batch.max_timestamp >= timestamp_ms and not batch.is_control:
                     columns = batch.columns(max_size=self.config.max_decompressed_bytes)
                     late = columns.timestamps_ms >= timestamp_ms
@@ -1130,7 +1102,10 @@ class Log:
         sizes = 0
         for segment in self._segments:
             sizes += segment.size_bytes if isinstance(segment, GrowingSegment) else self._fs.file_size(segment.path)
-        counters = (self._appends, self._records, self._bytes, self._syncs, self._rolls) if self._writable else (0,) * 5
+        counters = (0,) * 5
+        if self._writable:
+            records = self._end - self._opened_end
+            counters = (self._appends, records, self._written_bytes, self._commit.syncs, self._rolls)
         return LogStatistics(
             segments=len(self._segments),
             size_bytes=sizes,
@@ -1145,201 +1120,25 @@ class Log:
             rolls=counters[4],
         )
 
-    def _bounds(self, start: int, end: int | None, isolation: Isolation) -> tuple[int, Transactions | None]:
+    def _stretch(self, start: int, end: int | None, isolation: Isolation = "read_uncommitted") -> Stretch:
+        """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
         self._check_open()
         if isolation not in ("read_uncommitted", "read_committed"):
-            raise InvalidConfigError("isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation))
+            raise InvalidConfigError(
+                "isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation)
+            )
         if not self._log_start <= start <= self._end:
             raise OffsetOutOfRangeError(
-                "start lies outside the log", path=self.path, offset=start, expected=f"{self._log_start} to {self._end}", found=start
+                "start lies outside the log",
+                path=self.path,
+                offset=start,
+                expected=f"{self._log_start} to {self._end}",
+                found=start,
             )
         committed = self._scan_transactions() if isolation == "read_committed" else None
         bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
-        return (bound if end is None else min(end, bound)), committed
-
-    def _runs(
-        self, start: int, end: int, *, run_bytes: int, run_rows: int, committed: Transactions | None = None
-    ) -> Iterator[Run | RecordBatch]:
-        """All that lies between two offsets, in order: runs of plain batches, and each other batch by itself.
-
-        A run ends before the batch that reaches end, so only lone batches hold records to leave out there; the first item
-        may begin before start. The first run is one batch, because many reads want one record. With committed, aborted
-        data is left out and there are no runs.
-        """
-        segments = self._segments
-        first_bytes = 1
-        for slot in range(max(0, bisect_right(self._bases, start) - 1), len(segments)):
-            segment = segments[slot]
-            if segment.base_offset >= end:
-                return
-            position = segment.find(start) if segment.base_offset < start else 0
-            size = segment.size_bytes
-            while position < size:
-                piece = segment.piece(position, _PIECE_BYTES)
-                data, at, limit, origin = piece.data, piece.at, piece.limit, piece.origin
-                begin = at
-                while at < limit:
-                    stop, rows = at, 0
-                    if committed is None:
-                        stop, rows = active.plan_run(data, at, limit, run_rows, min(run_bytes, first_bytes), end)
-                    if stop > at:
-                        first_bytes = run_bytes
-                        yield Run(data, at, stop, rows, origin, segment.path)
-                        at = stop
-                        continue
-                    batch = RecordBatch.parse(data, at, limit, path=segment.path, origin=origin)
-                    if batch is None and at == begin:  # larger than the piece, or not whole at all
-                        batch = segment.batch(position)
-                    if batch is None:
-                        break
-                    if batch.magic == 2 and batch.base_offset >= end:
-                        return
-                    if committed is None or not (
-                        batch.is_transactional and committed.is_aborted(batch.producer_id, batch.base_offset)
-                    ):
-                        yield batch
-                    if batch.next_offset >= end:
-                        return
-                    at += batch.size_bytes
-                if at == begin:
-                    raise CorruptBatchError(layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=position)
-                position = origin + at
-
-    def _record_lists(
-        self, start: int, end: int, committed: Transactions | None, max_bytes: int | None
-    ) -> Iterator[list[Record]]:
-        if start >= end:
-            return
-        used = 0
-        run_bytes = _OBJECT_BYTES if max_bytes is None else max(1, min(_OBJECT_BYTES, max_bytes))
-        for item in self._runs(start, end, run_bytes=run_bytes, run_rows=_OBJECT_ROWS, committed=committed):
-            if max_bytes is not None and used and used + item.size_bytes > max_bytes:
-                return
-            used += item.size_bytes
-            if isinstance(item, Run):
-                records = item.records()
-                if records and records[0].offset < start:
-                    records = [record for record in records if record.offset >= start]
-            elif item.is_control:
-                continue
-            else:
-                records = item.records(max_size=self.config.max_decompressed_bytes)
-                if records and not (start <= records[0].offset and records[-1].offset < end):
-                    records = [record for record in records if start <= record.offset < end]
-            yield records
-
-    def _column_runs(self, start: int, end: int, committed: Transactions | None) -> Iterator[RecordColumns]:
-        if start >= end:
-            return
-        for item in self._runs(start, end, run_bytes=_COLUMN_BYTES, run_rows=_COLUMN_ROWS, committed=committed):
-            if isinstance(item, Run):
-                columns = item.columns()
-            elif item.is_control:
-                continue
-            else:
-                columns = item.columns(max_size=self.config.max_decompressed_bytes)
-            columns = columns.between(start, end)
-            if len(columns):
-                yield columns
-
-    def _batches(self, start: int, end: int, max_bytes: int | None) -> Iterator[RecordBatch]:
-        if start >= end:
-            return
-        used = 0
-        for item in self._runs(start, end, run_bytes=_COLUMN_BYTES, run_rows=_COLUMN_ROWS):
-            for batch in item.batches() if isinstance(item, Run) else (item,):
-                if max_bytes is not None and used and used + batch.size_bytes > max_bytes:
-                    return
-                used += batch.size_bytes
-                yield batch
-
-
-@attrs.frozen
-class Run:
-    """Consecutive plain batches in borrowed bytes: data[at:stop], which is byte origin + at of the file at path."""
-
-    data: memoryview
-    at: int
-    stop: int
-    rows: int
-    origin: int
-    path: str
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stop - self.at
-
-    def records(self) -> list[Record]:
-        with self._placed():
-            return active.decode_objects(self.data, self.at, self.stop, self.path)
-
-    def columns(self) -> RecordColumns:
-        block = np.empty(self.rows * ROW_SIZE, np.uint8)
-        with self._placed():
-            rows = active.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
-        assert rows == self.rows, (rows, self.rows)
-        return RecordColumns.from_block(self.data, block, rows)
-
-    def batches(self) -> Iterator[RecordBatch]:
-        at = self.at
-        while at < self.stop:
-            batch = RecordBatch.parse(self.data, at, self.stop, path=self.path, origin=self.origin)
-            assert batch is not None, "a run holds whole batches"
-            yield batch
-            at += batch.size_bytes
-
-    @contextlib.contextmanager
-    def _placed(self) -> Iterator[None]:
-        """Turns positions in the bytes read into positions in the file."""
-        try:
-            yield
-        except LogcoreError as error:
-            if error.position is not None:
-                error.position += self.origin
-            raise
-
-
-class Scan:
-    """The records between two offsets as columns, decoded as they are asked for; may be read several times.
-
-    Iterating gives RecordColumns, some thousand rows each, over borrowed memory that stays valid as long as they are kept.
-    polars.from_arrow, duckdb, pandas and pyarrow.table take the object itself: it has __arrow_c_stream__ (needs pyarrow).
-    """
-
-    def __init__(
-        self, log: Log, start: int, end: int, committed: Transactions | None, columns: tuple[str, ...] = ARROW_COLUMNS
-    ) -> None:
-        self._log, self._start, self._end, self._committed = log, start, end, committed
-        self._columns = columns
-
-    def __repr__(self) -> str:
-        return f"<Scan {self._log.path} offsets {self._start}..{self._end} columns={list(self._columns)}>"
-
-    def select(self, *columns: str) -> Scan:
-        """The same scan giving only these Arrow columns: offset, timestamp, key, value, headers."""
-        arrow_schema(columns)
-        return Scan(self._log, self._start, self._end, self._committed, columns)
-
-    def __iter__(self) -> Iterator[RecordColumns]:
-        self._log._check_open()
-        return self._log._column_runs(self._start, self._end, self._committed)
-
-    def to_reader(self) -> pyarrow.RecordBatchReader:
-        """A pyarrow.RecordBatchReader that decodes as it is read."""
-        import pyarrow as pa
-
-        batches = (columns.to_arrow(self._columns) for columns in self)
-        return pa.RecordBatchReader.from_batches(arrow_schema(self._columns), batches)
-
-    def to_table(self) -> pyarrow.Table:
-        """All of it as one pyarrow.Table."""
-        return self.to_reader().read_all()
-
-    def __arrow_c_schema__(self) -> object:
-        return arrow_schema(self._columns).__arrow_c_schema__()
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return self.to_reader().__arrow_c_stream__(requested_schema)
+        bound = bound if end is None else min(end, bound)
+        return Stretch.of(self._segments, self._bases, start, bound, committed, self.config.max_decompressed_bytes)
 
 
 def _control_types(segment: Segment) -> Callable[[int], str]:

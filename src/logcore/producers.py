@@ -36,7 +36,9 @@ class Transactions:
     aborted: list[AbortedTransaction] = attrs.Factory(list)
 
     def add(self, facts: Facts, control_type: Callable[[int], str]) -> None:
-        """Takes in batches that follow on the last ones. control_type(position): the type of the control batch there."""
+        """Takes in batches that follow on the last ones. control_type(position): the type of the control batch
+        there.
+        """
         if not len(facts):
             return
         self.next_offset = int(facts["last_offset"][-1]) + 1

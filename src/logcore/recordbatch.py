@@ -1,7 +1,8 @@
 """Record batches: Kafka's unit of storage and transfer, between bytes and values.
 
 Layout of a v2 batch: a 61-byte head (kernels/layout.py, HEADER), then the records, compressed as one stream if
-the attributes say so. Base offset, length and leader epoch lie before the CRC's range, so a leader stamps them in place.
+the attributes say so. Base offset, length and leader epoch lie before the CRC's range, so a leader stamps them in
+place.
 
 Rules:
 - Reading trusts nothing: length, magic, CRC, count and every length inside a record are checked, in Kafka's order and
@@ -68,6 +69,22 @@ CONTROL_TYPES: Final = {
 }
 
 
+_FIELDS: Final = (
+    "base_offset",
+    "last_offset",
+    "partition_leader_epoch",
+    "magic",
+    "crc",
+    "attributes",
+    "base_timestamp",
+    "max_timestamp",
+    "producer_id",
+    "producer_epoch",
+    "base_sequence",
+    "record_count",
+)
+
+
 @attrs.frozen(kw_only=True, repr=False, eq=False)
 class RecordBatch:
     """One batch, or one v0/v1 entry, over borrowed bytes.
@@ -123,24 +140,37 @@ class RecordBatch:
         raw = view[at : at + size]
         if magic < 2:
             last, timestamp = legacy.last_offset(raw), legacy.max_timestamp(raw)
-            fields: tuple[int, ...] = (last, last, -1, magic, word & 0xFFFFFFFF, raw[17], timestamp, timestamp, -1, -1, -1, -1)
+            fields: tuple[int, ...] = (
+                last,
+                last,
+                -1,
+                magic,
+                word & 0xFFFFFFFF,
+                raw[17],
+                timestamp,
+                timestamp,
+                -1,
+                -1,
+                -1,
+                -1,
+            )
         elif size < HEADER_SIZE:
             raise CorruptBatchError(
-                "v2 batch is shorter than its head", path=path, position=origin + at, expected=f"at least {HEADER_SIZE}", found=size
+                "v2 batch is shorter than its head",
+                path=path,
+                position=origin + at,
+                expected=f"at least {HEADER_SIZE}",
+                found=size,
             )
         else:
             _, _, epoch, _, crc, attributes, delta, *rest = _HEADER.unpack_from(raw)
             fields = (offset, offset + delta, epoch, magic, crc, attributes, *rest)
-        names = (
-            "base_offset last_offset partition_leader_epoch magic crc attributes base_timestamp max_timestamp producer_id "
-            "producer_epoch base_sequence record_count"
-        ).split()
-        return cls(data=raw, path=path, position=origin + at, **dict(zip(names, fields, strict=True)))
+        return cls(data=raw, path=path, position=origin + at, **dict(zip(_FIELDS, fields, strict=True)))
 
     def __repr__(self) -> str:
         return (
-            f"<RecordBatch offsets {self.base_offset}..{self.last_offset} records={self.record_count} codec={self.codec_name} "
-            f"size_bytes={self.size_bytes} position={self.position}>"
+            f"<RecordBatch offsets {self.base_offset}..{self.last_offset} records={self.record_count} "
+            f"codec={self.codec_name} size_bytes={self.size_bytes} position={self.position}>"
         )
 
     @property
@@ -193,9 +223,13 @@ class RecordBatch:
             return
         _, _, why = active.walk(self.data, 0, len(self.data), 1, True)
         if why == layout.WALK_CRC:
-            raise CorruptBatchError("CRC-32C does not match", path=self.path, position=self.position, expected=f"{self.crc:#010x}")
+            raise CorruptBatchError(
+                "CRC-32C does not match", path=self.path, position=self.position, expected=f"{self.crc:#010x}"
+            )
         if why == layout.WALK_COUNT:
-            raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=self.position, offset=self.base_offset)
+            raise CorruptBatchError(
+                layout.WALK_REASONS[why], path=self.path, position=self.position, offset=self.base_offset
+            )
 
     def body(self, max_size: int = DEFAULT_MAX_SIZE) -> Buffer:
         """The records of a v2 batch, inflated to at most max_size bytes (RecordTooLargeError above it)."""
@@ -219,10 +253,12 @@ class RecordBatch:
         self.verify()
         if self.magic < 2:
             return RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
-        body, count, *times = self._body_arguments(max_size)
+        body, count, base_offset, base_timestamp, append_time = self._body_arguments(max_size)
         # The kernel checks the count against the bytes before it writes; so must the allocation.
         block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
-        active.decode_body_columns(body, count, *times, block, self.path, self.position)
+        active.decode_body_columns(
+            body, count, base_offset, base_timestamp, append_time, block, self.path, self.position
+        )
         return RecordColumns.from_block(memoryview(body), block, count)
 
     def _legacy(self, max_size: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
@@ -249,8 +285,8 @@ class RecordBatch:
 def read_batches(data: Buffer, *, path: str | None = None) -> Iterator[RecordBatch]:
     """The batches in a buffer, as found in a .log file, a Produce request or a Fetch response.
 
-    Stops quietly at an incomplete last batch, as Kafka's readers do. Raises CorruptBatchError at a length or magic that no
-    batch has. CRCs are checked when a batch's records are read.
+    Stops quietly at an incomplete last batch, as Kafka's readers do. Raises CorruptBatchError at a length or magic
+    that no batch has. CRCs are checked when a batch's records are read.
     """
     at = 0
     while (batch := RecordBatch.parse(data, at, path=path)) is not None:
@@ -319,20 +355,24 @@ def prepare_append(
 ) -> tuple[bytearray, list[EncodedBatch]]:
     """Checks batches that a client encoded and stamps them for storage: what a Kafka leader does (section 1.9).
 
-    data: whole batches, any magic; incomplete bytes behind the last one are dropped, as Kafka does. Returns the bytes to
-    store, offsets running from base_offset, and where each batch lies in them. The bytes are the client's own except
+    data: whole batches, any magic; incomplete bytes behind the last one are dropped, as Kafka does. Returns the bytes
+    to store, offsets running from base_offset, and where each batch lies in them. The bytes are the client's own except
     base offset, leader epoch and, where they must be corrected, max timestamp, timestamp type and CRC; a batch is
     rebuilt only when its codec is not the topic's, its offsets are not 0, 1, 2, ... (compressed) or it is v0 or v1.
 
     Raises CorruptBatchError (also when there is no whole batch), InvalidRecordError, InvalidTimestampError,
-    RecordTooLargeError, UnsupportedCodecError; nothing is to be stored then. The rules that belong to the Produce request
-    (exactly one batch, base offset 0) are the broker's to check.
+    RecordTooLargeError, UnsupportedCodecError; nothing is to be stored then. The rules that belong to the Produce
+    request (exactly one batch, base offset 0) are the broker's to check.
     """
     batches = list(read_batches(data))
     if not batches:
-        raise CorruptBatchError("no whole batch to append", expected="complete record batches", found=f"{len(data)} bytes")
+        raise CorruptBatchError(
+            "no whole batch to append", expected="complete record batches", found=f"{len(data)} bytes"
+        )
     if any(batch.magic != batches[0].magic for batch in batches):
-        raise InvalidRecordError("batches of different formats in one append", expected=f"magic {batches[0].magic} throughout")
+        raise InvalidRecordError(
+            "batches of different formats in one append", expected=f"magic {batches[0].magic} throughout"
+        )
     for batch in batches:
         if batch.size_bytes > config.max_message_bytes:
             raise RecordTooLargeError(
@@ -374,9 +414,8 @@ def _prepare_one(
     if config.is_compacted and any(np.any(part.key_sizes < 0) for part in parts):
         raise InvalidRecordError("a compacted topic takes no record without a key", position=where)
     has_append_time = any(batch.is_append_time for batch in group)
-    if config.is_append_time or np.any(times == -1):
-        if has_append_time:
-            raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
+    if has_append_time and (config.is_append_time or np.any(times == -1)):
+        raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
     if not config.is_append_time:
         _check_timestamps(times, now_ms, config, where)
     source = Codec(first.attributes & CODEC_MASK)
@@ -385,7 +424,9 @@ def _prepare_one(
     max_timestamp = now_ms if config.is_append_time else int(times.max(initial=-1))
     if first.magic < 2 or source is not target or not dense:
         rows = [
-            (record.key, record.value, record.headers, record.timestamp_ms) for part in parts for record in part.records()
+            (record.key, record.value, record.headers, record.timestamp_ms)
+            for part in parts
+            for record in part.records()
         ]
         scratch = bytearray()
         kept = first.attributes & TRANSACTIONAL_BIT if first.magic == 2 else 0
@@ -426,7 +467,9 @@ def _check_client_head(batch: RecordBatch) -> None:
     if batch.is_control:
         raise InvalidRecordError("a client may not append control batches", position=batch.position)
     if batch.producer_id >= 0 and batch.base_sequence < 0:
-        raise InvalidRecordError("a batch with a producer id needs a sequence", position=batch.position, found=batch.base_sequence)
+        raise InvalidRecordError(
+            "a batch with a producer id needs a sequence", position=batch.position, found=batch.base_sequence
+        )
 
 
 def _check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int) -> None:
@@ -434,11 +477,12 @@ def _check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int)
     if not len(given):
         return
     oldest, newest = int(given.min()), int(given.max())
-    if now_ms - oldest > config.message_timestamp_before_max_ms or newest - now_ms > config.message_timestamp_after_max_ms:
+    before_ms, after_ms = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
+    if now_ms - oldest > before_ms or newest - now_ms > after_ms:
         raise InvalidTimestampError(
             "timestamp outside what the topic allows",
             position=position,
-            expected=f"{now_ms} - {config.message_timestamp_before_max_ms} to {now_ms} + {config.message_timestamp_after_max_ms}",
+            expected=f"{now_ms} - {before_ms} to {now_ms} + {after_ms}",
             found=f"{oldest} to {newest}",
         )
 

@@ -7,14 +7,15 @@ Rules (reliability rules of recovery):
 - A failing disk is not damage: a read error ends the opening and changes nothing.
 - Everything kept is on disk before it is served: a killed process leaves data that is only in the page cache.
 
-`decide` is pure and knows only TailFacts. This module handles the active segment; sealed ones were synced when they were
-sealed and are believed until they are read.
+`decide` is pure and knows only TailFacts. This module handles the active segment; sealed ones were synced when they
+were sealed and are believed until they are read.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Sequence
 
 import attrs
 
@@ -22,7 +23,7 @@ from logcore.config import Durability
 from logcore.errors import CorruptLogError
 from logcore.fs import FS
 from logcore.kernels import active, layout
-from logcore.segment import ActiveSegment
+from logcore.segment import ActiveSegment, Segment
 
 #: How far behind damage a whole batch is looked for, and how much is read at once.
 _SEARCH_BYTES = 64 << 20
@@ -62,9 +63,11 @@ def decide(facts: TailFacts) -> Action:
         return Action.CUT
     if facts.next_batch_bytes is None:
         return Action.QUARANTINE_AND_CUT
-    # A later batch made it to disk and this one did not. Under a policy that lets several batches wait for one sync a crash
-    # does that; where no two unsynced batches can be that far apart, acknowledged data was damaged.
-    if facts.policy.kind == "always" or (facts.policy.kind == "group" and facts.next_batch_bytes > facts.policy.max_bytes):
+    # A later batch made it to disk and this one did not. Under a policy that lets several batches wait for one sync a
+    # crash does that; where no two unsynced batches can be that far apart, acknowledged data was damaged.
+    if facts.policy.kind == "always" or (
+        facts.policy.kind == "group" and facts.next_batch_bytes > facts.policy.max_bytes
+    ):
         return Action.FAIL
     return Action.QUARANTINE_AND_CUT
 
@@ -123,6 +126,38 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
     quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
     segment.cut(bad)
     return RecoveryReport(segment.path, size - recovery_position, bad, size - bad, reason, quarantine)
+
+
+def check_sealed(fs: FS, segments: Sequence[Segment], *, recovery_point: int) -> None:
+    """Checks the sealed segments that reach above the recovery point, and syncs them.
+
+    A segment that this library sealed was synced then and the recovery point moved behind it, so there are none after a
+    clean life: they come from a crash in the middle of a roll, from Kafka, or from a lost checkpoint. Raises
+    CorruptLogError: nothing that a crash leaves lies before a later segment.
+    """
+    ends = [segment.base_offset for segment in segments[1:]]
+    for segment, end in zip(segments, ends, strict=False):
+        if end <= recovery_point:
+            continue
+        expected = segment.base_offset
+        for facts, position, why in segment.walk(0, crc=True):
+            count = _in_order(facts, expected)
+            if count:
+                expected = int(facts["last_offset"][count - 1]) + 1
+            bad = count < len(facts) or why not in (layout.WALK_END, layout.WALK_LIMIT)
+            if bad or expected > end:
+                raise CorruptLogError(
+                    layout.WALK_REASONS[layout.WALK_COUNT if count < len(facts) or not bad else why]
+                    + " in the middle of the log",
+                    path=segment.path,
+                    position=int(facts["position"][count]) if count < len(facts) else position,
+                    offset=expected,
+                )
+        handle = fs.open(segment.path)
+        try:
+            fs.fsync(handle)
+        finally:
+            fs.close(handle)
 
 
 def rebuild(segment: ActiveSegment) -> None:

@@ -11,6 +11,7 @@ This module does not decide when to roll (log.py), what to cut (recovery.py) or 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 import attrs
 
 from logcore.config import LogConfig
-from logcore.errors import CorruptBatchError
+from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageWriteError
 from logcore.fs import FS
 from logcore.index import OffsetIndex, TimeIndex, load
 from logcore.kernels import active, layout
@@ -101,7 +102,7 @@ class Segment:
         return self._view
 
     def piece(self, position: int, size: int) -> Piece:
-        """Bytes from position on: at least size of them unless the segment ends before. A mapping gives all there are."""
+        """Bytes from position on, at least size of them unless the segment ends before; a mapping gives all."""
         view = self.view()
         return Piece(view, position, len(view), 0, self.path)
 
@@ -114,7 +115,7 @@ class Segment:
         return active.start_position(index.data, len(index), view, len(view), self.base_offset, offset)
 
     def find(self, offset: int) -> int:
-        """Position of the first batch whose last offset is at or after offset, or of damage before it; else size_bytes."""
+        """Position of the first batch whose last offset reaches offset, or of damage before it; else size_bytes."""
         view = self.view()
         return active.find_batch(view, self.start_position(offset), len(view), offset)
 
@@ -133,7 +134,7 @@ class Segment:
         return RecordBatch.parse(data, at, limit, path=self.path, origin=position - at)
 
     def walk(self, position: int, *, crc: bool, stop: int | None = None) -> Iterator[tuple[layout.Facts, int, int]]:
-        """Walks batch heads from position to stop or the end: (facts, next position, why it stopped), some thousand at a time.
+        """Walks batch heads from position to stop or the end, some thousand at a time: (facts, next position, why).
 
         facts: array of layout.BATCH_FACTS, positions in the file. The last item has why != WALK_LIMIT.
         """
@@ -149,7 +150,9 @@ class Segment:
             facts["position"] += origin
             position = origin + at
             # The end of a piece is not the end of the segment.
-            if (why == layout.WALK_SHORT and at > start and origin + limit < size) or (why == layout.WALK_END and position < size):
+            if (why == layout.WALK_SHORT and at > start and origin + limit < size) or (
+                why == layout.WALK_END and position < size
+            ):
                 why = layout.WALK_LIMIT
             yield facts, position, why
             if why != layout.WALK_LIMIT:
@@ -232,7 +235,7 @@ class GrowingSegment(Segment):
     def find(self, offset: int) -> int:
         position = self.start_position(offset)
         while position < self._size:
-            data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
+            data: memoryview | bytes = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
             at = active.find_batch(data, 0, len(data), offset)
             if at == 0 and position + len(data) < self._size:
                 data, _, _ = self.head(position)
@@ -302,7 +305,10 @@ class ActiveSegment(GrowingSegment):
             self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
             self.since_entry_bytes = 0
             if self._offset_index.wants_writing:
-                self.write_indexes()
+                # For readers in other processes. An index is a cache: what does not reach the file now is written with
+                # the whole when the segment is sealed, where a failure counts.
+                with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+                    self.write_indexes()
         self.since_entry_bytes += size
         self.last_offset = last_offset
 
@@ -324,7 +330,10 @@ class ActiveSegment(GrowingSegment):
         except BaseException:
             # Also for KeyboardInterrupt: a batch nobody was told of must not stay behind.
             self._size = start
-            self.fs.truncate(self.handle, start)
+            try:
+                self.fs.truncate(self.handle, start)
+            except LogcoreError as error:
+                raise StorageWriteError("a failed write could not be cut back", path=self.path) from error
             raise
         for position, size, last_offset, max_timestamp in batches:
             self.note(start + position, size, last_offset, max_timestamp)
@@ -344,7 +353,7 @@ class ActiveSegment(GrowingSegment):
         self._time_index.write(self.fs, whole=whole)
 
     def seal(self) -> Segment:
-        """Closes the segment for writing: all data on disk, indexes whole, with the closing time entry that retention reads.
+        """Ends the writing: all data on disk, indexes whole, with the closing time entry that retention reads.
 
         Returns the segment to read from. Raises StorageWriteError when the sync failed.
         """
@@ -367,8 +376,3 @@ class ActiveSegment(GrowingSegment):
             or len(self._offset_index) >= self.max_entries
             or len(self._time_index) >= self.max_time_entries - 1
         )
-
-
-def corrupt_tail(segment: Segment, position: int, why: int) -> CorruptBatchError:
-    """The error for a walk that stopped before the end."""
-    return CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)

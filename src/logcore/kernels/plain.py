@@ -107,9 +107,26 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
     offset, length, epoch, magic = _PREFIX.unpack_from(data, position)
     size = length + LOG_OVERHEAD
     if magic == 2:
-        _, _, _, _, crc, attributes, delta, base_ts, max_ts, pid, pid_epoch, sequence, count = _HEADER.unpack_from(data, position)
+        _, _, _, _, crc, attributes, delta, base_ts, max_ts, pid, pid_epoch, sequence, count = _HEADER.unpack_from(
+            data, position
+        )
         last = _int64(offset + delta)
-        return (position, offset, last, base_ts, max_ts, pid, size, epoch, sequence, count, crc, pid_epoch, attributes, magic)
+        return (
+            position,
+            offset,
+            last,
+            base_ts,
+            max_ts,
+            pid,
+            size,
+            epoch,
+            sequence,
+            count,
+            crc,
+            pid_epoch,
+            attributes,
+            magic,
+        )
     timestamp = -1
     if magic == 1 and size >= 26:
         timestamp = struct.unpack_from(">q", data, position + 18)[0]
@@ -125,9 +142,7 @@ def _crc_matches(data: memoryview, position: int, size: int) -> bool:
     return bool(zlib.crc32(data[position + MAGIC_POSITION : position + size]) == stored)
 
 
-def walk(
-    data: Buffer, position: int, limit: int, max_batches: int, crc: bool
-) -> tuple[npt.NDArray[Any], int, int]:
+def walk(data: Buffer, position: int, limit: int, max_batches: int, crc: bool) -> tuple[npt.NDArray[Any], int, int]:
     """Walks batch heads from position towards limit, at most max_batches of them, checking CRCs if asked to.
 
     Returns (facts, next_position, why): an array of BATCH_FACTS, shape (batches,); the position behind the last good
@@ -175,7 +190,9 @@ def find_batch(data: Buffer, position: int, limit: int, offset: int) -> int:
     return limit
 
 
-def plan_run(data: Buffer, position: int, limit: int, max_rows: int, max_bytes: int, end_offset: int) -> tuple[int, int]:
+def plan_run(
+    data: Buffer, position: int, limit: int, max_rows: int, max_bytes: int, end_offset: int
+) -> tuple[int, int]:
     """The longest run of plain batches from position: whole, v2, not compressed, not control, below end_offset.
 
     Returns (next_position, rows). At least one batch is taken if there is a plain one, whatever the maxima say. When
@@ -335,19 +352,19 @@ def _read_rows_at_once(data: memoryview, position: int, end: int, count: int) ->
         found = _varints(view, at, bits)
         if found is None:
             return None
-        value, at = found
+        numbers, at = found
         if is_size:
-            value = np.maximum(value, -1)
-            fields += [at, value]
-            at = at + np.maximum(value, 0)
+            numbers = np.maximum(numbers, -1)
+            fields += [at, numbers]
+            at = at + np.maximum(numbers, 0)
         else:
-            fields.append(value)
+            fields.append(numbers)
     header_count = fields.pop()
     # Positions only grow within a record, so when the last is inside its record all are.
     if np.any(at > stop) or np.any((header_count == 0) & (at != stop)):
         return None
-    for row in np.flatnonzero(header_count):
-        first, last, headers = int(at[row]), int(stop[row]), int(header_count[row])
+    for slot in np.flatnonzero(header_count).tolist():
+        first, last, headers = int(at[slot]), int(stop[slot]), int(header_count[slot])
         if not 0 < headers <= last - first:
             return None
         try:
@@ -357,7 +374,9 @@ def _read_rows_at_once(data: memoryview, position: int, end: int, count: int) ->
     return np.stack([*fields, at, header_count])
 
 
-def _rows(data: memoryview, position: int, end: int, count: int, path: Path, batch_position: int | None) -> npt.NDArray[np.int64]:
+def _rows(
+    data: memoryview, position: int, end: int, count: int, path: Path, batch_position: int | None
+) -> npt.NDArray[np.int64]:
     try:
         if count >= _FEW:
             rows = _read_rows_at_once(data, position, end, count)
@@ -541,7 +560,9 @@ def read_one(data: Buffer, position: int, limit: int, offset: int, path: Path = 
 
 
 def search_offsets(data: Buffer, count: int, target: int) -> int:
-    """Slot of the greatest entry at or below target, a relative offset, among the first count of an offset index; else -1."""
+    """Slot of the greatest entry at or below target, a relative offset, among the first count of an offset index;
+    else -1.
+    """
     view = memoryview(data).cast("B")
     low, high = 0, min(count, len(view) // 8)
     while low < high:
@@ -554,11 +575,12 @@ def search_offsets(data: Buffer, count: int, target: int) -> int:
 
 
 def start_position(index: Buffer, entries: int, data: Buffer, limit: int, base_offset: int, offset: int) -> int:
-    """Where to start looking for offset in a segment: the position of a whole batch at or before it, by the offset index.
+    """Where to start looking for offset in a segment: the position of a whole batch at or before it, by the offset
+    index.
 
-    index, entries: an offset index and how many of its entries count. data, limit: the segment's bytes. The entry found is
-    believed if a whole batch starts at its position whose last offset is at most the entry's and above that of the
-    entry before; otherwise 0.
+    index, entries: an offset index and how many of its entries count. data, limit: the segment's bytes. The entry
+    found is believed if a whole batch starts at its position whose last offset is at most the entry's and above that
+    of the entry before; otherwise 0.
     """
     slot = search_offsets(index, entries, min(offset - base_offset, INT32_MAX))
     if slot < 0:
@@ -628,7 +650,9 @@ def _small_varints() -> list[bytes]:
 def _as_bytes(value: object, what: str, index: int) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise InvalidRecordError(f"record {index}: {what} must be bytes or None", expected="bytes", found=type(value).__name__)
+    raise InvalidRecordError(
+        f"record {index}: {what} must be bytes or None", expected="bytes", found=type(value).__name__
+    )
 
 
 def _pack_headers(headers: Iterable[tuple[str, bytes | None]], index: int) -> bytes:
@@ -689,7 +713,9 @@ class _Writer:
         size = HEADER_SIZE + len(body)
         if size > self.max_bytes:
             raise RecordTooLargeError(
-                "batch is larger than max.message.bytes", expected=f"at most {self.max_bytes} bytes", found=f"{size} bytes"
+                "batch is larger than max.message.bytes",
+                expected=f"at most {self.max_bytes} bytes",
+                found=f"{size} bytes",
             )
         last = self.base_offset + self.count - 1
         if self.attributes & APPEND_TIME_BIT:
@@ -877,7 +903,7 @@ def encode_columns(
         first = int(offsets[0]) if len(offsets) else 0
         raw = data[first : int(offsets[-1]) if len(offsets) else 0].tobytes()
         edges = (offsets - first).tolist()
-        cut: list[Any] = [raw[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+        cut: list[Any] = [raw[start:stop] for start, stop in itertools.pairwise(edges)]
         if nulls is not None:
             for row in np.flatnonzero(nulls):
                 cut[row] = None

@@ -1,0 +1,248 @@
+"""Reading a stretch of a log: from segments to records, columns, batches and Arrow.
+
+Rules:
+- A Stretch is fixed when it is made: its segments and its end do not move, so every reading ends.
+- Runs of plain batches are decoded together, each other batch by itself. The CRC of every batch is checked.
+- All that lies in the stretch is delivered or an error is raised; a part that cannot be read never ends it quietly.
+- Control batches are steps in the offsets, never records.
+
+This module does not know how a log grows or who writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import attrs
+import numpy as np
+
+from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
+from logcore.errors import CorruptBatchError, LogcoreError
+from logcore.kernels import Record, active, layout
+from logcore.producers import Transactions
+from logcore.recordbatch import RecordBatch
+from logcore.segment import Segment
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Records decoded at once: few enough that they are still in the cache when they are used.
+_OBJECT_BYTES: Final = 64 << 10
+#: Rows and bytes of one chunk of columns.
+_COLUMN_ROWS: Final = 32_768
+_COLUMN_BYTES: Final = 4 << 20
+#: Read at once from a segment that is not mapped.
+_PIECE_BYTES: Final = 1 << 20
+
+
+@attrs.frozen
+class Run:
+    """Consecutive plain batches in borrowed bytes: data[at:stop], which is byte origin + at of the file at path."""
+
+    data: memoryview
+    at: int
+    stop: int
+    rows: int
+    origin: int
+    path: str
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stop - self.at
+
+    def records(self, *, max_size: int) -> list[Record]:
+        with self._placed():
+            return active.decode_objects(self.data, self.at, self.stop, self.path)
+
+    def columns(self, *, max_size: int) -> RecordColumns:
+        block = np.empty(self.rows * layout.ROW_SIZE, np.uint8)
+        with self._placed():
+            rows = active.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
+        assert rows == self.rows, (rows, self.rows)
+        return RecordColumns.from_block(self.data, block, rows)
+
+    def batches(self) -> Iterator[RecordBatch]:
+        at = self.at
+        while at < self.stop:
+            batch = RecordBatch.parse(self.data, at, self.stop, path=self.path, origin=self.origin)
+            assert batch is not None, "a run holds whole batches"
+            yield batch
+            at += batch.size_bytes
+
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Turns positions in the bytes read into positions in the file."""
+        try:
+            yield
+        except LogcoreError as error:
+            if error.position is not None:
+                error.position += self.origin
+            raise
+
+
+_Item = TypeVar("_Item", Run | RecordBatch, RecordBatch)
+
+
+@attrs.frozen
+class Stretch:
+    """What lies in [start, end) of some segments, which stand in order and are the log's from start on.
+
+    committed: for read_committed, what is known of transactions; end is then at most the last stable offset.
+    max_size: the most that one batch may inflate to.
+    """
+
+    segments: Sequence[Segment]
+    start: int
+    end: int
+    committed: Transactions | None
+    max_size: int
+
+    @classmethod
+    def of(
+        cls,
+        segments: Sequence[Segment],
+        bases: Sequence[int],
+        start: int,
+        end: int,
+        committed: Transactions | None,
+        max_size: int,
+    ) -> Stretch:
+        return cls(segments[max(0, bisect_right(bases, start) - 1) :], start, end, committed, max_size)
+
+    def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
+        """Lists of records, a few hundred each."""
+        start, end = self.start, self.end
+        for item in self._limited(
+            max_bytes, self._runs(min(_OBJECT_BYTES, max_bytes or _OBJECT_BYTES), layout.INT32_MAX)
+        ):
+            if isinstance(item, RecordBatch) and item.is_control:
+                continue
+            records = item.records(max_size=self.max_size)
+            if records and not (start <= records[0].offset and records[-1].offset < end):
+                records = [record for record in records if start <= record.offset < end]
+            yield records
+
+    def columns(self) -> Iterator[RecordColumns]:
+        """Chunks of columns; none is empty."""
+        for item in self._runs(_COLUMN_BYTES, _COLUMN_ROWS):
+            if isinstance(item, RecordBatch) and item.is_control:
+                continue
+            columns = item.columns(max_size=self.max_size).between(self.start, self.end)
+            if len(columns):
+                yield columns
+
+    def batches(self, max_bytes: int | None = None) -> Iterator[RecordBatch]:
+        """Whole batches, control batches too."""
+
+        def single() -> Iterator[RecordBatch]:
+            for item in self._runs(_COLUMN_BYTES, _COLUMN_ROWS):
+                if isinstance(item, Run):
+                    yield from item.batches()
+                else:
+                    yield item
+
+        return self._limited(max_bytes, single())
+
+    @staticmethod
+    def _limited(max_bytes: int | None, items: Iterator[_Item]) -> Iterator[_Item]:
+        """Items until the one that would exceed max_bytes, but at least one."""
+        used = 0
+        for item in items:
+            if max_bytes is not None and used and used + item.size_bytes > max_bytes:
+                return
+            used += item.size_bytes
+            yield item
+
+    def _runs(self, run_bytes: int, run_rows: int) -> Iterator[Run | RecordBatch]:
+        """All of the stretch in order: runs of plain batches, and each other batch by itself.
+
+        A run ends before the batch that reaches the end, so only lone batches hold records to leave out there; the
+        first item may begin before the start. The first run is one batch, because many readings want one record. With
+        committed, aborted data is left out and there are no runs.
+        """
+        start, end, committed = self.start, self.end, self.committed
+        most = 1
+        for segment in self.segments:
+            if segment.base_offset >= end or start >= end:
+                return
+            position = segment.find(start) if segment.base_offset < start else 0
+            size = segment.size_bytes
+            while position < size:
+                piece = segment.piece(position, _PIECE_BYTES)
+                data, at, limit, origin = piece.data, piece.at, piece.limit, piece.origin
+                begin = at
+                while at < limit:
+                    stop, rows = at, 0
+                    if committed is None:
+                        stop, rows = active.plan_run(data, at, limit, run_rows, most, end)
+                    if stop > at:
+                        most = run_bytes
+                        yield Run(data, at, stop, rows, origin, segment.path)
+                        at = stop
+                        continue
+                    batch = RecordBatch.parse(data, at, limit, path=segment.path, origin=origin)
+                    if batch is None and at == begin:  # larger than the piece, or not whole at all
+                        batch = segment.batch(position)
+                    if batch is None:
+                        break
+                    if batch.magic == 2 and batch.base_offset >= end:
+                        return
+                    if committed is None or not _is_aborted(batch, committed):
+                        yield batch
+                    if batch.next_offset >= end:
+                        return
+                    at += batch.size_bytes
+                if at == begin:
+                    raise CorruptBatchError(
+                        layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=position
+                    )
+                position = origin + at
+
+
+def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:
+    return batch.is_transactional and committed.is_aborted(batch.producer_id, batch.base_offset)
+
+
+class Scan:
+    """The records between two offsets as columns, decoded as they are asked for; may be read several times.
+
+    Iterating gives RecordColumns, some thousand rows each, over borrowed memory that stays valid as long as they are
+    kept. polars, duckdb, pandas and pyarrow.table take the object itself: it has __arrow_c_stream__ (which needs
+    pyarrow).
+    """
+
+    def __init__(self, open_stretch: Callable[[], Stretch], columns: tuple[str, ...] = ARROW_COLUMNS) -> None:
+        self._open = open_stretch
+        self._columns = columns
+
+    def __repr__(self) -> str:
+        stretch = self._open()
+        return f"<Scan offsets {stretch.start}..{stretch.end} columns={list(self._columns)}>"
+
+    def select(self, *columns: str) -> Scan:
+        """The same scan giving only these Arrow columns: offset, timestamp, key, value, headers."""
+        arrow_schema(columns)
+        return Scan(self._open, columns)
+
+    def __iter__(self) -> Iterator[RecordColumns]:
+        return self._open().columns()
+
+    def to_reader(self) -> pyarrow.RecordBatchReader:
+        """A pyarrow.RecordBatchReader that decodes as it is read. Raises MissingDependencyError without pyarrow."""
+        schema = arrow_schema(self._columns)
+        import pyarrow as pa
+
+        return pa.RecordBatchReader.from_batches(schema, (columns.to_arrow(self._columns) for columns in self))
+
+    def to_table(self) -> pyarrow.Table:
+        """All of it as one pyarrow.Table."""
+        return self.to_reader().read_all()
+
+    def __arrow_c_schema__(self) -> object:
+        return arrow_schema(self._columns).__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
