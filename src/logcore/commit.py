@@ -53,39 +53,50 @@ class GroupCommit:
         self._fs, self._path = fs, path
         self._written, self._sync, self._moved = written, sync, moved
         self._changed = threading.Condition(threading.Lock())
-        self._syncing = False
+        # The thread that syncs, or keeps syncs away. A thread never waits for itself: an interrupt may have left its
+        # name here, between any two instructions.
+        self._leader: int | None = None
         self._waiting = 0
         self._last_group = 1
 
     def wait(self, target: int) -> None:
         """Returns when all offsets below target are on disk. Raises DurabilityUnknownError when the sync fails."""
-        with self._changed:
-            self._waiting += 1
-            try:
-                while self._syncing and self.durable_end < target and self.failure is None:
-                    self._changed.wait()
+        me = threading.get_ident()
+        try:
+            with self._changed:
+                self._waiting += 1
+                try:
+                    while self._leader not in (None, me) and self.durable_end < target and self.failure is None:
+                        self._changed.wait()
+                finally:
+                    self._waiting -= 1
                 if self.durable_end >= target:
                     return
                 self._check()
-                self._syncing = True
-            finally:
-                self._waiting -= 1
-        self._gather()
-        self._lead()
+                self._leader = me
+            self._gather()
+            self._lead()
+        finally:
+            self._release(me)
 
     def sync_now(self) -> None:
         """Syncs all that is written. Raises DurabilityUnknownError when it fails."""
-        self._claim()
-        self._lead()
+        with self.held():
+            self._lead()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keeps syncs away, for work that replaces the file they would sync."""
-        self._claim()
+        me = threading.get_ident()
         try:
+            with self._changed:
+                while self._leader not in (None, me):
+                    self._changed.wait()
+                self._check()
+                self._leader = me
             yield
         finally:
-            self._release()
+            self._release(me)
 
     def advance(self, end: int, written_bytes: int) -> None:
         """Notes that all below end is on disk; for the caller that holds syncs away and has synced by itself."""
@@ -105,18 +116,12 @@ class GroupCommit:
         if self.failure is not None:
             raise DurabilityUnknownError("the sync failed that this call waited for", path=self._path) from self.failure
 
-    def _claim(self) -> None:
+    def _release(self, me: int) -> None:
         with self._changed:
-            while self._syncing:
-                self._changed.wait()
-            self._check()
-            self._syncing = True
-
-    def _release(self) -> None:
-        with self._changed:
-            self._syncing = False
-            self._last_group = self._waiting + 1
-            self._changed.notify_all()
+            if self._leader == me:
+                self._leader = None
+                self._last_group = self._waiting + 1
+                self._changed.notify_all()
 
     def _gather(self) -> None:
         """Lets the threads that the last sync released append again before this one begins, as long as they do."""
@@ -129,7 +134,7 @@ class GroupCommit:
             self._fs.yield_thread()
 
     def _lead(self) -> None:
-        """The sync itself, by the one thread that has claimed it."""
+        """The sync itself, by the one thread that leads."""
         written_bytes, target = self._written()
         try:
             self._sync()
@@ -138,10 +143,7 @@ class GroupCommit:
             raise DurabilityUnknownError(
                 "a sync failed: what was written may or may not be on disk", path=self._path
             ) from error
-        else:
-            self._note(target, written_bytes)
-        finally:
-            self._release()
+        self._note(target, written_bytes)
 
     def _note(self, end: int, written_bytes: int) -> None:
         self.syncs += 1

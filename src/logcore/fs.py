@@ -467,18 +467,20 @@ def _libc() -> ctypes.CDLL:
 
 
 class _Polling:
-    """Looks at sizes every millisecond: half a millisecond to notice an append, for systems without inotify."""
+    """Looks at the files every millisecond: half a millisecond to notice an append, for systems without inotify."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._seen = self._look()
 
-    def _look(self) -> dict[str, int]:
-        sizes = {}
-        for entry in os.scandir(self._directory):
-            with contextlib.suppress(FileNotFoundError):
-                sizes[entry.name] = entry.stat().st_size
-        return sizes
+    def _look(self) -> dict[str, tuple[int, int]]:
+        seen = {}
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    facts = entry.stat()
+                    seen[entry.name] = (facts.st_size, facts.st_mtime_ns)
+        return seen
 
     def wait(self, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout

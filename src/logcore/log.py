@@ -22,6 +22,7 @@ import itertools
 import os
 import re
 import threading
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -47,6 +48,7 @@ from logcore.errors import (
     LogNotFoundError,
     OffsetOutOfRangeError,
     ReadOnlyLogError,
+    ResourceError,
     StorageWriteError,
 )
 from logcore.fs import FS, OS, Lock
@@ -204,10 +206,9 @@ class Log:
             try:
                 for base in bases[:-1]:
                     kept = known.get(base)
-                    if isinstance(kept, GrowingSegment):
-                        kept.close()
-                        kept = None
-                    segments.append(kept or Segment(self._fs, self.path, base))
+                    if kept is None or isinstance(kept, GrowingSegment):
+                        kept = Segment(self._fs, self.path, base)
+                    segments.append(kept)
                 if bases:
                     last = known.get(bases[-1])
                     if not isinstance(last, GrowingSegment):
@@ -274,9 +275,6 @@ class Log:
         except BaseException:
             log._closed = True
             lock.shared["was_clean"] = False
-            for segment in log._segments:
-                if isinstance(segment, GrowingSegment):
-                    segment.close()
             lock.release()
             raise
         return log
@@ -292,6 +290,9 @@ class Log:
             )
         self._log_start = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START).get(key, 0)
         recovery_point = checkpoint.read_offsets(fs, self._parent, checkpoint.RECOVERY_POINT).get(key, 0)
+        while len(bases) > 1 and self._is_left_over(bases[-2], bases[-1]):
+            self._remove_files(bases.pop())
+            fs.sync_dir(self.path)
         created = not bases
         if created:
             if recovery_point > self._log_start:
@@ -307,7 +308,7 @@ class Log:
         self._bases = bases
         if created:
             fs.sync_dir(self.path)
-        previous = checkpoint.read_policy(fs, self.path) or Durability("os")
+        previous = checkpoint.read_policy(fs, self.path)
         recovery.check_sealed(fs, self._segments, recovery_point=recovery_point)
         self.recovery_report = recovery.recover(fs, self._active, recovery_point=recovery_point, policy=previous)
         self._end = max(self._active.last_offset + 1, bases[-1])
@@ -354,7 +355,15 @@ class Log:
             sync=lambda: self._active.sync(),  # noqa: PLW0108  the active segment changes
             moved=self._moved_durable_end,
         )
+        if previous is None and self._end > self._recovery_point:
+            self._save_recovery_point_locked()  # what Kafka wrote was checked by Kafka's rules; from here on ours hold
         self._writable = True
+
+    def _is_left_over(self, before: int, last: int) -> bool:
+        """Whether the last segment is empty and what belongs into it stands in the one before: a roll came half way."""
+        if self._fs.file_size(os.path.join(self.path, file_name(last, LOG))):
+            return False
+        return Segment(self._fs, self.path, before).next_offset() > last
 
     def __enter__(self) -> Self:
         return self
@@ -366,8 +375,6 @@ class Log:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._writable and self._pid == self._fs.process_id():
-            import warnings
-
             warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -384,9 +391,7 @@ class Log:
                 return
             self._closed = True
             if not self._writable or self._pid != self._fs.process_id():
-                for segment in self._segments:
-                    if isinstance(segment, GrowingSegment):
-                        segment.close()
+                self._segments = []
                 return
             try:
                 if self._commit.failure is None:
@@ -394,7 +399,9 @@ class Log:
             finally:
                 if self._commit.failure is not None:
                     self._lock_held.shared["was_clean"] = False
-                self._active.close()
+                # Files are closed when the last reader lets go of their segments, not under it.
+                self._segments = []
+                del self._active
                 if self._durable_handle >= 0:
                     self._fs.close(self._durable_handle)
                 self._lock_held.release()
@@ -779,36 +786,24 @@ class Log:
                 self._roll_locked()
 
     def _roll_locked(self) -> None:
-        """Old segment and its indexes on disk, then the new file and its name, then the first write (the order
-        matters).
-        """
-        old = self._active
+        """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order."""
+        old, path = self._active, os.path.join(self.path, file_name(self._end, LOG))
         with self._commit.held():
             try:
                 sealed = old.seal()
-                new = self._new_segment(self._end)
-            except StorageWriteError as error:
-                self._commit.poison(error)
+                new = ActiveSegment(self._fs, self.path, self._end, self.config, create=True)
+                self._fs.sync_dir(self.path)
+                self._segments, self._bases = [*self._segments[:-1], sealed, new], [*self._bases, new.base_offset]
+                self._active = new
+                self._commit.advance(self._end, self._written_bytes)
+            except BaseException as error:
+                # Once the new file is there it says where it begins, and an append to the old segment would give
+                # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
+                if not isinstance(error, (DiskFullError, ResourceError)) or self._fs.exists(path):
+                    self._commit.poison(error)
                 raise
-            self._segments = [*self._segments[:-1], sealed, new]
-            self._bases = [*self._bases, new.base_offset]
-            self._active = new
-            self._commit.advance(self._end, self._written_bytes)
-        old.close()
         self._rolls += 1
         self._save_recovery_point_locked()
-
-    def _new_segment(self, base_offset: int) -> ActiveSegment:
-        path = os.path.join(self.path, file_name(base_offset, LOG))
-        if self._fs.exists(path) and not self._fs.file_size(path):
-            self._fs.unlink(path)  # an earlier roll came this far and failed
-        new = ActiveSegment(self._fs, self.path, base_offset, self.config, create=True)
-        try:
-            self._fs.sync_dir(self.path)
-        except BaseException:
-            new.close()
-            raise
-        return new
 
     def delete_records(self, before_offset: int) -> int:
         """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.
@@ -837,6 +832,7 @@ class Log:
             removed = self._segments[:gone]
             self._segments, self._bases = self._segments[gone:], self._bases[gone:]
             for segment in removed:
+                segment.keep()
                 self._remove_files(segment.base_offset)
             if removed:
                 self._fs.sync_dir(self.path)
@@ -893,8 +889,7 @@ class Log:
         while len(self._segments) > keep + 1:
             last = self._segments[-1]
             self._segments, self._bases = self._segments[:-1], self._bases[:-1]
-            if isinstance(last, GrowingSegment):
-                last.close()
+            last.keep()
             self._remove_files(last.base_offset)
             fs.sync_dir(self.path)
         cut = self._segments[-1]
@@ -920,8 +915,7 @@ class Log:
             fs.fsync(handle)
         finally:
             fs.close(handle)
-        if isinstance(cut, GrowingSegment):
-            cut.close()
+        cut.keep()
         for suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(cut.file(suffix))

@@ -18,6 +18,7 @@ import os
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
 from logcore.config import Durability
 from logcore.errors import CorruptLogError
@@ -90,8 +91,11 @@ class RecoveryReport:
         return f"{self.path}: cut {self.cut_bytes} bytes at position {self.cut_position} ({self.reason}){kept}"
 
 
-def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Durability) -> RecoveryReport:
+def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Durability | None) -> RecoveryReport:
     """Checks the active segment and mends its tail: heads below the recovery point, heads and CRCs from there on.
+
+    policy: what the last writer noted, None when Kafka wrote the log. Kafka may leave gaps in the offsets (a follower,
+    a truncation inside a batch); this library appends without gaps.
 
     Afterwards the file ends with a whole batch, its indexes are rebuilt in memory, and all of it is on disk. Raises
     CorruptLogError where the damage cannot be what a crash left, StorageReadError when the disk fails.
@@ -99,9 +103,9 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
     size = segment.refresh()
     segment.reset()
     recovery_position = _position_of(segment, recovery_point)
-    bad, why = _take(segment, 0, recovery_position, crc=False)
+    bad, why = _take(segment, 0, recovery_position, crc=False, dense=False)
     if bad is None:
-        bad, why = _take(segment, recovery_position, size, crc=True)
+        bad, why = _take(segment, recovery_position, size, crc=True, dense=policy is not None)
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
         fs.fsync(segment.handle)
@@ -112,7 +116,7 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
     only_zeros, next_batch_bytes = _look_behind(segment, bad, end_offset)
     # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone.
     known = recovery_position if end_offset >= recovery_point else size + 1
-    action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy))
+    action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy or Durability("os")))
     if action is Action.FAIL:
         raise CorruptLogError(
             f"{reason}, but what stood here was on disk: this is damage and not what a crash leaves. "
@@ -141,7 +145,7 @@ def check_sealed(fs: FS, segments: Sequence[Segment], *, recovery_point: int) ->
             continue
         expected = segment.base_offset
         for facts, position, why in segment.walk(0, crc=True):
-            count = _in_order(facts, expected)
+            count = _in_order(facts, expected, segment.base_offset)
             if count:
                 expected = int(facts["last_offset"][count - 1]) + 1
             bad = count < len(facts) or why not in (layout.WALK_END, layout.WALK_LIMIT)
@@ -167,10 +171,24 @@ def rebuild(segment: ActiveSegment) -> None:
         segment.note_all(facts)
 
 
-def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool) -> tuple[int | None, int]:
+def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bool) -> tuple[int | None, int]:
     """Notes the good batches in [start, stop): (position of the first bad one or None, why it is bad)."""
     for facts, position, why in segment.walk(start, stop=stop, crc=crc):
-        count = _in_order(facts, segment.last_offset + 1)
+        expected = segment.last_offset + 1
+        count = _in_order(facts, expected, segment.base_offset)
+        bases = facts["base_offset"][:count]
+        if dense and count and (facts["magic"][:count] == 2).all():
+            # No crash makes a gap before a whole batch, so the offset in a head, which no CRC covers, is damaged.
+            gaps = np.flatnonzero(bases != np.concatenate([[expected], facts["last_offset"][: count - 1] + 1]))
+            if len(gaps):
+                row = int(gaps[0])
+                raise CorruptLogError(
+                    "a batch does not continue the one before it",
+                    path=segment.path,
+                    position=int(facts["position"][row]),
+                    expected=f"base offset {expected if row == 0 else int(facts['last_offset'][row - 1]) + 1}",
+                    found=int(bases[row]),
+                )
         segment.note_all(facts[:count])
         if count < len(facts):
             return int(facts["position"][count]), layout.WALK_COUNT
@@ -179,13 +197,12 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool) -> tuple[
     return None, layout.WALK_END
 
 
-def _in_order(facts: layout.Facts, expected: int) -> int:
-    """How many of the batches continue the log: offsets at or above the expected ones, rising."""
-    for row, (base, last, magic) in enumerate(
-        zip(facts["base_offset"].tolist(), facts["last_offset"].tolist(), facts["magic"].tolist(), strict=True)
-    ):
+def _in_order(facts: layout.Facts, expected: int, base_offset: int) -> int:
+    """How many of the batches have offsets that rise from expected on and can be in a segment of this base offset."""
+    columns = (facts[name].tolist() for name in ("base_offset", "last_offset", "magic"))
+    for row, (base, last, magic) in enumerate(zip(*columns, strict=True)):
         # The offset of a v0/v1 wrapper is that of its last record, so only v2 tells where a batch begins.
-        if (base if magic == 2 else last) < expected or last < expected:
+        if (base if magic == 2 else last) < expected or not expected <= last <= base_offset + layout.INT32_MAX:
             return row
         expected = last + 1
     return len(facts)

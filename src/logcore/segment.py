@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 import attrs
 
 from logcore.config import LogConfig
-from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageWriteError
+from logcore.errors import DiskFullError, LogcoreError, OffsetOutOfRangeError, ResourceError, StorageWriteError
 from logcore.fs import FS
 from logcore.index import OffsetIndex, TimeIndex, load
 from logcore.kernels import active, layout
@@ -93,7 +94,12 @@ class Segment:
     def view(self) -> memoryview:
         """The whole sealed file, mapped at first use; valid as long as anything refers to it."""
         if self._view is None:
-            handle = self.fs.open(self.path)
+            try:
+                handle = self.fs.open(self.path)
+            except FileNotFoundError:
+                raise OffsetOutOfRangeError(
+                    "the segment was removed by its writer", path=self.path, offset=self.base_offset
+                ) from None
             try:
                 size = self.fs.size(handle)
                 self._view = self.fs.map(handle, size) if size else memoryview(b"")
@@ -173,22 +179,34 @@ class Segment:
                 end = int(facts["last_offset"][-1]) + 1
         return end
 
-    def forget(self) -> None:
-        """Drops mappings; views that others hold stay valid."""
-        self._view = self._offset_index = self._time_index = None
+    def keep(self) -> None:
+        """Makes the segment readable by those who hold it after its files were removed."""
+        self.view()
+        _ = self.offset_index, self.time_index
 
 
 class GrowingSegment(Segment):
-    """The last segment of a log that another process may be writing: read with pread, never mapped."""
+    """The last segment of a log that another process may be writing: read with pread, never mapped.
+
+    The file stays open as long as anyone holds the segment: a handle that is closed under a reader may be given to
+    another file, and then its bytes would be read as this log's.
+    """
 
     def __init__(self, fs: FS, directory: str, base_offset: int) -> None:
         super().__init__(fs, directory, base_offset)
-        self.handle = fs.open(self.path)
-        self._size = fs.size(self.handle)
+        self._hold(fs.open(self.path))
+
+    def _hold(self, handle: int) -> None:
+        self.handle = handle
+        weakref.finalize(self, self.fs.close, handle)
+        self._size = self.fs.size(handle)
 
     @property
     def size_bytes(self) -> int:
         return self._size
+
+    def keep(self) -> None:
+        """Nothing to do: the open file is what keeps it."""
 
     def refresh(self) -> int:
         """Looks at how long the file is now; an index read before is looked at again."""
@@ -249,11 +267,6 @@ class GrowingSegment(Segment):
         """By walking the heads: a growing time index says nothing of what came after its last entry."""
         return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
 
-    def close(self) -> None:
-        if self.handle >= 0:
-            self.fs.close(self.handle)
-            self.handle = -1
-
 
 def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes:
     try:
@@ -274,8 +287,7 @@ class ActiveSegment(GrowingSegment):
     def __init__(self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool) -> None:
         path = os.path.join(directory, file_name(base_offset, LOG))
         Segment.__init__(self, fs, directory, base_offset)
-        self.handle = fs.open(path, write=True, create=create, exclusive=create)
-        self._size = fs.size(self.handle)
+        self._hold(fs.open(path, write=True, create=create, exclusive=create))
         self.interval_bytes = config.index_interval_bytes
         self.max_entries = config.segment_index_bytes // OffsetIndex.entry_size
         self.max_time_entries = config.segment_index_bytes // TimeIndex.entry_size

@@ -1,0 +1,275 @@
+"""What every benchmark uses: a fair way to measure, a row of the table, a place for files, and what machine this is.
+
+Method, for all of them:
+- A figure is a ratio of two sides measured in the same run. The sides take turns, A B A B, so that a noisy neighbour or
+  a changing clock meets both.
+- A sample is at least 50 ms of work, with the garbage collector off. Of the samples the best counts where the work is
+  computing (what disturbs it only ever adds), the median where it waits for a disk.
+- Files lie on a real file system, under build/ or where --dir says. A tmpfs has no fdatasync to wait for, so it is
+  refused.
+
+This module does not show anything by itself, and its seconds are those of one machine: compare ratios, not seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.metadata
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal
+
+import attrs
+
+import logcore
+from logcore.kernels import active
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+KEY_SIZE: Final = 16
+VALUE_SIZE: Final = 100
+#: A fixed time, so that the same records give the same bytes in each run.
+NOW_MS: Final = 1_700_000_000_000
+_SAMPLE_SECONDS: Final = 0.05
+
+Side = Callable[[], object]
+
+
+@attrs.frozen
+class Settings:
+    """How to run. quick: smaller work where its size does not change the answer. directory: where files go."""
+
+    directory: Path
+    quick: bool = False
+
+    @property
+    def repeats(self) -> int:
+        return 5 if self.quick else 15
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """One row: ours and the peer's figure in unit, and their ratio held against the target.
+
+    bound: "at least" for speeds as a multiple of the peer's, "at most" for costs. target: None for a row that is shown
+    for context and has none. method: what each side did.
+    """
+
+    question: str
+    unit: str
+    ours: float
+    peer_name: str
+    peer: float
+    ratio: float
+    target: float | None = None
+    bound: Literal["at least", "at most"] = "at least"
+    ratio_unit: str = "x"
+    method: str = ""
+
+    @property
+    def is_reached(self) -> bool | None:
+        if self.target is None:
+            return None
+        return self.ratio >= self.target if self.bound == "at least" else self.ratio <= self.target
+
+    def cells(self) -> tuple[str, ...]:
+        """What a table shows: question, ours, peer, ratio, target, reached."""
+        target = "-"
+        if self.target is not None:
+            sign = {"at least": ">=", "at most": "<="}[self.bound]
+            target = f"{sign} {self.target:g}{self.ratio_unit}"
+        reached = {True: "yes", False: "NO", None: ""}[self.is_reached]
+        peer = f"{figure(self.peer)} {self.peer_name}" if self.peer else self.peer_name
+        ours, ratio = f"{figure(self.ours)} {self.unit}", f"{self.ratio:.2f}{self.ratio_unit}"
+        return self.question, ours, peer, ratio, target, reached
+
+
+def speed(
+    question: str,
+    units: int,
+    ours: Side,
+    peers: Mapping[str, Side],
+    settings: Settings,
+    *,
+    unit: str = "records/s",
+    scale: float = 1.0,
+    target: float | None = None,
+    median: bool = False,
+    method: str = "",
+) -> Result:
+    """Measures ours against the fastest of the peers; a call of any side does so many units of work.
+
+    scale: divides the figures that are shown. target: least multiple of the best peer's speed.
+    """
+    seconds = measure({"logcore": ours, **peers}, settings.repeats, median=median)
+    best = min(peers, key=lambda name: seconds[name])
+    others = ", ".join(f"{name} {figure(units / seconds[name] / scale)}" for name in peers if name != best)
+    return Result(
+        question=question,
+        unit=unit,
+        ours=units / seconds["logcore"] / scale,
+        peer_name=best,
+        peer=units / seconds[best] / scale,
+        ratio=seconds[best] / seconds["logcore"],
+        target=target,
+        method=method + (f" Others: {others}." if others else ""),
+    )
+
+
+def measure(sides: Mapping[str, Side], repeats: int, *, median: bool = False) -> dict[str, float]:
+    """Seconds that one call of each side takes, the sides taking turns; the best of repeats, or their median."""
+    calls = {name: _calls_per_sample(side) for name, side in sides.items()}
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+    for _ in range(repeats):
+        for name in order:
+            samples[name].append(_sample(sides[name], calls[name]) / calls[name])
+        order.reverse()  # whoever follows the other inherits its dirty cache: take turns at that, too
+    pick = statistics.median if median else min
+    return {name: pick(times) for name, times in samples.items()}
+
+
+def _calls_per_sample(side: Side) -> int:
+    side()
+    calls = 1
+    while (spent := _sample(side, calls)) < _SAMPLE_SECONDS:
+        calls = max(calls + 1, min(calls * 10, int(calls * 1.2 * _SAMPLE_SECONDS / max(spent, 1e-9))))
+    return calls
+
+
+def _sample(side: Side, calls: int) -> float:
+    with collector_off():
+        started = time.perf_counter()
+        for _ in range(calls):
+            side()
+        return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection inside; what was left before is collected first."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def settle() -> None:
+    """Brings to the disk what earlier work left dirty, so that its writing back does not fall into a measurement."""
+    if hasattr(os, "sync"):
+        os.sync()
+
+
+def make_rows(count: int, seed: int = 7) -> list[tuple[bytes, bytes]]:
+    """(key, value) pairs of random bytes, the same for the same seed."""
+    source = random.Random(seed)
+    return [(source.randbytes(KEY_SIZE), source.randbytes(VALUE_SIZE)) for _ in range(count)]
+
+
+def fill(log: logcore.Log, rows: list[tuple[bytes, bytes]], size_bytes: int) -> None:
+    """Appends the rows over and over, as columns, until the log holds about size_bytes."""
+    keys, values = columns_of(rows)
+    while log.statistics().size_bytes < size_bytes:
+        log.append_columns(keys=keys, values=values)
+
+
+def columns_of(rows: list[tuple[bytes, bytes]]) -> tuple[tuple[bytes, Any], tuple[bytes, Any]]:
+    """The rows as the two (data, offsets) columns that append_columns takes."""
+    import numpy as np
+
+    count = np.arange(len(rows) + 1, dtype=np.int64)
+    keys = b"".join(key for key, _ in rows), count * KEY_SIZE
+    values = b"".join(value for _, value in rows), count * VALUE_SIZE
+    return keys, values
+
+
+@contextlib.contextmanager
+def scratch(settings: Settings, name: str) -> Iterator[Path]:
+    """A new directory on a real file system, gone afterwards."""
+    settings.directory.mkdir(parents=True, exist_ok=True)
+    path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=settings.directory))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def file_system_of(path: Path) -> str:
+    """Type of the file system that holds path, as in /proc/mounts; "unknown" where there is none."""
+    path = path.resolve()
+    found = ("", "unknown")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, where, kind = line.split()[:3]
+            if path.is_relative_to(where) and len(where) >= len(found[0]):
+                found = (where, kind)
+    return found[1]
+
+
+def peer(module: str, rows: str) -> ModuleType | None:
+    """A peer's module, or None after saying which rows will be missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        print(f"skipping {rows}: {error}; pip install 'logcore[bench]' brings it", file=sys.stderr)
+        return None
+
+
+def figure(value: float) -> str:
+    """Three digits that people can read."""
+    for limit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{sign}"
+    return f"{value:.3g}"
+
+
+def machine(directory: Path) -> dict[str, str]:
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, IndexError):
+        text = Path("/proc/cpuinfo").read_text()
+        cpu = next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))
+    compiled = active.__name__.rpartition(".")[2] != "plain"
+    packages = ("numpy", "crc32c", "aiokafka", "kafka-python", "lmdb", "rocksdict")
+    return {
+        "cpu": f"{cpu}, {os.cpu_count()} cores",
+        "system": f"{platform.system()} {platform.release()}, files on {file_system_of(directory)}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "commit": _commit(),
+        "kernels": "compiled" if compiled else "plain",
+        "packages": ", ".join(f"{name} {version}" for name in packages if (version := _version(name))),
+    }
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "src")
+        return git("rev-parse", "--short=12", "HEAD") + (" with changes in src" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

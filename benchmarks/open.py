@@ -1,0 +1,110 @@
+"""Does opening a log depend on how much is in it, and what does importing logcore cost?
+
+Method:
+- A log of 1,000 segments is made twice, with small and with large segments, closed cleanly, and opened over and over:
+  for writing (lock, check of the active segment, index files) and read-only. Opening alone is timed, not closing. The
+  two sizes take turns; the figure is the median. The row "not growing" divides the time at the large size by that at
+  the small one.
+- import logcore and import numpy run in fresh interpreters, in turns, and the best of n counts: byte code is cached,
+  files are in the page cache.
+
+Not shown: opening after a crash, which checks what was written since the recovery point (64 MiB at most), and a cold
+cache.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import common
+from common import Result, Settings
+
+import logcore
+
+SIZES: Final = {"small": 1, "large": 1_000}  # records in a segment
+
+
+def run(settings: Settings) -> Iterator[Result]:
+    segments = 100 if settings.quick else 1_000
+    rows = common.make_rows(max(SIZES.values()))
+    with common.scratch(settings, "open") as path:
+        bytes_of = {name: make_log(path, name, segments, rows[:count]) for name, count in SIZES.items()}
+        for mode in ("writing", "read-only"):
+            yield from opening(settings, path, segments, bytes_of, mode)
+    yield importing(settings)
+
+
+def make_log(path: Path, name: str, segments: int, rows: list[tuple[bytes, bytes]]) -> int:
+    """A directory of its own for each, because the checkpoint files lie beside the partitions. Returns its bytes."""
+    (path / name).mkdir()
+    with logcore.open(path / name / "log-0", create=True, durability="os") as log:
+        for at in range(segments):
+            if at:
+                log.roll()
+            log.append_many(rows)
+        found = log.statistics()
+        assert found.segments == segments, found
+        return found.size_bytes
+
+
+def opening(settings: Settings, path: Path, segments: int, bytes_of: dict[str, int], mode: str) -> Iterator[Result]:
+    samples: dict[str, list[float]] = {name: [] for name in SIZES}
+    for _ in range(settings.repeats):
+        for name, times in samples.items():
+            with common.collector_off():
+                started = time.perf_counter()
+                log = logcore.open(path / name / "log-0", read_only=mode == "read-only", durability="os")
+                times.append(time.perf_counter() - started)
+            log.close()
+    small, large = (statistics.median(times) for times in samples.values())
+    sizes = [f"{size / (1 << 20):.3g} MiB" for size in bytes_of.values()]
+    yield Result(
+        question=f"open a log of {segments:,} segments, {mode}",
+        unit="ms",
+        ours=large * 1e3,
+        peer_name="the limit",
+        peer=0,
+        ratio=large * 1e3,
+        target=50,
+        bound="at most",
+        ratio_unit=" ms",
+        method=f"logcore.open of a cleanly closed log of {sizes[1]}; median.",
+    )
+    yield Result(
+        question=f"open, {mode}, not growing with bytes",
+        unit="ms",
+        ours=large * 1e3,
+        peer_name="ms with small segments",
+        peer=small * 1e3,
+        ratio=large / small,
+        method=f"The same number of segments with {sizes[1]} beside {sizes[0]} in all.",
+    )
+
+
+def importing(settings: Settings) -> Result:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    best = dict.fromkeys(("numpy", "logcore"), float("inf"))
+    for _ in range(2 * settings.repeats):
+        for name in best:
+            started = time.perf_counter()
+            subprocess.run([sys.executable, "-c", f"import {name}"], check=True, env=environment)
+            best[name] = min(best[name], time.perf_counter() - started)
+    return Result(
+        question="import logcore",
+        unit="ms",
+        ours=best["logcore"] * 1e3,
+        peer_name="ms import numpy",
+        peer=best["numpy"] * 1e3,
+        ratio=(best["logcore"] - best["numpy"]) * 1e3,
+        target=60,
+        bound="at most",
+        ratio_unit=" ms more",
+        method="Whole runs of fresh interpreters that import the one or the other.",
+    )

@@ -1,0 +1,927 @@
+"""The command line: logcore demo | append | read | tail | dump | verify | info | bench.
+
+Rules:
+- On a terminal, lines and tables for people; in a pipe or with --json, one JSON object a line (NDJSON) on stdout.
+  `info` without a directory and `demo` are for people everywhere, unless --json asks otherwise.
+- Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
+- Exit codes: 0 done, 1 damage found (verify) or a check failed (demo), 2 wrong usage or an error, 130 interrupted,
+  141 whoever read our output went away.
+- Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.
+- Bytes are shown as dump.shown() says: printable UTF-8 as text, all else as {"hex": "..."}. `append --format
+  ndjson` takes what `read` gives.
+- Reading opens the log read-only: no lock is taken and nothing is written, also while a writer runs.
+
+This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. It knows
+no file format: dump.py and log.py do.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import select
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import IO, Any, Final, NamedTuple, NoReturn
+
+import click
+
+import logcore
+from logcore.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    DiskFullError,
+    InvalidNameError,
+    InvalidRecordError,
+    LogcoreError,
+    LogNotFoundError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    ResourceError,
+)
+
+#: Lines written to stdout at once, and bytes taken from stdin at once.
+_CHUNK_LINES: Final = 1000
+_CHUNK_BYTES: Final = 1 << 20
+DAMAGED, FAILED, INTERRUPTED, READER_GONE = 1, 2, 130, 141
+
+#: What to do about an error, by its class.
+NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
+    (LogNotFoundError, "check the path; `append --create` makes a partition directory such as data/orders-0"),
+    (CorruptBatchError, "run `logcore verify` on the directory to see what is whole"),
+    (CorruptLogError, "run `logcore verify` on the directory to see what is whole"),
+    (OffsetOutOfRangeError, "run `logcore info` on the directory to see which offsets it holds"),
+    (InvalidNameError, "name the directory <topic>-<number>, such as orders-0"),
+    (DiskFullError, "free some space and repeat the command from where it stopped"),
+    (ResourceError, "close some files or processes and repeat the command"),
+)
+
+
+class _Group(click.Group):
+    """Turns what ends a command into its exit code and at most two lines."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except LogcoreError as error:
+            _fail(str(error), next((step for kind, step in NEXT_STEPS if isinstance(error, kind)), None))
+        except BrokenPipeError:
+            # Python flushes stdout once more when it exits; let it go where it does no harm.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(READER_GONE)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except OSError as error:  # of the files that we read and write for the user; those of a log are LogcoreErrors
+            _fail(f"{error.filename or 'input or output'}: {error.strerror}", None)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def _fail(message: str, advice: str | None) -> NoReturn:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    if advice:
+        click.echo(f"next:  {advice}", err=True)
+    raise click.exceptions.Exit(FAILED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(logcore.__version__, prog_name="logcore")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Apache Kafka's log format as files you own: append to it, read it, look into it.
+
+    DIR is a partition directory such as data/orders-0. Output is one JSON object a line in a pipe or with --json. Exit
+    codes: 0 done, 1 damage found or a check failed, 2 wrong usage or an error.
+    """
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, also on a terminal.")
+_directory = click.argument("directory", metavar="DIR", type=click.Path())
+
+
+# -- output ----------------------------------------------------------------------------------------------------------
+
+
+def wants_json(as_json: bool) -> bool:
+    return as_json or not sys.stdout.isatty()
+
+
+def to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class Lines:
+    """Lines to stdout as UTF-8, some at a time; a context manager, so that none is forgotten."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._out: IO[bytes] = sys.stdout.buffer
+        self._waiting: list[bytes] = []
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+    def write(self, line: str) -> None:
+        self.write_bytes(line.encode("utf-8", "replace") + b"\n")
+
+    def write_bytes(self, data: bytes) -> None:
+        self._waiting.append(data)
+        if len(self._waiting) >= _CHUNK_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._out.write(b"".join(waiting))
+        self._out.flush()
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
+    """A table: rich on a terminal, aligned plain text elsewhere. right: columns of numbers."""
+    texts = [[_cell(cell) for cell in row] for row in rows]
+    numbers = set(right)
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for slot, header in enumerate(headers):
+            table.add_column(Text(header), justify="right" if slot in numbers else "left", overflow="fold")
+        for row in texts:
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
+    for row in [list(headers), *texts]:
+        cells = (cell.rjust(w) if slot in numbers else cell.ljust(w) for slot, (cell, w) in enumerate(zip(row, widths)))
+        click.echo("  ".join(cells).rstrip())
+
+
+_STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+@contextlib.contextmanager
+def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with each amount done; shows a bar if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda amount: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def time_text(timestamp_ms: int, precision: str = "milliseconds") -> str:
+    """ISO 8601 in UTC, or "-" for none."""
+    if timestamp_ms < 0:
+        return "-"
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+
+
+def size_text(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024 or unit == "GiB":
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    raise AssertionError("the last unit has returned")
+
+
+def _plain(value: object) -> str:
+    """What shown() made, as text for a line: control characters escaped."""
+    text = value if isinstance(value, str) else "null" if value is None else to_json(value)
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+# -- append ----------------------------------------------------------------------------------------------------------
+
+
+class _LineError(Exception):
+    """A line of the input that makes no record."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line, self.reason = line, reason
+
+
+class _Input(NamedTuple):
+    """One record and the line it came from."""
+
+    line: int
+    row: tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int | None]
+
+
+@main.command()
+@_directory
+@click.argument("source", metavar="[FILE]", default="-", type=click.Path(allow_dash=True))
+@click.option("--format", "form", type=click.Choice(["lines", "ndjson", "csv"]), default="lines", show_default=True)
+@click.option("--key-field", metavar="NAME", help="ndjson: this field is the key and the whole object the value.")
+@click.option("--key", "key_columns", metavar="COLUMN[,COLUMN]", help="csv: the key is these columns, joined by '-'.")
+@click.option("--create", is_flag=True, help="Make the directory if it is not there.")
+@click.option("--durability", default="group", show_default=True, help="always, group, every(M), interval(MS) or os.")
+@click.option("--config", "configs", metavar="NAME=VALUE", multiple=True, help="A setting by Kafka's name. Repeatable.")
+@click.option("--batch", "batch_rows", type=click.IntRange(1), default=1000, show_default=True, help="Records a call.")
+@_json_option
+def append(
+    directory: str,
+    source: str,
+    form: str,
+    key_field: str | None,
+    key_columns: str | None,
+    create: bool,
+    durability: str,
+    configs: tuple[str, ...],
+    batch_rows: int,
+    as_json: bool,
+) -> None:
+    """Append records from FILE, or from stdin for "-" and by default.
+
+    \b
+    lines   each line is a value
+    ndjson  each line is {"value": ..., "key": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...};
+            a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON, which is stored as JSON text
+    csv     the first row names the columns; each further row becomes a JSON object of its texts
+
+    A line that makes no record ends the command with its number; what came before it stays appended.
+    """
+    if key_field is not None and form != "ndjson":
+        raise click.UsageError("--key-field goes with --format ndjson")
+    if key_columns is not None and form != "csv":
+        raise click.UsageError("--key goes with --format csv")
+    config = dict(_setting(text) for text in configs)
+    started = time.perf_counter()
+    done = _Appended()
+    with contextlib.ExitStack() as stack:
+        stream: Any = sys.stdin.buffer if source == "-" else stack.enter_context(open(source, "rb"))
+        log = stack.enter_context(logcore.open(directory, create=create, config=config, durability=durability))
+        total = None if source == "-" else os.path.getsize(source)
+        tick = stack.enter_context(_progress("appending", total))
+        lines = _lines(stream, tick)
+        if form == "csv":
+            inputs = _from_csv(lines, key_columns.split(",") if key_columns else [])
+        else:
+            inputs = _from_lines(lines, None if form == "lines" else lambda line: _from_json(line, key_field))
+        done.first_offset = log.log_end_offset
+        try:
+            for group in _groups(inputs, batch_rows):
+                done.append(log, group)
+        except _LineError as error:
+            _fail(f"line {error.line}: {error.reason}", done.advice())
+        except LogcoreError as error:
+            _fail(str(error), done.advice())
+    seconds = time.perf_counter() - started
+    if wants_json(as_json):
+        facts = {
+            "path": directory,
+            "records": done.count,
+            "first_offset": done.first_offset if done.count else None,
+            "last_offset": done.last_offset if done.count else None,
+            "durability": done.durability,
+            "seconds": round(seconds, 6),
+        }
+        with Lines() as out:
+            out.write(to_json(facts))
+    else:
+        click.echo(f"{done.text()} appended to {directory} in {seconds:.2f} s ({done.durability})")
+
+
+class _Appended:
+    """What one append command has stored so far."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_offset = self.last_offset = -1
+        self.durability: str | None = None
+
+    def text(self) -> str:
+        if not self.count:
+            return "0 records"
+        return f"{self.count:,} records (offsets {self.first_offset} to {self.last_offset})"
+
+    def advice(self) -> str:
+        return f"{self.text()} from before it are appended and stay; mend the input and append the rest"
+
+    def append(self, log: logcore.Log, group: list[_Input]) -> None:
+        """Stores records in one call; when one of them is refused, those before it, and raises _LineError for it."""
+        try:
+            self._note(log.append_many([one.row for one in group]))
+        except (InvalidRecordError, RecordTooLargeError):  # raised before anything is written
+            for one in group:
+                try:
+                    self._note(log.append_many([one.row]))
+                except (InvalidRecordError, RecordTooLargeError) as error:
+                    raise _LineError(one.line, str(error)) from error
+
+    def _note(self, receipt: logcore.Receipt) -> None:
+        self.count += receipt.last_offset + 1 - receipt.offset
+        self.last_offset, self.durability = receipt.last_offset, receipt.durability
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--config")
+    return name.strip(), value.strip()
+
+
+def _lines(stream: Any, tick: Callable[[int], None]) -> Iterator[bytes | None]:
+    """Lines without their end; None wherever the input has no more for now, so that what was read is not held back."""
+    rest = b""
+    while data := stream.read1(_CHUNK_BYTES):
+        tick(len(data))
+        *whole, rest = (rest + data).split(b"\n") if rest else data.split(b"\n")
+        yield from whole
+        if not _has_more(stream):
+            yield None
+    if rest:
+        yield rest
+
+
+def _has_more(stream: Any) -> bool:
+    try:
+        return bool(select.select([stream.fileno()], [], [], 0)[0])
+    except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
+        return True
+
+
+def _groups(inputs: Iterator[_Input | None], most: int) -> Iterator[list[_Input]]:
+    """Records in groups of at most that many; a bad line comes after the group of what was before it."""
+    group: list[_Input] = []
+    trouble: _LineError | None = None
+    while True:
+        try:
+            one = next(inputs)
+        except StopIteration:
+            break
+        except _LineError as error:
+            trouble = error
+            break
+        if one is not None:
+            group.append(one)
+        if group and (one is None or len(group) >= most):
+            yield group
+            group = []
+    if group:
+        yield group
+    if trouble is not None:
+        raise trouble
+
+
+def _from_lines(lines: Iterator[bytes | None], parse: Callable[[bytes], Any] | None) -> Iterator[_Input | None]:
+    number = 0
+    for line in lines:
+        if line is None:
+            yield None
+            continue
+        number += 1
+        if parse is None:
+            yield _Input(number, (None, line, [], None))
+            continue
+        try:
+            row = parse(line)
+        except (ValueError, RecursionError) as error:
+            raise _LineError(number, str(error) or "nested too deeply") from error
+        if row is not None:
+            yield _Input(number, row)
+
+
+_FIELDS: Final = frozenset({"key", "value", "headers", "timestamp_ms", "offset", "timestamp"})
+
+
+def _from_json(line: bytes, key_field: str | None) -> tuple[Any, ...] | None:
+    """A row from one NDJSON line, None from a blank one; ValueError says what is wrong."""
+    if not line.strip():
+        return None
+    try:
+        found = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"a record must be a JSON object, not {type(found).__name__}")
+    if key_field is not None:
+        if key_field not in found:
+            raise ValueError(f"there is no field {key_field!r}")
+        return _to_bytes(found[key_field]), line.rstrip(b"\r"), [], None
+    unknown = sorted(found.keys() - _FIELDS)
+    if unknown or "value" not in found:
+        raise ValueError(
+            (f"unknown field {unknown[0]!r}" if unknown else "there is no field 'value'")
+            + "; known are value, key, headers, timestamp_ms. To store whole objects, give --key-field"
+        )
+    timestamp_ms = found.get("timestamp_ms")
+    if timestamp_ms is not None and (isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int)):
+        raise ValueError("timestamp_ms must be an integer of milliseconds")
+    return _to_bytes(found.get("key")), _to_bytes(found["value"]), _headers(found.get("headers")), timestamp_ms
+
+
+def _to_bytes(value: object) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and len(value) == 1:
+        if isinstance(value.get("hex"), str):
+            return bytes.fromhex(value["hex"])
+        if isinstance(value.get("base64"), str):
+            return base64.b64decode(value["base64"], validate=True)
+    return to_json(value).encode()
+
+
+def _headers(given: object) -> list[tuple[str, bytes | None]]:
+    """[{"key": name, "value": ...}, ...], [[name, ...], ...] or {name: ...}."""
+    if given is None:
+        return []
+    pairs: list[Any] = list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else [None]
+    headers = []
+    for pair in pairs:
+        if isinstance(pair, dict) and pair.keys() == {"key", "value"}:
+            pair = pair["key"], pair["value"]
+        name = _to_bytes(pair[0]) if isinstance(pair, (list, tuple)) and len(pair) == 2 else None
+        if name is None:
+            raise ValueError('headers must be [{"key": name, "value": ...}, ...]')
+        headers.append((name.decode("utf-8", "surrogateescape"), _to_bytes(pair[1])))
+    return headers
+
+
+def _from_csv(lines: Iterator[bytes | None], key_columns: list[str]) -> Iterator[_Input | None]:
+    """Rows as JSON objects of their texts. A quoted field may span lines, so csv has to see the lines itself."""
+
+    def texts() -> Iterator[str]:
+        for number, line in enumerate((line for line in lines if line is not None), 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8") + "\n"
+            except UnicodeDecodeError as error:
+                raise _LineError(number, f"not UTF-8: {error.reason} at byte {error.start}") from error
+
+    reader = csv.reader(texts(), strict=True)
+    try:
+        names = next(reader, None)
+        if names is None:
+            return
+        missing = [name for name in key_columns if name not in names]
+        if missing:
+            raise _LineError(1, f"there is no column {missing[0]!r}; there are {', '.join(names)}")
+        slots = [names.index(name) for name in key_columns]
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(names):
+                raise _LineError(reader.line_num, f"{len(row)} fields, but the first row has {len(names)}")
+            key = "-".join(row[slot] for slot in slots).encode() if slots else None
+            yield _Input(reader.line_num, (key, to_json(dict(zip(names, row, strict=True))).encode(), [], None))
+    except csv.Error as error:
+        raise _LineError(reader.line_num, str(error)) from error
+
+
+# -- read and tail ---------------------------------------------------------------------------------------------------
+
+_RELATIVE: Final = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)")
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
+    """The offset that --from or --to means; raises click.BadParameter for what means nothing."""
+    if text in ("earliest", "latest"):
+        return log.log_start_offset if text == "earliest" else log.high_watermark
+    if text.isascii() and text.isdigit():
+        return int(text)
+    relative = _RELATIVE.fullmatch(text)
+    if relative is not None:
+        timestamp_ms = now_ms - int(relative[1]) * _UNIT_MS[relative[2]]
+    elif text == "now":
+        timestamp_ms = now_ms
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r} is none of: an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
+                "(UTC unless it says otherwise), or an age such as -10m, -1h, -2d"
+            ) from None
+        timestamp_ms = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    found = log.offset_for_timestamp(timestamp_ms)
+    return log.high_watermark if found is None else found
+
+
+@main.command()
+@_directory
+@click.option("--from", "start", default="earliest", show_default=True, help="Offset, earliest, time, or age as -10m.")
+@click.option("--to", "end", default="latest", show_default=True, help="The same; the record there is not given.")
+@click.option("-n", "--count", type=click.IntRange(0), help="At most this many records.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    default="read_uncommitted",
+    show_default=True,
+    help="read_committed leaves out what transactions aborted or have not ended.",
+)
+@click.option("-f", "--format", "form", help="As kcat's: %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.")
+@_json_option
+def read(
+    directory: str, start: str, end: str, count: int | None, isolation: Any, form: str | None, as_json: bool
+) -> None:
+    """Print records from one place to another; the end is fixed when the command starts.
+
+    Times mean the first record that is as young. A time of day without zone is UTC.
+    """
+    with logcore.open(directory, read_only=True) as log:
+        now_ms = time.time_ns() // 1_000_000
+        records = log.read(place_in(log, start, now_ms), place_in(log, end, now_ms), isolation=isolation)
+        with Lines() as out:
+            _print_records(out, _first(records, count), form, as_json)
+
+
+@main.command()
+@_directory
+@click.option("-n", "--count", type=click.IntRange(0), default=20, show_default=True, help="The last so many records.")
+@click.option("-f", "--follow", is_flag=True, help="Then print new ones as they come.")
+@click.option("--timeout", type=click.FloatRange(0), help="With -f: end after so many seconds without a new record.")
+@_json_option
+def tail(directory: str, count: int, follow: bool, timeout: float | None, as_json: bool) -> None:
+    """Print the last records, and with -f what comes after them."""
+    with logcore.open(directory, read_only=True) as log, Lines() as out:
+        end = log.high_watermark
+        _print_records(out, last_records(log, count), None, as_json)
+        if follow:
+            out.flush()
+            for record in log.tail(end, timeout=timeout):
+                _print_records(out, [record], None, as_json)
+                if log.high_watermark <= record.offset + 1:  # nothing more to wait for: show it now
+                    out.flush()
+
+
+def _first(records: Iterator[logcore.Record], count: int | None) -> Iterator[logcore.Record]:
+    if count == 0:
+        return
+    for number, record in enumerate(records, 1):
+        yield record
+        if number == count:
+            return
+
+
+def last_records(log: logcore.Log, count: int) -> list[logcore.Record]:
+    """The last records below the high watermark: looks further back as long as gaps in the offsets hide some."""
+    end, span = log.high_watermark, count
+    while count:
+        start = max(log.log_start_offset, end - span)
+        records = list(log.read(start, end))
+        if len(records) >= count or start == log.log_start_offset:
+            return records[-count:]
+        span *= 4
+    return []
+
+
+def _print_records(out: Lines, records: Iterable[logcore.Record], form: str | None, as_json: bool) -> None:
+    from logcore.dump import shown_record
+
+    if form is not None:
+        parts = _format_parts(form)
+        for record in records:
+            out.write_bytes(b"".join(part if isinstance(part, bytes) else part(record) for part in parts))
+    elif wants_json(as_json):
+        for record in records:
+            out.write(to_json(shown_record(record)))
+    else:
+        for record in records:
+            row = shown_record(record)
+            headers = " ".join(f"{_plain(one['key'])}={_plain(one['value'])}" for one in row["headers"])
+            fields = (time_text(record.timestamp_ms), _plain(row["key"]), _plain(row["value"]), headers)
+            out.write(f"{record.offset}  " + "  ".join(fields).rstrip())
+
+
+_FORMATS: Final[dict[str, Callable[[logcore.Record], bytes]]] = {
+    "o": lambda record: b"%d" % record.offset,
+    "T": lambda record: b"%d" % record.timestamp_ms,
+    "k": lambda record: record.key or b"",
+    "s": lambda record: record.value or b"",
+    "K": lambda record: b"%d" % (-1 if record.key is None else len(record.key)),
+    "S": lambda record: b"%d" % (-1 if record.value is None else len(record.value)),
+    "h": lambda record: b",".join(
+        name.encode("utf-8", "surrogateescape") + b"=" + (value or b"") for name, value in record.headers
+    ),
+    "%": lambda record: b"%",
+}
+_ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+def _format_parts(form: str) -> list[bytes | Callable[[logcore.Record], bytes]]:
+    """kcat's format string in pieces: bytes as they are, and functions of a record."""
+    parts: list[bytes | Callable[[logcore.Record], bytes]] = []
+    signs = iter(form)
+    for sign in signs:
+        if sign not in "%\\":
+            parts.append(sign.encode("utf-8", "surrogateescape"))
+            continue
+        code = next(signs, "")
+        known = _FORMATS.get(code) if sign == "%" else _ESCAPES.get(code)
+        if known is None:
+            known_codes = f"%{' %'.join(_FORMATS)} \\n \\t \\r \\0"
+            raise click.BadParameter(f"unknown {sign + code!r}; known are {known_codes}", param_hint="-f")
+        parts.append(known)
+    return parts
+
+
+# -- dump, verify, info ----------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.option("--records", is_flag=True, help="Of .log files also the records.")
+@_json_option
+def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
+    """Show what files of a log hold: .log, .index, .timeindex, .txnindex, .snapshot, checkpoints and the small ones.
+
+    A damaged batch is shown as such; `logcore verify` judges a whole directory.
+    """
+    from logcore.dump import dump as rows_of
+
+    with Lines() as out:
+        for file in files:
+            if wants_json(as_json):
+                for row in rows_of(file, records=records):
+                    out.write(to_json({"file": file, **row}))
+                continue
+            out.write(file)
+            for row in rows_of(file, records=records):
+                fields = " ".join(f"{name}={_plain(value)}" for name, value in row.items() if name != "type")
+                indent = "      " if row["type"] == "record" else "  "
+                out.write(f"{indent}{row['type']}  {fields}")
+
+
+@main.command()
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path())
+@_json_option
+def verify(directories: tuple[str, ...], as_json: bool) -> None:
+    """Judge every file of a partition or log directory, read-only; exit code 1 when something is damaged.
+
+    ok: as it should be. warning: opening the log mends it by itself. damaged: data may be lost or wrong. The .log files
+    are walked batch by batch, CRCs included.
+    """
+    from logcore.dump import Verdict
+    from logcore.dump import verify as verdicts_of
+
+    found: list[Verdict] = []
+    streaming = wants_json(as_json)
+    with Lines() as out, _progress("verifying", None) as tick:
+        for directory in directories:
+            for verdict in verdicts_of(directory):
+                found.append(verdict)
+                tick(1)
+                if streaming:
+                    out.write(to_json(verdict.as_dict()))
+    counts = {status: sum(verdict.status == status for verdict in found) for status in ("damaged", "warning", "ok")}
+    if not streaming:
+        print_verdicts(found, within=directories[0].rstrip(os.sep) if len(directories) == 1 else "")
+        batches, records = sum(one.batches for one in found), sum(one.records for one in found)
+        size = size_text(sum(one.size_bytes for one in found if one.kind == "log"))
+        click.echo(f"{batches:,} batches, {records:,} records, {size} checked: " + _counted(counts))
+    if counts["damaged"]:
+        raise click.exceptions.Exit(DAMAGED)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no files"
+
+
+def print_verdicts(found: Sequence[Any], *, within: str = "") -> None:
+    """A table of verdicts; paths below within are shown without it."""
+    rows = []
+    for one in found:
+        where = (
+            ""
+            if one.position is None
+            else f" (position {one.position}" + (")" if one.offset is None else f", offset {one.offset})")
+        )
+        rows.append(
+            (
+                one.status,
+                one.path.removeprefix(within + os.sep) if within else one.path,
+                one.batches or "",
+                one.records or "",
+                one.size_bytes,
+                one.detail + where,
+            )
+        )
+    print_table(("verdict", "file", "batches", "records", "bytes", "detail"), rows, right=(2, 3, 4))
+
+
+@main.command()
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path())
+@_json_option
+def info(directory: str | None, as_json: bool) -> None:
+    """Versions and what is installed; with DIR, the partition there or all partitions in a log directory."""
+    if directory is None:
+        from logcore.__main__ import installation, installation_text
+
+        click.echo(to_json(installation()) if as_json else installation_text())
+        return
+    from logcore.dump import describe, partitions
+
+    found = [describe(path) for path in partitions(directory)]
+    if wants_json(as_json):
+        with Lines() as out:
+            for one in found:
+                out.write(to_json(one.as_dict()))
+        return
+    headers = (
+        "partition",
+        "segments",
+        "bytes",
+        "start",
+        "end",
+        "first time",
+        "newest",
+        "codecs",
+    )
+    rows = [
+        (
+            os.path.basename(os.path.realpath(one.path)),
+            one.segments,
+            one.size_bytes,
+            one.log_start_offset,
+            one.high_watermark,
+            time_text(one.first_timestamp_ms, "seconds"),
+            time_text(one.max_timestamp_ms, "seconds"),
+            ", ".join(f"{count:,} {codec}" for codec, count in one.codecs.items()),
+        )
+        for one in found
+    ]
+    print_table(headers, rows, right=(1, 2, 3, 4))
+
+
+# -- bench -----------------------------------------------------------------------------------------------------------
+
+_KEY_BYTES, _VALUE_BYTES = 16, 200
+
+
+@main.command()
+@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False))
+@click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="For each measurement.")
+@click.option("--records", type=click.IntRange(1), help="At most this many records for each measurement.")
+@_json_option
+def bench(directory: str, seconds: float, records: int | None, as_json: bool) -> None:
+    """Measure logcore on the disk that holds DIR, each figure against the bare work in the same run.
+
+    Records of 16 + 200 bytes, in a directory that is removed afterwards. ratio 1.00 would be as fast as the bare system
+    calls (appending) or as copying the bytes once and computing their CRC-32C (the rest).
+    """
+    place = tempfile.mkdtemp(prefix=".logcore-bench-", dir=directory)
+    rows = []
+    try:
+        for row in _measure(place, seconds, records or 1 << 62):
+            rows.append(row)
+            if wants_json(as_json):
+                with Lines() as out:
+                    out.write(to_json(row))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    if not wants_json(as_json):
+        headers = ("what", "records/s", "MB/s", "against", "records/s", "ratio")
+        cells = [
+            (
+                row["what"],
+                row["records_per_second"],
+                f"{row['megabytes_per_second']:.1f}",
+                row["against"],
+                row["floor_records_per_second"],
+                f"{row['ratio']:.2f}",
+            )
+            for row in rows
+        ]
+        print_table(headers, cells, right=(1, 2, 4, 5))
+
+
+def _measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
+    from crc32c import crc32c
+
+    key, value = b"k" * _KEY_BYTES, b"v" * _VALUE_BYTES
+    one = _KEY_BYTES + _VALUE_BYTES
+    piece = bytes(one + 70)  # about what one record of this size is as a batch of its own
+
+    def timed(step: Callable[[], int]) -> float:
+        """Records a second of a step that returns how many it did."""
+        done, started = 0, time.perf_counter()
+        while True:
+            done += step()
+            spent = time.perf_counter() - started
+            if spent >= seconds or done >= most:
+                return done / spent
+
+    def row(what: str, rate: float, against: str, floor: float) -> dict[str, Any]:
+        return {
+            "what": what,
+            "records_per_second": round(rate),
+            "megabytes_per_second": round(rate * one / 1e6, 3),
+            "against": against,
+            "floor_records_per_second": round(floor),
+            "ratio": round(rate / floor, 3),
+        }
+
+    handle = os.open(os.path.join(place, "bare"), os.O_RDWR | os.O_CREAT)
+    end = 0
+    sync = getattr(os, "fdatasync", os.fsync)
+
+    def bare(and_sync: bool) -> int:
+        nonlocal end
+        os.pwrite(handle, piece, end)
+        end += len(piece)
+        if and_sync:
+            sync(handle)
+        return 1
+
+    try:
+        for name, policy, against in (
+            ("append, one a call, os", "os", "pwrite"),
+            ("append, one a call, disk", "group", "pwrite + fdatasync"),
+        ):
+            with logcore.open(os.path.join(place, f"{policy}-0"), create=True, durability=policy) as log:
+                rate = timed(lambda log=log: _one(log, key, value))  # type: ignore[misc]
+            yield row(name, rate, against, timed(lambda waits=policy == "group": bare(waits)))  # type: ignore[misc]
+    finally:
+        os.close(handle)
+
+    data = bytearray(1000 * one)
+    copy = bytearray(len(data))
+
+    def floor() -> int:
+        copy[:] = data
+        crc32c(copy)
+        return 1000
+
+    against = "copy + CRC-32C"
+    group = [(key, value)] * 1000
+    many = os.path.join(place, "many-0")
+    with logcore.open(many, create=True, durability="os") as log:
+
+        def append_group() -> int:
+            log.append_many(group)
+            return 1000
+
+        yield row("append_many, 1000 a call, os", timed(append_group), against, timed(floor))
+    with logcore.open(many, read_only=True) as log:
+        end_offset = min(log.high_watermark, most)
+        columns: Callable[[], int] = lambda: sum(len(part) for part in log.scan(0, end_offset))  # noqa: E731
+        objects: Callable[[], int] = lambda: sum(1 for _ in log.read(0, end_offset))  # noqa: E731
+        yield row("scan, to columns", timed(columns), against, timed(floor))
+        yield row("read, to records", timed(objects), against, timed(floor))
+
+
+def _one(log: logcore.Log, key: bytes, value: bytes) -> int:
+    log.append(value, key=key)
+    return 1
+
+
+# -- demo ------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option(
+    "--dir", "directory", type=click.Path(file_okay=False), help="Where to put the log, else a temporary place."
+)
+@click.option("--keep", is_flag=True, help="Leave the temporary directory when done.")
+@click.option("--rows", type=click.IntRange(10), help="Only so many flights.")
+@click.option("--worker-internal", "worker", hidden=True, type=click.Path())
+def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None) -> None:
+    """The main job on real data: 336,776 flights appended, killed half way, recovered, read back in three shapes."""
+    from logcore.demo import run, work
+
+    if worker is not None:
+        work(worker, rows)
+    elif not run(directory, keep=keep, rows=rows):
+        raise click.exceptions.Exit(DAMAGED)

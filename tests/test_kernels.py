@@ -1,0 +1,279 @@
+"""The compiled kernels against the plain ones, and both against other people's codecs.
+
+The plain module is the specification. Every function gets the same arguments in both forms, over sound batches and over
+batches with a flipped bit or a cut, and must give the same result or the same error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
+from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
+from conftest import EXPECTED, VECTORS
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
+from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
+
+from logcore.errors import InvalidRecordError, InvalidTimestampError, LogcoreError, RecordTooLargeError
+from logcore.kernels import layout, plain
+
+try:
+    from logcore.kernels import _compiled as compiled
+except ImportError:
+    compiled = None
+
+needs_compiler = pytest.mark.skipif(compiled is None, reason="no C compiler built the compiled kernels")
+KERNELS = [plain] if compiled is None else [plain, compiled]
+T0 = 1_700_000_000_000
+
+maybe_bytes = st.none() | st.binary(max_size=40)
+header = st.tuples(st.text(max_size=8), maybe_bytes)
+timestamps = st.none() | st.just(-1) | st.integers(0, 2**62) | st.integers(T0 - 100, T0 + 100)
+record = st.tuples(maybe_bytes, maybe_bytes, st.lists(header, max_size=3).map(tuple), timestamps)
+records = st.lists(record, max_size=40)
+
+
+def encode(kernel: Any, rows: Any, *, base_offset: int = 0, batch_bytes: int = 1 << 20, **more: Any) -> bytes:
+    out = bytearray()
+    size, _ = kernel.encode_records(out, rows, base_offset, 0, T0, batch_bytes, 1 << 30, **more)
+    return bytes(out[:size])
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """A result in a form that can be compared, or the error's type and words."""
+    try:
+        result = call()
+    except LogcoreError as error:
+        return type(error).__name__, str(error), error.position
+    if isinstance(result, tuple):
+        return tuple(part.tolist() if isinstance(part, np.ndarray) else part for part in result)
+    if isinstance(result, list):
+        return [tuple(one) for one in result]
+    if type(result).__name__ == "Record":
+        return tuple(result)
+    return result
+
+
+def columns_of(kernel: Any, data: bytes, rows: int) -> Any:
+    block = np.zeros(max(rows, 0) * layout.ROW_SIZE, np.uint8)
+    return kernel.decode_columns(data, 0, len(data), block, max(rows, 0), "f"), block.tolist()
+
+
+def everything(kernel: Any, data: bytes) -> list[Any]:
+    """What every reading kernel says of some bytes."""
+    size = len(data)
+    stop, rows = kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62)
+    return [
+        outcome(lambda: kernel.walk(data, 0, size, 100, False)),
+        outcome(lambda: kernel.walk(data, 0, size, 100, True)),
+        outcome(lambda: kernel.find_batch(data, 0, size, 7)),
+        (stop, rows),
+        outcome(lambda: kernel.plan_run(data, 0, size, 3, 100, 9)),
+        outcome(lambda: columns_of(kernel, data[:stop], rows)),
+        outcome(lambda: kernel.decode_objects(data, 0, size, "f")),
+        outcome(lambda: kernel.read_one(data, 0, size, 3, "f")),
+        outcome(lambda: kernel.decode_body_objects(data[61:], min(5, len(data)), 3, T0, None, "f", 9)),
+    ]
+
+
+@needs_compiler
+@given(records, st.sampled_from([1, 200, 1 << 20]), st.integers(0, 2**40))
+def test_both_kernels_write_the_same_bytes(rows: Any, batch_bytes: int, base_offset: int) -> None:
+    assert encode(plain, rows, base_offset=base_offset, batch_bytes=batch_bytes) == encode(
+        compiled, rows, base_offset=base_offset, batch_bytes=batch_bytes
+    )
+
+
+@needs_compiler
+@given(records, st.sampled_from([1, 200, 1 << 20]))
+def test_both_kernels_read_the_same_from_sound_batches(rows: Any, batch_bytes: int) -> None:
+    data = encode(plain, rows, batch_bytes=batch_bytes)
+    assert everything(plain, data) == everything(compiled, data)
+
+
+@needs_compiler
+@given(records, st.data())
+def test_both_kernels_say_the_same_of_damaged_batches(rows: Any, draw: st.DataObject) -> None:
+    data = bytearray(encode(plain, rows, batch_bytes=300))
+    if data:
+        at = draw.draw(st.integers(0, len(data) - 1))
+        data[at] ^= 1 << draw.draw(st.integers(0, 7))
+        data = data[: draw.draw(st.integers(0, len(data)))]
+    assert everything(plain, bytes(data)) == everything(compiled, bytes(data))
+
+
+@needs_compiler
+@given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=20), st.data())
+def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(values: list[bytes], draw: st.DataObject) -> None:
+    """The records themselves, without a CRC before them that would catch the change first."""
+    body = bytearray(encode(plain, [(b"k", value, (("h", b"1"),)) for value in values])[layout.HEADER_SIZE :])
+    for _ in range(draw.draw(st.integers(0, 3))):
+        body[draw.draw(st.integers(0, len(body) - 1))] = draw.draw(st.integers(0, 255))
+    body = body[: draw.draw(st.integers(0, len(body)))]
+    count = draw.draw(st.integers(-1, len(values) + 2))
+
+    def columns(kernel: Any) -> Any:
+        block = np.zeros(max(count, 0) * layout.ROW_SIZE, np.uint8)
+        kernel.decode_body_columns(bytes(body), count, 5, T0, None, block, "f", 3)
+        return block.tolist()
+
+    assert outcome(lambda: columns(plain)) == outcome(lambda: columns(compiled))
+    assert outcome(lambda: plain.decode_body_objects(bytes(body), count, 5, T0, 9, "f", 3)) == outcome(
+        lambda: compiled.decode_body_objects(bytes(body), count, 5, T0, 9, "f", 3)
+    )
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.lists(st.tuples(maybe_bytes, maybe_bytes), max_size=30), st.booleans())
+def test_columns_are_written_as_the_same_records_are(kernel: Any, rows: Any, with_times: bool) -> None:
+    def column(pieces: list[bytes | None]) -> Any:
+        nulls = np.array([piece is None for piece in pieces], np.uint8)
+        data = np.frombuffer(b"".join(piece or b"" for piece in pieces), np.uint8)
+        offsets = np.concatenate([[0], np.cumsum([len(piece or b"") for piece in pieces])]).astype(np.int64)
+        return data, offsets, nulls if nulls.any() else None
+
+    times = np.arange(len(rows), dtype=np.int64) * 1000 + T0 if with_times else None
+    out = bytearray()
+    keys, values = column([key for key, _ in rows]), column([value for _, value in rows])
+    size, _ = kernel.encode_columns(out, keys, values, times, len(rows), 5, 0, T0, 300, 1 << 30)
+    stamped = [(*row, (), T0 + 1000 * at if with_times else None) for at, row in enumerate(rows)]
+    assert bytes(out[:size]) == encode(plain, stamped, base_offset=5, batch_bytes=300)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.lists(st.tuples(maybe_bytes, maybe_bytes, st.lists(header, max_size=2), st.integers(0, 2**61)), min_size=1))
+def test_aiokafka_and_kafka_python_read_what_is_written(kernel: Any, rows: Any) -> None:
+    data = encode(kernel, [(key, value, tuple(headers), time) for key, value, headers, time in rows])
+    for batch in (AiokafkaBatch(data), KafkaPythonBatch(data)):
+        assert batch.validate_crc()
+        found = [(one.offset, one.timestamp, one.key, one.value, [tuple(h) for h in one.headers]) for one in batch]
+        assert found == [(at, time, key, value, headers) for at, (key, value, headers, time) in enumerate(rows)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("builder", [AiokafkaBuilder, KafkaPythonBuilder])
+@given(
+    rows=st.lists(st.tuples(maybe_bytes, maybe_bytes, st.lists(header, max_size=2), st.integers(0, 2**61)), min_size=1)
+)
+def test_what_aiokafka_and_kafka_python_write_is_read(kernel: Any, builder: Any, rows: Any) -> None:
+    writer = builder(
+        magic=2,
+        compression_type=0,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 20,
+    )
+    for at, (key, value, headers, time) in enumerate(rows):
+        assert writer.append(at, timestamp=time, key=key, value=value, headers=headers)
+    data = bytes(writer.build())
+    found = [tuple(one) for one in kernel.decode_objects(data, 0, len(data))]
+    assert found == [(at, time, key, value, tuple(headers)) for at, (key, value, headers, time) in enumerate(rows)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith("v2-none")])
+def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> None:
+    data = (VECTORS / "records" / name).read_bytes()
+    stop, rows = kernel.plan_run(data, 0, len(data), 1 << 20, 1 << 20, 2**62)
+    assert (stop, rows) == (len(data), EXPECTED[name]["record_count"])
+    block = np.empty(rows * layout.ROW_SIZE, np.uint8)
+    assert kernel.decode_columns(data, 0, stop, block, rows) == rows
+    objects = kernel.decode_objects(data, 0, stop)
+    assert block[: 8 * rows].view(np.int64).tolist() == [one.offset for one in objects]
+    assert block[8 * rows : 16 * rows].view(np.int64).tolist() == [one.timestamp_ms for one in objects]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ([("text", b"v")], InvalidRecordError),
+        ([(b"k", "text")], InvalidRecordError),
+        ([(b"k",)], InvalidRecordError),
+        ([(b"k", b"v", (), 1, 2)], InvalidRecordError),
+        ([7], InvalidRecordError),
+        ([(b"k", b"v", (("h",),))], InvalidRecordError),
+        ([(b"k", b"v", ((b"h", b"1"),))], InvalidRecordError),
+        ([(b"k", b"v", (("h", "1"),))], InvalidRecordError),
+        ([(b"k", b"v", (), -2)], InvalidTimestampError),
+        ([(b"k", b"v", (), "now")], InvalidTimestampError),
+        ([(b"k", b"v", (), 2**63)], InvalidTimestampError),
+        ([(b"k", bytes(2000))], RecordTooLargeError),
+    ],
+)
+def test_a_record_that_cannot_be_stored_is_named(kernel: Any, rows: Any, error: type[LogcoreError]) -> None:
+    with pytest.raises(error, match=r"record 1"):
+        kernel.encode_records(bytearray(), [(b"fine", b"fine"), *rows], 0, 0, T0, 1 << 20, 1000)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_sequence_wraps_between_batches(kernel: Any) -> None:
+    data = encode(kernel, [(b"k", b"v")] * 3, batch_bytes=1, producer_id=1, producer_epoch=0, base_sequence=2**31 - 2)
+    facts, _, why = kernel.walk(data, 0, len(data), 10, True)
+    assert facts["base_sequence"].tolist() == [2**31 - 2, 2**31 - 1, 0]
+    assert why == layout.WALK_END
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.lists(st.integers(0, 1000), unique=True, max_size=30), st.integers(-5, 1005))
+def test_index_search_finds_the_last_entry_at_or_below(kernel: Any, offsets: list[int], target: int) -> None:
+    offsets.sort()
+    index = b"".join(offset.to_bytes(4, "big") + b"\0\0\0\0" for offset in offsets)
+    times = b"".join(offset.to_bytes(8, "big") + b"\0\0\0\0" for offset in offsets)
+    want = sum(offset <= target for offset in offsets) - 1
+    assert kernel.search_offsets(index, len(offsets), target) == want
+    assert kernel.search_times(times, len(offsets), target) == want
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.lists(st.none() | st.binary(max_size=300), max_size=20))
+def test_gather_copies_pieces_behind_each_other(kernel: Any, pieces: list[bytes | None]) -> None:
+    data = b"".join(b"-" + (piece or b"") for piece in pieces)
+    sizes = np.array([-1 if piece is None else len(piece) for piece in pieces], np.int32)
+    steps = np.cumsum([0] + [1 + len(piece or b"") for piece in pieces[:-1]]) if pieces else []
+    positions = (np.array(steps) + 1).astype(np.int32)
+    offsets, gathered = kernel.gather(data, positions, sizes)
+    assert gathered.tobytes() == b"".join(piece or b"" for piece in pieces)
+    assert offsets.tolist() == np.cumsum([0, *np.maximum(sizes, 0)]).tolist()
+    if len(pieces):
+        with pytest.raises(ValueError, match="outside"):
+            kernel.gather(data, positions + len(data), np.maximum(sizes, 1))
+
+
+def test_a_record_behaves_as_a_named_tuple() -> None:
+    kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
+    for kind in kinds:
+        one = kind(3, T0, b"k", None, (("h", b"1"),))
+        offset, timestamp_ms, key, value, headers = one
+        assert (offset, timestamp_ms, key, value, headers) == one
+        assert one == (3, T0, b"k", None, (("h", b"1"),))
+        assert one != kind(4, T0, b"k", None)
+        assert hash(one) == hash(kind(*one))
+        assert eval(repr(one), {"Record": kind}) == one
+        assert one._replace(offset=9).offset == 9
+        assert one._asdict()["key"] == b"k"
+        with pytest.raises(AttributeError):
+            one.offset = 5  # type: ignore[misc]
+
+
+@needs_compiler
+def test_both_kernels_have_the_same_functions() -> None:
+    public = {
+        name
+        for name in vars(plain)
+        if callable(getattr(plain, name)) and getattr(plain, name).__module__ == plain.__name__
+    }
+    public = {name for name in public if not name.startswith("_")}
+    assert public == {
+        name
+        for name in vars(compiled)
+        if not name.startswith("_")
+        and type(getattr(compiled, name)).__name__ in ("builtin_function_or_method", "cython_function_or_method")
+    }

@@ -1,0 +1,574 @@
+"""A partition: what is appended is read back, in order, in every form, across rolls, reopenings and truncations."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import VECTORS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import logcore
+from logcore.recordbatch import encode, read_batches
+
+T0 = 1_700_000_000_000
+SMALL = {"segment.bytes": 600, "index.interval.bytes": 60, "batch.size": 200}
+POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
+
+
+def values(log: logcore.Log, start: int | None = None, end: int | None = None) -> list[bytes | None]:
+    return [record.value for record in log.read(log.log_start_offset if start is None else start, end)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_records_come_back_after_reopening(partition: Path, policy: str) -> None:
+    with logcore.open(partition, create=True, config=SMALL, durability=policy) as log:
+        for at in range(20):
+            receipt = log.append(b"v%d" % at, key=b"k", headers=[("h", b"1"), ("n", None)], timestamp_ms=T0 + at)
+            assert (receipt.offset, receipt.last_offset) == (at, at)
+            assert receipt.durability == ("disk" if policy in ("always", "group") else "os")
+        assert log.high_watermark == log.log_end_offset == 20
+        assert log.append(b"on disk", durability="disk").durability == "disk"
+        assert log.durable_end_offset == 21
+        assert log.append(b"written", durability="os").durability == "os"
+    with logcore.open(partition, durability=policy) as log:
+        assert log.log_end_offset == 22
+        first = next(log.read(0))
+        assert first == (0, T0, b"k", b"v0", (("h", b"1"), ("n", None)))
+        assert values(log) == [b"v%d" % at for at in range(20)] + [b"on disk", b"written"]
+
+
+def test_every_way_to_append_gives_the_same_records(partition: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    rows = [(b"k%d" % at, b"v" * at if at % 3 else None) for at in range(50)]
+    keys = pa.array([key for key, _ in rows], pa.binary())
+    payload = pa.array([value for _, value in rows], pa.large_binary())
+    ends = np.cumsum([0] + [len(key) for key, _ in rows])
+    with logcore.open(partition, create=True, config=SMALL) as log:
+        for key, value in rows:
+            log.append(value, key=key, timestamp_ms=T0)
+        log.append_many([(key, value, (), T0) for key, value in rows])
+        log.append_columns(keys=keys, values=payload, timestamps_ms=np.full(50, T0))
+        log.append_columns(
+            keys=(b"".join(key for key, _ in rows), ends), values=payload, timestamps_ms=pa.array([T0] * 50)
+        )
+        for start in range(0, 50, 10):
+            batch = encode([(key, value, (), T0) for key, value in rows[start : start + 10]], codec="lz4")
+            log.append_batch(batch)
+        found = [(record.key, record.value, record.timestamp_ms) for record in log.read(0)]
+        assert found == [(key, value, T0) for key, value in rows] * 5
+        assert [record.offset for record in log.read(0)] == list(range(250))
+        assert log.append_many([]).last_offset == 249
+        assert log.append_columns(values=pa.array([], pa.binary())).offset == 250
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_a_log_compresses_as_its_config_says(partition: Path, codec: str) -> None:
+    with logcore.open(
+        partition, create=True, config={**SMALL, "compression.type": codec, "segment.bytes": 4096}
+    ) as log:
+        log.append_many([(b"k", b"value %d" % at) for at in range(300)])
+        assert {batch.codec_name for batch in log.batches(0)} == {"none" if codec == "uncompressed" else codec}
+        assert values(log) == [b"value %d" % at for at in range(300)]
+        assert values(log, 123, 127) == [b"value %d" % at for at in range(123, 127)]
+        assert sum(len(columns) for columns in log.scan(100, 250)) == 150
+
+
+def test_reading_between_any_two_offsets(partition: Path) -> None:
+    with logcore.open(partition, create=True, config=SMALL) as log:
+        log.append_many([(None, b"%d" % at) for at in range(60)])
+        for start in range(61):
+            assert log.get(start).offset == start if start < 60 else True
+            for end in (start, start + 1, start + 7, 60, 99):
+                want = [b"%d" % at for at in range(start, min(end, 60))]
+                assert values(log, start, end) == want
+                assert [value for columns in log.scan(start, end) for value in columns.values()] == want
+        for outside in (-1, 61):
+            with pytest.raises(logcore.OffsetOutOfRangeError):
+                log.read(outside)
+            with pytest.raises(logcore.OffsetOutOfRangeError):
+                log.scan(outside)
+        with pytest.raises(logcore.OffsetOutOfRangeError):
+            log.get(60)
+
+
+def test_a_read_stops_at_its_byte_budget_but_gives_a_batch(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"batch.size": 400}) as log:
+        log.append_many([(None, b"x" * 100) for _ in range(20)])
+        assert len(list(log.read(0, max_bytes=1))) == len(next(log.batches(0)).records()) > 0
+        assert 0 < len(list(log.read(0, max_bytes=900))) < 20
+        assert [batch.base_offset for batch in log.batches(3, max_bytes=1)] == [2]
+
+
+def test_batches_give_columns_arrow_and_their_heads(partition: Path) -> None:
+    with logcore.open(partition, create=True, config=SMALL) as log:
+        log.append_many([(b"k", b"%d" % at, (), T0 + at) for at in range(30)])
+        batches = list(log.batches(0))
+        assert batches[0].base_offset == 0
+        assert all(one.next_offset == two.base_offset for one, two in itertools.pairwise(batches))
+        assert [offset for batch in batches for offset in batch.columns().offsets.tolist()] == list(range(30))
+
+
+def test_a_scan_goes_to_arrow_polars_and_duckdb(partition: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    with logcore.open(partition, create=True, config=SMALL) as log:
+        log.append_many([(b"k%d" % (at % 3), b"%d" % at, (("h", b"x"),), T0 + at) for at in range(100)])
+        scan = log.scan()
+        table = pa.table(scan)
+        assert table["value"].to_pylist() == [b"%d" % at for at in range(100)]
+        assert table.column_names == ["offset", "timestamp", "key", "value", "headers"]
+        assert pa.table(scan.select("key")).column_names == ["key"]
+        assert scan.to_table().equals(table), "a scan may be read twice"
+        polars = pytest.importorskip("polars")
+        assert polars.DataFrame(scan.select("offset", "value")).height == 100
+        duckdb = pytest.importorskip("duckdb")
+        found = duckdb.sql('select count(distinct key), max("offset") from scan').fetchall()
+        assert found == [(3, 99)]
+
+
+def test_columns_outlive_the_log(partition: Path) -> None:
+    with logcore.open(partition, create=True, config=SMALL) as log:
+        log.append_many([(None, b"%d" % at) for at in range(50)])
+        chunks = list(log.scan())
+        log.delete_records(50)
+    shutil.rmtree(partition.parent)
+    assert [value for columns in chunks for value in columns.values()] == [b"%d" % at for at in range(50)]
+
+
+# -- segments ------------------------------------------------------------------------------------------------------------
+
+
+def segments(partition: Path) -> list[int]:
+    return sorted(int(path.name[:20]) for path in partition.glob("*.log"))
+
+
+def test_a_segment_is_rolled_by_size(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
+        for _ in range(6):
+            log.append(b"x" * 32)  # 100 bytes a batch
+        assert segments(partition) == [0, 2, 4]
+        with pytest.raises(logcore.RecordTooLargeError):
+            log.append(b"x" * 300)
+        assert log.append(b"y").offset == 6
+
+
+def test_a_segment_is_rolled_by_age_of_its_records(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.ms": 1000}) as log:
+        for time in (T0, T0 + 1000, T0 + 1001, T0 + 2001, T0 + 2002, T0):
+            log.append(b"x", timestamp_ms=time)
+        assert segments(partition) == [0, 2, 4]
+
+
+def test_a_segment_is_rolled_when_an_index_is_full(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.index.bytes": 24, "index.interval.bytes": 0}) as log:
+        for at in range(12):
+            log.append(b"x", timestamp_ms=T0 + at)
+        assert len(segments(partition)) > 2
+        assert values(log) == [b"x"] * 12
+
+
+def test_a_segment_is_rolled_before_its_offsets_overflow(partition: Path) -> None:
+    partition.mkdir(parents=True)
+    (partition / f"{0:020d}.log").write_bytes(encode([(None, b"far")], base_offset=2**31 - 2, leader_epoch=0))
+    with logcore.open(partition) as log:
+        log.append(b"last that fits")
+        log.append(b"first that does not")
+        assert segments(partition) == [0, 2**31]
+        assert [record.offset for record in log.read(0)] == [2**31 - 2, 2**31 - 1, 2**31]
+
+
+def test_index_files_hold_the_last_offset_and_start_of_batches(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"index.interval.bytes": 100}) as log:
+        for at in range(10):
+            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        log.roll()
+    entries = np.fromfile(partition / f"{0:020d}.index", ">i4").reshape(-1, 2).tolist()
+    assert entries == [[2, 200], [4, 400], [6, 600], [8, 800]]
+    times = (partition / f"{0:020d}.timeindex").read_bytes()
+    assert [int.from_bytes(times[at : at + 8], "big") for at in range(0, len(times), 12)] == [
+        T0 + 2,
+        T0 + 4,
+        T0 + 6,
+        T0 + 8,
+        T0 + 9,
+    ]
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "random", "shifted"])
+def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
+    with logcore.open(partition, create=True, config={**SMALL, "segment.bytes": 3000}) as log:
+        log.append_many([(None, b"%d" % at, (), T0 + at) for at in range(300)])
+        want = list(log.read(0))
+    rng = np.random.default_rng(5)
+    for path in partition.glob("*.index"):
+        size = path.stat().st_size
+        old = path.read_bytes()
+        path.unlink()
+        if damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "zeros":
+            path.write_bytes(bytes(size + 80))
+        elif damage == "random":
+            path.write_bytes(rng.bytes(size))
+        elif damage == "shifted":
+            path.write_bytes(old[4:] + old[:4])
+    for read_only in (True, False):
+        with logcore.open(partition, read_only=read_only) as log:
+            assert log.log_end_offset == 300
+            for start in range(0, 300, 7):
+                assert next(log.read(start)) == want[start]
+                assert log.get(start) == want[start]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_offset_for_timestamp_is_the_first_record_as_young(
+    tmp_path_factory: pytest.TempPathFactory, times: list[int], seed: int
+) -> None:
+    partition = tmp_path_factory.mktemp("times") / "orders-0"
+    rng = np.random.default_rng(seed)
+    with logcore.open(partition, create=True, config={**SMALL, "segment.ms": 1 << 60}, durability="os") as log:
+        at = 0
+        while at < len(times):
+            step = int(rng.integers(1, 5))
+            log.append_many([(None, b"x", (), T0 + time) for time in times[at : at + step]])
+            at += step
+        for log_ in (log, logcore.open(partition, read_only=True)):
+            for time in range(-1, 42):
+                want = next((at for at, other in enumerate(times) if other >= time), None)
+                assert log_.offset_for_timestamp(T0 + time) == want, time
+            if log_ is not log:
+                log_.close()
+
+
+# -- shortening ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_truncating_anywhere_keeps_exactly_what_is_below(tmp_path: Path, codec: str) -> None:
+    for offset in range(0, 41, 3):
+        partition = tmp_path / f"t-{offset}"
+        with logcore.open(partition, create=True, config={**SMALL, "compression.type": codec}) as log:
+            log.append_many([(b"k%d" % at, b"%d" % at, (("h", b"%d" % at),), T0 + at) for at in range(40)])
+            log.truncate(offset)
+            assert (log.log_end_offset, log.high_watermark) == (offset, offset)
+            assert values(log) == [b"%d" % at for at in range(offset)]
+            assert log.append(b"new").offset == offset
+        with logcore.open(partition) as log:
+            assert values(log) == [b"%d" % at for at in range(offset)] + [b"new"]
+            assert log.recovery_report is not None
+            assert log.recovery_report.cut_position is None
+        assert not list(partition.glob("*.tmp"))
+
+
+def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        log.append(b"x")
+        for offset in (-1, 2):
+            with pytest.raises(logcore.OffsetOutOfRangeError):
+                log.truncate(offset)
+        log.truncate(1)
+        assert log.log_end_offset == 1
+
+
+def test_deleting_records_moves_the_start_and_frees_whole_segments(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(8):
+            log.append(b"%d" % at * 32)
+        iterator = log.read(0)
+        first = next(iterator)
+        assert log.delete_records(5) == 5
+        assert segments(partition) == [4, 6]
+        assert log.delete_records(3) == 5
+        assert [record.offset for record in log.read(5)] == [5, 6, 7]
+        assert [first.offset, *(record.offset for record in iterator)] == list(range(8)), "readers keep what they hold"
+        with pytest.raises(logcore.OffsetOutOfRangeError):
+            log.read(4)
+        with pytest.raises(logcore.OffsetOutOfRangeError):
+            log.delete_records(9)
+    with logcore.open(partition) as log:
+        assert (log.log_start_offset, log.log_end_offset) == (5, 8)
+        log.delete_records(8)
+        assert log.append(b"x").offset == 8
+    with logcore.open(partition, read_only=True) as log:
+        assert (log.log_start_offset, values(log)) == (8, [b"x"])
+
+
+# -- directories that Kafka wrote ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["partition-clean", "partition-crash"])
+def test_kafkas_partition_is_read(name: str) -> None:
+    with logcore.open(VECTORS / name / "orders-0", read_only=True) as log:
+        assert (log.log_start_offset, log.log_end_offset, log.last_stable_offset) == (0, 29, 28)
+        assert [record.offset for record in log.read(0)] == [at for at in range(29) if at not in (10, 11)]
+        committed = [record.offset for record in log.read(0, isolation="read_committed")]
+        assert committed == [at for at in range(28) if at not in (8, 10, 11)]
+        assert [len(columns) for columns in log.scan(isolation="read_committed")] != []
+        assert next(log.read(0)) == (0, T0, b"k1", b"hello", (("h", b"x"),))
+        kinds = {batch.base_offset: batch.control_type() for batch in log.batches(0) if batch.is_control}
+        assert kinds == {10: "ABORT", 11: "COMMIT"}
+        assert {batch.codec_name for batch in log.batches(0)} == {"none", "gzip", "snappy", "lz4", "zstd"}
+
+
+def test_kafkas_compacted_partition_is_read() -> None:
+    with logcore.open(VECTORS / "partition-compact-after" / "compacted-0", read_only=True) as log:
+        assert [record.offset for record in log.read(0)] == [4, 5, 6, 12, 13]
+        assert log.get(0).offset == 4
+        assert log.log_end_offset == 14
+
+
+@pytest.mark.parametrize("name", ["partition-clean", "partition-crash"])
+def test_kafkas_partition_is_continued(tmp_path: Path, name: str) -> None:
+    shutil.copytree(VECTORS / name, tmp_path / name)
+    before = (tmp_path / name / "orders-0" / f"{16:020d}.log").read_bytes()
+    with logcore.open(tmp_path / name / "orders-0", config={"segment.ms": 1 << 60}) as log:
+        assert not (tmp_path / name / ".kafka_cleanshutdown").exists(), "gone before the first write"
+        assert log.append(b"ours", key=b"k").offset == 29
+        assert [record.offset for record in log.read(27)] == [27, 28, 29]
+    after = (tmp_path / name / "orders-0" / f"{16:020d}.log").read_bytes()
+    assert after.startswith(before)
+    added = list(read_batches(after[len(before) :]))
+    assert [batch.partition_leader_epoch for batch in added] == [4], "the latest epoch of the checkpoint"
+    points = (tmp_path / name / "recovery-point-offset-checkpoint").read_text()
+    assert "orders 0 30\n" in points
+    if name == "partition-clean":
+        assert (tmp_path / name / ".kafka_cleanshutdown").exists()
+        assert "orders 0 30" in points
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["orders", "orders-", "orders-x", "or ders-0", "..-0x", "-0", "ä-0", "a" * 250 + "-0", "orders-99999999999"]
+)
+def test_a_directory_that_kafka_would_refuse_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(logcore.InvalidNameError):
+        logcore.open(tmp_path / name, create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"segment.byte": 1},
+        {"segment.bytes": 13},
+        {"segment.bytes": 2**31},
+        {"segment.bytes": "many"},
+        {"segment.bytes": True},
+        {"compression.type": "brotli"},
+        {"cleanup.policy": "shred"},
+    ],
+)
+def test_a_bad_config_is_named(partition: Path, config: dict[str, object]) -> None:
+    with pytest.raises(logcore.InvalidConfigError, match=next(iter(config))):
+        logcore.open(partition, create=True, config=config)
+    assert not partition.exists()
+
+
+@pytest.mark.parametrize("policy", ["sometimes", "every", "every(0)", "interval(-1)", "always(3)", 7, None])
+def test_a_bad_durability_is_named(partition: Path, policy: Any) -> None:
+    with pytest.raises(logcore.InvalidConfigError):
+        logcore.open(partition, create=True, durability=policy)
+
+
+def test_records_that_cannot_be_stored_change_nothing(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"max.message.bytes": 1000}) as log:
+        log.append(b"before")
+        size = os.path.getsize(partition / f"{0:020d}.log")
+        with pytest.raises(logcore.InvalidRecordError):
+            log.append("text")  # type: ignore[arg-type]
+        with pytest.raises(logcore.RecordTooLargeError):
+            log.append_many([(b"k", b"fine"), (b"k", b"x" * 2000)])
+        with pytest.raises(logcore.InvalidTimestampError):
+            log.append(b"x", timestamp_ms=-5)
+        with pytest.raises(logcore.InvalidRecordError):
+            log.append_columns()
+        with pytest.raises(logcore.InvalidRecordError):
+            log.append_columns(keys=(b"abc", [0, 3]), values=(b"abc", [0, 1, 3]))
+        for offsets in ([0, 4], [2, 1, 3], [-1, 3], [], [0.5, 1.5]):
+            with pytest.raises(logcore.InvalidRecordError):
+                log.append_columns(values=(b"abc", offsets))
+        with pytest.raises(logcore.InvalidTimestampError):
+            log.append_columns(values=(b"abc", [0, 3]), timestamps_ms=[1, 2])
+        with pytest.raises(logcore.CorruptBatchError):
+            log.append_batch(b"no batch")
+        with pytest.raises(logcore.InvalidConfigError):
+            log.append(b"x", durability="tape")  # type: ignore[arg-type]
+        assert log.log_end_offset == 2, "a wrong level is only noticed when the record is written"
+        assert os.path.getsize(partition / f"{0:020d}.log") > size
+        assert values(log)[0] == b"before"
+
+
+def test_a_compacted_topic_needs_keys(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"cleanup.policy": "compact"}) as log:
+        log.append(None, key=b"tombstone")
+        with pytest.raises(logcore.InvalidRecordError):
+            log.append(b"no key")
+        with pytest.raises(logcore.InvalidRecordError):
+            log.append_columns(values=(b"abc", [0, 3]))
+
+
+def test_a_log_that_is_not_there(partition: Path) -> None:
+    for read_only in (True, False):
+        with pytest.raises(logcore.LogNotFoundError):
+            logcore.open(partition, read_only=read_only)
+    with pytest.raises(logcore.InvalidConfigError):
+        logcore.open(partition, create=True, read_only=True)
+
+
+def test_a_closed_log_says_so(partition: Path) -> None:
+    log = logcore.open(partition, create=True)
+    log.append(b"x")
+    log.close()
+    log.close()
+    for call in (lambda: log.append(b"y"), lambda: log.read(0), log.flush, log.scan, lambda: log.truncate(0), log.tick):
+        with pytest.raises(logcore.LogClosedError):
+            call()
+
+
+def test_a_read_only_log_refuses_writes(partition: Path) -> None:
+    logcore.open(partition, create=True).close()
+    before = sorted(path.name for path in partition.parent.rglob("*"))
+    with logcore.open(partition, read_only=True) as log:
+        for call in (
+            lambda: log.append(b"y"),
+            log.flush,
+            lambda: log.truncate(0),
+            lambda: log.delete_records(0),
+            log.roll,
+        ):
+            with pytest.raises(logcore.ReadOnlyLogError):
+                call()
+    assert sorted(path.name for path in partition.parent.rglob("*")) == before
+
+
+def test_a_log_left_open_warns(partition: Path) -> None:
+    log = logcore.open(partition, create=True)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        log.__del__()
+    log.close()
+
+
+# -- many threads ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["group", "always", "every(7)"])
+def test_threads_append_without_loss_and_in_their_own_order(partition: Path, policy: str) -> None:
+    def work(name: int) -> None:
+        for at in range(30):
+            receipts[name].append(log.append(b"%d" % at, key=b"%d" % name).offset)
+
+    with logcore.open(partition, create=True, config={"segment.bytes": 4000}, durability=policy) as log:
+        receipts: list[list[int]] = [[] for _ in range(8)]
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(offset for one in receipts for offset in one) == list(range(240))
+        found = {record.offset: (record.key, record.value) for record in log.read(0)}
+        for name, offsets in enumerate(receipts):
+            assert offsets == sorted(offsets)
+            assert [found[offset] for offset in offsets] == [(b"%d" % name, b"%d" % at) for at in range(30)]
+
+
+def test_readers_run_while_a_writer_rolls_and_truncates(partition: Path) -> None:
+    def read() -> None:
+        while not done.is_set():
+            for record in log.read(0):
+                if record.value != b"%d" % record.offset:
+                    wrong.append(record)
+
+    done, wrong = threading.Event(), []
+    with logcore.open(partition, create=True, config=SMALL, durability="os") as log:
+        log.append(b"0")
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for at in range(1, 150):
+            log.append(b"%d" % at)
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+# -- against a list --------------------------------------------------------------------------------------------------------------
+
+
+class LogAsList(RuleBasedStateMachine):
+    """A log is a list whose front may be dropped: every rule is done to both."""
+
+    @initialize(policy=st.sampled_from(POLICIES), codec=st.sampled_from(["producer", "lz4"]))
+    def start(self, policy: str, codec: str) -> None:
+        import tempfile
+
+        self.directory = tempfile.mkdtemp()
+        self.policy = policy
+        self.config = {**SMALL, "compression.type": codec}
+        self.model: list[bytes] = []
+        self.first = 0
+        self.log = logcore.open(f"{self.directory}/m-0", create=True, config=self.config, durability=policy)
+
+    def teardown(self) -> None:
+        if hasattr(self, "log"):
+            self.log.close()
+            shutil.rmtree(self.directory)
+
+    @rule(value=st.binary(max_size=30))
+    def append(self, value: bytes) -> None:
+        assert self.log.append(value, key=b"k").offset == len(self.model)
+        self.model.append(value)
+
+    @rule(rows=st.lists(st.binary(max_size=30), max_size=40))
+    def append_many(self, rows: list[bytes]) -> None:
+        receipt = self.log.append_many([(None, row) for row in rows])
+        assert (receipt.offset, receipt.last_offset) == (len(self.model), len(self.model) + len(rows) - 1)
+        self.model += rows
+
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        offset = data.draw(st.integers(self.first, len(self.model)))
+        self.log.truncate(offset)
+        del self.model[offset:]
+
+    @rule(data=st.data())
+    def delete_records(self, data: st.DataObject) -> None:
+        self.log.flush()
+        self.first = data.draw(st.integers(self.first, len(self.model)))
+        self.log.delete_records(self.first)
+
+    @rule()
+    def roll(self) -> None:
+        self.log.roll()
+
+    @rule()
+    def reopen(self) -> None:
+        self.log.close()
+        self.log = logcore.open(f"{self.directory}/m-0", config=self.config, durability=self.policy)
+        assert self.log.recovery_report is not None
+        assert self.log.recovery_report.cut_position is None
+
+    @precondition(lambda self: hasattr(self, "log"))
+    @invariant()
+    def reads_agree(self) -> None:
+        self.log.flush()
+        want = list(enumerate(self.model))[self.first :]
+        assert (self.log.log_start_offset, self.log.log_end_offset) == (self.first, len(self.model))
+        assert [(record.offset, record.value) for record in self.log.read(self.first)] == want
+        with logcore.open(f"{self.directory}/m-0", read_only=True) as reader:
+            assert [(record.offset, record.value) for record in reader.read(self.first)] == want
+
+
+TestLogAsList = LogAsList.TestCase
+TestLogAsList.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -1,0 +1,373 @@
+"""Batches against the vectors that Kafka and its clients wrote, and the leader's rules against Kafka's verdicts.
+
+Accept and reject must be Kafka's, byte for byte: section 1.9 of the format notes lists what its validator did with each
+mutation when it was run, and that list is a table here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
+from conftest import EXPECTED, VECTORS
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
+
+import logcore
+from logcore.config import LogConfig
+from logcore.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    LogcoreError,
+    RecordTooLargeError,
+    UnsupportedCodecError,
+)
+from logcore.recordbatch import RecordBatch, encode, front_of, prepare_append, read_batches, stamp_crc
+
+T0 = 1_700_000_000_000
+NAMES = sorted(EXPECTED)
+V2 = [name for name in NAMES if name.startswith("v2")]
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+
+
+def vector(name: str) -> bytes:
+    return (VECTORS / "records" / name).read_bytes()
+
+
+def line(record: Any) -> str:
+    def piece(data: bytes | None) -> str:
+        return "-" if data is None else data.hex()
+
+    headers = ",".join(
+        f"{name.encode('utf-8', 'surrogateescape').hex()}={piece(value)}" for name, value in record.headers
+    )
+    return f"{record.offset}|{record.timestamp_ms}|{piece(record.key)}|{piece(record.value)}|{headers}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_of_every_vector_are_as_expected(name: str) -> None:
+    records = [record for batch in read_batches(vector(name)) for record in batch.records()]
+    assert len(records) == EXPECTED[name]["record_count"]
+    lines = "".join(line(record) + "\n" for record in records)
+    assert hashlib.sha256(lines.encode()).hexdigest() == EXPECTED[name]["records_sha256"]
+    columns = [record for batch in read_batches(vector(name)) for record in batch.columns().records()]
+    assert [tuple(record) for record in columns] == [tuple(record) for record in records]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_of_every_vector_are_as_expected(name: str) -> None:
+    for batch, want in zip(read_batches(vector(name)), EXPECTED[name]["batches"], strict=True):
+        batch.verify()
+        assert (batch.magic, batch.size_bytes, batch.crc) == (want["magic"], want["size"], want["crc"])
+        assert (batch.last_offset, batch.max_timestamp) == (want["last_offset"], want["max_timestamp"])
+        assert batch.codec_name == want["compression"]
+        assert batch.is_append_time == (want["timestamp_type"] == "LogAppendTime")
+        assert (batch.producer_id, batch.producer_epoch) == (want["producer_id"], want["producer_epoch"])
+        assert (batch.base_sequence, batch.record_count) == (want["base_sequence"], want["count"])
+        assert batch.partition_leader_epoch == want["partition_leader_epoch"]
+        assert (batch.is_transactional, batch.is_control) == (want["transactional"], want["control"])
+        assert (batch.delete_horizon_ms or -1) == want["delete_horizon_ms"]
+        if batch.magic == 2:
+            assert batch.base_offset == want["base_offset"]
+
+
+def test_control_batches_say_what_they_are() -> None:
+    kinds = {"abort": "ABORT", "commit": "COMMIT", "leader-change": "LEADER_CHANGE"}
+    for name, kind in kinds.items():
+        (batch,) = read_batches(vector(f"v2-control-{name}.kafka-java.bin"))
+        assert batch.control_type() == kind
+
+
+def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
+    data = encode([(b"k1", b"hello", (("h", b"x"),), T0), (None, b"world!", (), T0 + 5)])
+    assert data == vector("v2-none-two-records.kafka-java.bin")
+
+
+def test_a_sequence_counts_over_the_wrap() -> None:
+    (batch,) = read_batches(vector("v2-txn-sequence-wrap.kafka-python.bin"))
+    assert (batch.base_sequence, batch.last_sequence) == (2**31 - 2, 0)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(rows=st.lists(st.tuples(st.none() | st.binary(), st.none() | st.binary()), min_size=1, max_size=30))
+def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
+    data = encode(rows, now_ms=T0, codec=codec)
+    found = [[(one.key, one.value) for one in AiokafkaBatch(data)]]
+    if codec != "snappy":  # kafka-python reads snappy only with a package that is not needed for anything else
+        found.append([(one.key, one.value) for one in KafkaPythonBatch(data)])
+    assert all(one == rows for one in found)
+
+
+def test_an_incomplete_tail_ends_reading_quietly() -> None:
+    data = vector("v2-none-two-records.kafka-java.bin")
+    for cut in range(len(data)):
+        assert list(read_batches(data[:cut])) == []
+    assert [batch.size_bytes for batch in read_batches(data + data[:40])] == [len(data)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(name: str) -> None:
+    """Outside the CRC lie base offset, length, leader epoch and magic (v2), offset and size (v0 and v1)."""
+    data = vector(name)
+    sound = [tuple(record) for batch in read_batches(data) for record in batch.records()]
+    for bit in range(len(data) * 8):
+        bad = bytearray(data)
+        bad[bit // 8] ^= 1 << bit % 8
+        try:
+            found = [tuple(record) for batch in read_batches(bytes(bad)) for record in batch.records()]
+        except LogcoreError:
+            continue
+        same_but_offset = [record[1:] for record in found] == [record[1:] for record in sound[: len(found)]]
+        assert same_but_offset, f"bit {bit}"
+        assert bit // 8 < 17 or data[16] < 2, f"bit {bit} of a v2 batch is under the CRC"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cut_of_a_vector_gives_a_prefix_or_an_error(name: str) -> None:
+    data = vector(name)
+    sound = [tuple(record) for batch in read_batches(data) for record in batch.records()]
+    for cut in range(len(data)):
+        try:
+            found = [tuple(record) for batch in read_batches(data[:cut]) for record in batch.records()]
+        except LogcoreError:
+            continue
+        assert found == sound[: len(found)]
+
+
+@given(st.binary(max_size=200), st.booleans(), st.integers(0, 0xFF))
+def test_random_bytes_raise_nothing_undeclared(body: bytes, headed: bool, attributes: int) -> None:
+    if headed:  # a head that is right in all but what follows it
+        raw = bytearray(
+            struct.pack(">qiibIhiqqqhii", 0, 49 + len(body), 0, 2, 0, attributes, 4, T0, T0, -1, -1, -1, 5) + body
+        )
+        stamp_crc(raw)
+        body = bytes(raw)
+    try:
+        for batch in read_batches(body):
+            batch.records()
+            batch.columns()
+    except LogcoreError:
+        pass
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_bomb_stops_at_the_cap(codec: str) -> None:
+    data = encode([(None, bytes(8 << 20))], codec=codec)
+    (batch,) = read_batches(data)
+    with pytest.raises(RecordTooLargeError):
+        batch.records(max_size=1 << 20)
+    assert len(batch.records()[0].value or b"") == 8 << 20
+
+
+# -- what a leader accepts -----------------------------------------------------------------------------------------------
+
+TWO = [(b"k1", b"hello", (), T0), (b"k2", b"world!", (), T0 + 5)]
+HEAD = {
+    "base_offset": ">q@0",
+    "length": ">i@8",
+    "leader_epoch": ">i@12",
+    "crc": ">I@17",
+    "attributes": ">h@21",
+    "last_offset_delta": ">i@23",
+    "max_timestamp": ">q@35",
+    "producer_id": ">q@43",
+    "base_sequence": ">i@53",
+    "count": ">i@57",
+}
+
+
+def mutated(codec: str = "uncompressed", *, crc: bool = True, tail: bytes = b"", **fields: int) -> bytes:
+    raw = bytearray(encode(TWO, codec=codec))
+    for name, value in fields.items():
+        form, at = HEAD[name].split("@")
+        struct.pack_into(form, raw, int(at), value)
+    if crc and "length" not in fields:
+        stamp_crc(raw)
+    return bytes(raw) + tail
+
+
+def leader(data: bytes, **config: object) -> tuple[RecordBatch, list[Any]]:
+    out, stored = prepare_append(data, base_offset=100, leader_epoch=7, now_ms=T0 + 99, config=LogConfig.parse(config))
+    (batch,) = read_batches(bytes(out))
+    assert stored == [(0, len(out), batch.last_offset, batch.max_timestamp)]
+    return batch, batch.records()
+
+
+def rebuilt_body(change: Callable[[bytearray], None], **fields: int) -> bytes:
+    """The two records with their bytes changed, under a right length and CRC."""
+    raw = bytearray(encode(TWO))
+    body = raw[61:]
+    change(body)
+    raw[61:] = body
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    for name, value in fields.items():
+        form, at = HEAD[name].split("@")
+        struct.pack_into(form, raw, int(at), value)
+    stamp_crc(raw)
+    return bytes(raw)
+
+
+#: Kafka's observed outcomes for a client's append of a mutated 2-record batch.
+OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] = [
+    ("leader epoch 99, CRC unchanged", mutated(leader_epoch=99, crc=False), {}, None),
+    ("length 40", mutated(length=40), {}, CorruptBatchError),
+    ("count 1 but 2 records", mutated(count=1, last_offset_delta=0), {}, InvalidRecordError),
+    ("count 3 but 2 records", mutated(count=3, last_offset_delta=2), {}, InvalidRecordError),
+    ("count 0", mutated(count=0), {}, InvalidRecordError),
+    ("count -1", mutated(count=-1), {}, InvalidRecordError),
+    ("last offset delta -1", mutated(last_offset_delta=-1), {}, InvalidRecordError),
+    ("codec 5", mutated(attributes=5), {}, UnsupportedCodecError),
+    ("gzip bit over plain bytes", mutated(attributes=1), {}, CorruptBatchError),
+    ("zstd bit over plain bytes", mutated(attributes=4), {}, CorruptBatchError),
+    ("delete horizon bit", mutated(attributes=0x40), {}, None),
+    ("transactional without producer id", mutated(attributes=0x10), {}, None),
+    ("bits 7-15", mutated(attributes=0x7F80), {}, None),
+    ("control batch", mutated(attributes=0x20), {}, InvalidRecordError),
+    ("producer id without sequence", mutated(producer_id=5), {}, InvalidRecordError),
+    ("max timestamp too low", mutated(max_timestamp=T0), {}, None),
+    ("LogAppendTime bit on CreateTime", mutated(attributes=8), {}, None),
+    (
+        "LogAppendTime bit on LogAppendTime",
+        mutated(attributes=8),
+        {"message.timestamp.type": "LogAppendTime"},
+        InvalidTimestampError,
+    ),
+    ("record attributes 0x7f", rebuilt_body(lambda body: body.__setitem__(1, 0x7F)), {}, None),
+    ("offset deltas 0, 0", rebuilt_body(lambda body: body.__setitem__(body[0] // 2 + 4, 0)), {}, None),
+    ("7 bytes behind the batch", mutated(tail=b"garbage"), {}, None),
+    ("a wrong CRC", mutated(crc=False, count=2, max_timestamp=T0 + 6), {}, CorruptBatchError),
+    ("too large", mutated(), {"max.message.bytes": 80}, RecordTooLargeError),
+    ("plain batch, gzip topic", mutated(), {"compression.type": "gzip"}, None),
+    ("gzip batch, plain topic", mutated("gzip"), {"compression.type": "uncompressed"}, None),
+    ("too old", mutated(), {"message.timestamp.before.max.ms": 50}, InvalidTimestampError),
+    ("young enough", mutated(), {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0}, None),
+    ("from the future", mutated(), {"message.timestamp.after.max.ms": 0}, None),
+    ("no key, compacted topic", encode([(None, b"v", (), T0)]), {"cleanup.policy": "compact"}, InvalidRecordError),
+    ("not a batch", b"garbage", {}, CorruptBatchError),
+    ("magic 3", b"\0" * 11 + b"\x50" + b"\0" * 4 + b"\3" + bytes(80), {}, CorruptBatchError),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "error"), [case[1:] for case in OUTCOMES], ids=[case[0] for case in OUTCOMES]
+)
+def test_a_leader_decides_as_kafka_does(
+    data: bytes, config: dict[str, object], error: type[LogcoreError] | None
+) -> None:
+    if error is not None:
+        with pytest.raises(error):
+            leader(data, **config)
+        return
+    batch, records = leader(data, **config)
+    assert [(record.key, record.value) for record in records] == [(b"k1", b"hello"), (b"k2", b"world!")]
+    assert (batch.base_offset, batch.last_offset, batch.partition_leader_epoch) == (100, 101, 7)
+
+
+def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
+    for name in (
+        "v2-none-two-records.librdkafka.bin",
+        "v2-lz4-40-records.kafka-python.bin",
+        "v2-snappy-40-records.librdkafka.bin",
+    ):
+        data = vector(name)
+        out, _ = prepare_append(data, base_offset=5, leader_epoch=3, now_ms=T0, config=LogConfig())
+        assert bytes(out) == struct.pack(">q", 5) + data[8:12] + struct.pack(">i", 3) + data[16:]
+
+
+def test_a_wrong_max_timestamp_is_corrected_with_the_crc() -> None:
+    batch, _ = leader(mutated(max_timestamp=T0))
+    assert batch.max_timestamp == T0 + 5
+
+
+def test_log_append_time_overrides_what_the_client_says() -> None:
+    batch, records = leader(mutated(), **{"message.timestamp.type": "LogAppendTime"})
+    assert batch.is_append_time
+    assert [record.timestamp_ms for record in records] == [T0 + 99] * 2
+
+
+def test_compressed_offsets_with_gaps_are_numbered_anew() -> None:
+    raw = bytearray(encode(TWO))
+    body = raw[61:]
+    body[body[0] // 2 + 4] = 0  # the second record's offset delta: 0 instead of 1
+    from logcore.compression import Codec, compress
+
+    raw = raw[:61] + compress(Codec.GZIP, bytes(body))
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    struct.pack_into(">h", raw, 21, 1)
+    stamp_crc(raw)
+    batch, records = leader(bytes(raw))
+    assert [record.offset for record in records] == [100, 101]
+    assert batch.codec_name == "gzip"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
+def test_the_old_formats_become_v2(name: str) -> None:
+    old = [record for batch in read_batches(vector(name)) for record in batch.records()]
+    out, stored = prepare_append(vector(name), base_offset=7, leader_epoch=0, now_ms=T0, config=LogConfig())
+    (batch,) = read_batches(bytes(out))
+    assert len(stored) == 1
+    assert (batch.magic, batch.base_offset, batch.record_count) == (2, 7, len(old))
+    assert batch.codec_name == next(read_batches(vector(name))).codec_name
+    assert [tuple(record)[1:] for record in batch.records()] == [tuple(record)[1:] for record in old]
+    assert [record.offset for record in batch.records()] == list(range(7, 7 + len(old)))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(count=st.integers(1, 12), data=st.data())
+def test_the_front_of_a_batch_keeps_exactly_what_lies_below(codec: str, count: int, data: st.DataObject) -> None:
+    rows = [(b"k%d" % at, b"v" * at, (("h", None),) if at % 3 == 0 else (), T0 + at % 5) for at in range(count)]
+    (batch,) = read_batches(encode(rows, base_offset=50, codec=codec, producer_id=9, producer_epoch=1, base_sequence=3))
+    offset = data.draw(st.integers(50, 50 + count))
+    front = list(read_batches(front_of(batch, offset, LogConfig())))
+    if offset == 50:
+        assert front == []
+        return
+    (kept,) = front
+    assert [tuple(one) for one in kept.records()] == [tuple(one) for one in batch.records() if one.offset < offset]
+    assert (kept.base_offset, kept.next_offset, kept.base_sequence) == (50, offset, 3)
+    assert kept.max_timestamp == max(one.timestamp_ms for one in kept.records())
+
+
+def test_an_empty_batch_has_offsets_and_no_records() -> None:
+    (batch,) = read_batches(vector("v2-empty-batch.kafka-java.bin"))
+    assert (batch.records(), len(batch.columns()), batch.next_offset) == ([], 0, 105)
+
+
+def test_columns_cut_to_offsets() -> None:
+    (batch,) = read_batches(vector("v2-gzip-20-records.kafka-java.bin"))
+    columns = batch.columns()
+    assert columns.between(1005, 1008).offsets.tolist() == [1005, 1006, 1007]
+    assert len(columns.between(0, 10)) == 0
+    assert columns[3:5].keys() == columns.keys()[3:5]
+
+
+def test_columns_become_arrow() -> None:
+    pa = pytest.importorskip("pyarrow")
+    (batch,) = read_batches(vector("v2-none-nulls-empties-headers.kafka-python.bin"))
+    table = batch.to_arrow()
+    assert table.schema.field("timestamp").type == pa.timestamp("ms", "UTC")
+    assert table["key"].to_pylist() == batch.columns().keys()
+    assert table["value"].to_pylist() == batch.columns().values()
+    assert table["offset"].to_pylist() == [0, 1, 2, 3]
+    assert [[(one["key"], one["value"]) for one in row] for row in table["headers"].to_pylist()] == [
+        list(record.headers) for record in batch.records()
+    ]
+    assert batch.columns().to_arrow(["value"]).schema.names == ["value"]
+    with pytest.raises(logcore.InvalidConfigError):
+        batch.columns().to_arrow(["nonsense"])
+
+
+def test_timestamps_wrap_as_javas_do() -> None:
+    raw = bytearray(encode(TWO))
+    struct.pack_into(">q", raw, 27, 2**63 - 1)
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    assert [record.timestamp_ms for record in batch.records()] == [2**63 - 1, -(2**63) + 4]
+    assert np.array_equal(batch.columns().timestamps_ms, [2**63 - 1, -(2**63) + 4])

@@ -1,0 +1,290 @@
+"""After a crash: the longest prefix that was written, nothing else, and an error where a crash is no explanation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import VECTORS
+
+import logcore
+from logcore.checkpoint import RECOVERY_POINT
+from logcore.config import Durability
+from logcore.kernels import layout
+from logcore.recordbatch import encode, read_batches
+from logcore.recovery import Action, TailFacts, decide
+
+LOG = f"{0:020d}.log"
+
+
+def written(path: Path, sizes: list[int]) -> bytes:
+    """The .log file of a log of batches with values of these sizes, as a writer leaves it that was killed."""
+    with logcore.open(path, create=True, durability="os") as log:
+        for at, size in enumerate(sizes):
+            log.append(bytes([65 + at % 26]) * size, timestamp_ms=1_700_000_000_000 + at)
+    return (path / LOG).read_bytes()
+
+
+def crashed(path: Path, data: bytes, *, policy: str = "group") -> Path:
+    """A partition of only a .log file and the note of the policy it was written under."""
+    path.mkdir(parents=True)
+    (path / LOG).write_bytes(data)
+    (path / "logcore.policy").write_text(json.dumps({"durability": policy, "max_bytes": 1 << 20}))
+    return path
+
+
+def whole(data: bytes) -> list[bytes | None]:
+    return [record.value for batch in read_batches(data) for record in batch.records()]
+
+
+def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(tmp_path: Path) -> None:
+    data = written(tmp_path / "w-0", [3, 0, 40, 7])
+    for cut in range(len(data) + 1):
+        path = crashed(tmp_path / f"c-{cut}", data[:cut])
+        want = whole(data[:cut])
+        with logcore.open(path) as log:
+            assert [record.value for record in log.read(0)] == want
+            assert log.log_end_offset == len(want)
+            report = log.recovery_report
+            assert report is not None
+            kept = sum(batch.size_bytes for batch in read_batches(data[:cut]))
+            assert (report.cut_position, report.cut_bytes) == ((None, 0) if kept == cut else (kept, cut - kept))
+            if report.quarantine_path:
+                assert Path(report.quarantine_path).read_bytes() == data[kept:cut], "what was cut is kept beside"
+            else:
+                assert not any(data[kept:cut])
+            assert log.append(b"next").offset == len(want)
+        with logcore.open(path) as log:
+            assert [record.value for record in log.read(0)] == [*want, b"next"]
+            assert log.recovery_report is not None
+            assert log.recovery_report.cut_position is None, "opening twice is opening once"
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 5000, b"garbage", b"\xff" * 200, bytes(range(256)) * 20])
+def test_a_garbage_tail_is_cut_and_reported(tmp_path: Path, tail: bytes) -> None:
+    data = written(tmp_path / "w-0", [3, 40])
+    path = crashed(tmp_path / "c-0", data + tail)
+    with logcore.open(path) as log:
+        assert [record.value for record in log.read(0)] == whole(data)
+        assert log.recovery_report is not None
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), len(tail))
+        assert bool(log.recovery_report.quarantine_path) == any(tail)
+        assert "cut" in str(log.recovery_report)
+
+
+def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(tmp_path: Path) -> None:
+    data = written(tmp_path / "w-0", [3, 0, 12])
+    want = whole(data)
+    (tmp_path / "flips").mkdir()
+    for bit in range(len(data) * 8):
+        bad = bytearray(data)
+        bad[bit // 8] ^= 1 << bit % 8
+        path = crashed(tmp_path / "flips" / f"c-{bit}", bytes(bad))
+        try:
+            with logcore.open(path) as log:
+                found = [record.value for record in log.read(log.log_start_offset)]
+                report = log.recovery_report
+        except logcore.CorruptLogError:
+            continue
+        assert found == want[: len(found)], bit
+        assert len(found) == len(want) or (report is not None and report.cut_bytes), bit
+        shutil.rmtree(path)
+
+
+def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> None:
+    data = encode([(None, b"a")], leader_epoch=0) + encode([(None, b"b")], base_offset=0, leader_epoch=0)
+    with logcore.open(crashed(tmp_path / "c-0", data)) as log:
+        assert [record.value for record in log.read(0)] == [b"a"]
+        assert log.recovery_report is not None
+        assert log.recovery_report.cut_position == len(data) // 2
+
+
+def test_a_gap_that_no_append_of_ours_leaves_is_an_error(tmp_path: Path) -> None:
+    data = encode([(None, b"a")], leader_epoch=0) + encode([(None, b"b")], base_offset=5, leader_epoch=0)
+    with pytest.raises(logcore.CorruptLogError, match="does not continue"):
+        logcore.open(crashed(tmp_path / "c-0", data))
+    path = tmp_path / "kafka-0"
+    path.mkdir()
+    (path / LOG).write_bytes(data)
+    with logcore.open(path) as log:
+        assert [record.offset for record in log.read(0)] == [0, 5], "a Kafka follower may have gaps"
+
+
+def test_damage_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        for at in range(10):
+            log.append(b"%d" % at * 20)
+    data = bytearray((path / LOG).read_bytes())
+    for cut in (len(data) - 1, len(data) // 2, 0):
+        (path / LOG).write_bytes(data[:cut])
+        with pytest.raises(logcore.CorruptLogError, match="on disk"):
+            logcore.open(path)
+        assert (path / LOG).read_bytes() == data[:cut], "nothing was touched"
+    (path / LOG).write_bytes(data + b"torn")
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 10
+    (path / LOG).unlink()
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+
+
+def test_damage_below_the_recovery_point_is_met_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        for at in range(10):
+            log.append(b"%d" % at * 20)
+    data = bytearray((path / LOG).read_bytes())
+    data[300] ^= 1
+    (path / LOG).write_bytes(data)
+    with logcore.open(path, read_only=True) as log:
+        with pytest.raises(logcore.CorruptBatchError) as met:
+            list(log.read(0))
+        assert met.value.path == str(path / LOG)
+        assert met.value.position == 300 - 300 % (len(data) // 10)
+        assert "expected" in str(met.value)
+        with pytest.raises(logcore.CorruptBatchError):
+            list(log.scan())
+        assert [record.offset for record in log.read(5)] == list(range(5, 10))
+
+
+@pytest.mark.parametrize(("policy", "opens"), [("always", False), ("group", True), ("every(5)", True), ("os", True)])
+def test_a_lost_batch_before_a_whole_one_depends_on_the_policy(tmp_path: Path, policy: str, opens: bool) -> None:
+    data = bytearray(written(tmp_path / "w-0", [30, 30, 30]))
+    data[len(data) // 3 + 70] ^= 1
+    path = crashed(tmp_path / "c-0", bytes(data), policy=policy)
+    if not opens:
+        with pytest.raises(logcore.CorruptLogError):
+            logcore.open(path)
+        return
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 1
+        assert log.recovery_report is not None
+        assert log.recovery_report.cut_bytes == len(data) // 3 * 2
+        assert log.recovery_report.quarantine_path is not None
+
+
+def test_more_than_may_be_unsynced_behind_damage_is_an_error(tmp_path: Path) -> None:
+    data = bytearray(written(tmp_path / "w-0", [30, 700_000, 700_000, 30]))
+    data[150] ^= 1
+    size = len(data)
+    path = crashed(tmp_path / "c-0", bytes(data), policy="group")
+    with logcore.open(path) as log:  # the next whole batch is 700 kB on: one group could have held both
+        assert log.log_end_offset == 1
+    data[750_000] ^= 1
+    path = crashed(tmp_path / "d-0", bytes(data), policy="group")
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    assert (path / LOG).stat().st_size == size
+
+
+def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(6):
+            log.append(b"%d" % at * 32)
+    (path.parent / RECOVERY_POINT).unlink()
+    data = bytearray((path / LOG).read_bytes())
+    for bad in (data[:-1], data[:50] + b"\0" + data[51:], data + b"tail"):
+        (path / LOG).write_bytes(bad)
+        with pytest.raises(logcore.CorruptLogError, match="middle"):
+            logcore.open(path)
+        assert (path / LOG).read_bytes() == bytes(bad)
+    (path / LOG).write_bytes(data)
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 6
+
+
+@pytest.mark.parametrize("name", ["logcore.policy", "logcore.durable", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 50, b"nonsense", b'{"durability": 7}', b"0\n1\nx y\n"])
+def test_lost_or_damaged_notes_change_nothing(tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        log.append_many([(None, b"%d" % at) for at in range(5)])
+    if content is None:
+        (path / name).unlink(missing_ok=True)
+    else:
+        (path / name).write_bytes(content)
+    with logcore.open(path, read_only=True) as log:
+        assert len(list(log.read(0))) == 5
+    with logcore.open(path) as log:
+        assert len(list(log.read(0))) == 5
+        assert log.append(b"x").offset == 5
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"1\n0\n", b"0\n2\norders 0 5\n", b"0\n1\norders 0\n", b"\xff\xfe", b"0\n1\norders 0 x\n"]
+)
+def test_a_damaged_recovery_checkpoint_means_a_full_check(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        log.append_many([(None, b"%d" % at) for at in range(5)])
+    (tmp_path / RECOVERY_POINT).write_bytes(content)
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 5
+        assert log.recovery_report is not None
+        assert log.recovery_report.checked_bytes == (path / LOG).stat().st_size
+    with logcore.open(path) as log:
+        assert log.recovery_report is not None
+        assert log.recovery_report.checked_bytes == 0, "a clean close leaves nothing to check"
+
+
+def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
+    with (
+        logcore.open(tmp_path / "orders-0") as log,
+        logcore.open(VECTORS / "partition-clean" / "orders-0", read_only=True) as clean,
+    ):
+        assert log.log_end_offset == clean.log_end_offset == 29
+        assert list(log.read(0)) == list(clean.read(0))
+    for name in (f"{at:020d}{suffix}" for at in (0, 16) for suffix in (".log", ".index", ".timeindex")):
+        ours, theirs = (tmp_path / "orders-0" / name), (VECTORS / "partition-clean" / "orders-0" / name)
+        if not name.endswith("index") or name.startswith("0" * 20 + "."):
+            assert ours.read_bytes() == theirs.read_bytes(), name
+
+
+def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
+    """Kafka's partition-clean was written with an index interval of 100; rebuilding must give its files byte for byte."""
+    shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
+    with logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}):
+        pass
+    for suffix in (".index", ".timeindex"):
+        name = f"{16:020d}{suffix}"
+        theirs = (VECTORS / "partition-clean" / "orders-0" / name).read_bytes()
+        assert (tmp_path / "orders-0" / name).read_bytes() == theirs, name
+
+
+def test_the_decision_table_covers_every_combination() -> None:
+    """Each combination of facts has one action; acknowledged data is never cut, and zeros are never copied."""
+    policies = [Durability.parse(text) for text in ("always", "group", "every(3)", "interval(5)", "os")]
+    for bad, point, zeros, later, policy in itertools.product(
+        (None, 0, 99, 100, 101), (0, 100), (False, True), (None, 50, 1 << 20, (1 << 20) + 1), policies
+    ):
+        action = decide(TailFacts(bad, point, zeros, None if zeros else later, policy))
+        if bad is None:
+            assert action is Action.KEEP
+        elif bad < point:
+            assert action is Action.FAIL
+        elif zeros:
+            assert action is Action.CUT
+        elif later is None:
+            assert action is Action.QUARANTINE_AND_CUT
+        else:
+            acknowledged = policy.kind == "always" or (policy.kind == "group" and later > policy.max_bytes)
+            assert (action is Action.FAIL) == acknowledged
+
+
+def test_an_unfinished_compaction_is_left_to_kafka(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        log.append(b"x")
+    (path / f"{0:020d}.log.swap").write_bytes((path / LOG).read_bytes())
+    with pytest.raises(logcore.CorruptLogError, match="compaction"):
+        logcore.open(path)
+
+
+def test_reasons_have_words_for_every_stop() -> None:
+    assert set(layout.WALK_REASONS) == set(range(7))
