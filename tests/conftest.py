@@ -1,4 +1,4 @@
-"""Shared set-up: hypothesis profiles, and the vectors that other people's encoders wrote.
+"""Shared set-up: hypothesis profiles, the vectors that other people's encoders wrote, partitions to look at or damage.
 
 HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how to repeat what it found.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+
+import logcore
 
 hypothesis.settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("thorough", max_examples=5_000, deadline=None, print_blob=True)
@@ -25,3 +28,21 @@ EXPECTED: dict[str, Any] = json.loads((VECTORS / "expected.json").read_text())
 def partition(tmp_path: Path) -> Path:
     """A path where a partition directory may be made."""
     return tmp_path / "data" / "orders-0"
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Path:
+    """A copy of a partition that Kafka wrote, without checkpoints beside it."""
+    return Path(shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0"))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A log of ours in three segments of two batches each, offsets 0..5, 6..11, 12..17; the recovery point is 18."""
+    path = tmp_path / "mine-0"
+    with logcore.open(path, create=True) as log:
+        for number in range(6):
+            log.append_many([(b"k", b"v%d" % number, (), 1_700_000_000_000 + number)] * 3)
+            if number in (1, 3):
+                log.roll()
+    return path

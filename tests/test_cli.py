@@ -11,7 +11,8 @@ import pytest
 import logcore
 
 click_testing = pytest.importorskip("click.testing")
-from logcore.cli import last_records, main, place_in, print_table  # noqa: E402
+from logcore.cli import last_records, main, place_in  # noqa: E402
+from logcore.terminal import print_table  # noqa: E402
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 SOURCE = str(Path(logcore.__file__).resolve().parents[1])
@@ -50,7 +51,7 @@ def values(path):
         return [record.value for record in log.read(log.log_start_offset)]
 
 
-# -- append ----------------------------------------------------------------------------------------------------------
+# -- append --------------------------------------------------------------------------
 
 
 def test_append_takes_each_line_as_a_value(tmp_path):
@@ -165,7 +166,7 @@ def test_append_shows_what_it_has_while_the_input_is_open(tmp_path):
         assert json.loads(writer.stdout.read())["records"] == 1
 
 
-# -- read and tail ---------------------------------------------------------------------------------------------------
+# -- read and tail --------------------------------------------------------------------------
 
 
 def test_read_gives_ndjson_in_a_pipe(path):
@@ -253,7 +254,7 @@ def test_tail_follows(path):
         reader.kill()
 
 
-# -- dump, verify, info ----------------------------------------------------------------------------------------------
+# -- dump, verify, info --------------------------------------------------------------------------
 
 
 def test_dump_names_the_file_of_each_row():
@@ -309,7 +310,7 @@ def test_bench_measures_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# -- errors and exits ------------------------------------------------------------------------------------------------
+# -- errors and exits --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

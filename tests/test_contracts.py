@@ -23,6 +23,8 @@ EXEMPT = {
     "logcore.aio": "hands blocking calls to threads, so that the loop can go on",
     "logcore.cli": "a program: it reads files, clocks and terminals",
     "logcore.demo": "a program, as above",
+    "logcore.terminal": "a program's part: it prints",
+    "logcore.measure": "a program's part: it times bare system calls",
     "logcore.__main__": "a program, as above",
 }
 

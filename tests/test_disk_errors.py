@@ -129,6 +129,29 @@ def test_a_failed_sync_is_never_tried_again(partition: Path, policy: str, code: 
         assert next(again.read(0)).value == b"first"
 
 
+def test_under_always_at_most_one_batch_is_unsynced(partition: Path) -> None:
+    fs = FaultyFS()
+    with open_log(partition, create=True, durability="always", fs=fs) as log:
+        for at in range(5):
+            log.append(b"written", durability="os")
+            assert log.log_end_offset - log.durable_end_offset == 1, at
+        log.append_many([(None, b"x" * 9_000)] * 5)
+        assert log.durable_end_offset == log.log_end_offset
+
+
+def test_an_error_that_is_kept_does_not_stop_later_appends(partition: Path) -> None:
+    """Its traceback holds views of the encoder's buffer, which must be able to grow all the same."""
+    fs = FaultyFS()
+    with open_log(partition, create=True, fs=fs) as log:
+        fs.plan = always("pwrite", errno.ENOSPC, suffix=".log")
+        with pytest.raises(logcore.DiskFullError) as kept:
+            log.append_many([(None, b"x")] * 100)
+        fs.plan = lambda *_: None
+        log.append_many([(None, b"x" * 1000)] * 5_000)
+        assert kept.value.retriable
+    assert len(values(partition)) == 5_000
+
+
 def test_every_waiter_of_a_failed_sync_is_told(partition: Path) -> None:
     def work(at: int) -> None:
         try:
@@ -153,7 +176,7 @@ def test_every_waiter_of_a_failed_sync_is_told(partition: Path) -> None:
 
 @pytest.mark.parametrize("operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"])
 def test_an_error_at_any_call_loses_nothing_acknowledged(tmp_path: Path, operation: str) -> None:
-    """The nth call of an operation fails, for every n that a workload reaches; then the disk heals and the log is opened."""
+    """The nth call fails, for every n that a workload reaches; then the disk heals and the log is opened."""
 
     def workload(path: Path, fs: FaultyFS) -> list[bytes]:
         acknowledged: list[bytes] = []

@@ -247,7 +247,7 @@ def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) 
 
 
 def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
-    """Kafka's partition-clean was written with an index interval of 100; rebuilding must give its files byte for byte."""
+    """Kafka wrote partition-clean with an index interval of 100; rebuilding must give its files byte for byte."""
     shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     with logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}):
         pass

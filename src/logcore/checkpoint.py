@@ -121,7 +121,7 @@ def read_policy(fs: FS, directory: str) -> Durability | None:
     try:
         facts = json.loads(read(fs, directory, POLICY) or b"")
         return attrs.evolve(Durability.parse(facts["durability"]), max_bytes=int(facts["max_bytes"]))
-    except (ValueError, KeyError, TypeError, InvalidConfigError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, InvalidConfigError):
         return None
 
 
@@ -137,7 +137,19 @@ def pack_durable_end(offset: int) -> bytes:
     return raw + struct.pack(">I", zlib.crc32(raw))
 
 
+def read_durable_end(fs: FS, directory: str) -> int | None:
+    """What logcore.durable says; None when there is no such file or it is damaged."""
+    for _ in range(3):  # it is rewritten in place, so a reading may in theory meet a writing half way
+        content = read(fs, directory, DURABLE_END)
+        if content is None:
+            return None
+        if (offset := unpack_durable_end(content)) is not None:
+            return offset
+    return None
+
+
 def unpack_durable_end(content: bytes) -> int | None:
+    """The offset in logcore.durable, None when its CRC does not match."""
     if len(content) < _DURABLE.size:
         return None
     offset, crc = _DURABLE.unpack_from(content)

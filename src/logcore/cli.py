@@ -12,26 +12,22 @@ Rules:
 - Reading opens the log read-only: no lock is taken and nothing is written, also while a writer runs.
 
 This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. It knows
-no file format: dump.py and log.py do.
+no file format (dump.py, verify.py and log.py do); inputs.py reads what is appended, terminal.py prints, measure.py
+measures.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import csv
-import io
-import json
 import os
 import re
-import select
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import IO, Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -48,10 +44,9 @@ from logcore.errors import (
     RecordTooLargeError,
     ResourceError,
 )
+from logcore.inputs import InputRow, LineError, row_groups
+from logcore.terminal import Lines, plain_text, print_table, progress, size_text, time_text, to_json, wants_json
 
-#: Lines written to stdout at once, and bytes taken from stdin at once.
-_CHUNK_LINES: Final = 1000
-_CHUNK_BYTES: Final = 1 << 20
 DAMAGED, FAILED, INTERRUPTED, READER_GONE = 1, 2, 130, 141
 
 #: What to do about an error, by its class.
@@ -114,135 +109,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON ob
 _directory = click.argument("directory", metavar="DIR", type=click.Path())
 
 
-# -- output ----------------------------------------------------------------------------------------------------------
-
-
-def wants_json(as_json: bool) -> bool:
-    return as_json or not sys.stdout.isatty()
-
-
-def to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-class Lines:
-    """Lines to stdout as UTF-8, some at a time; a context manager, so that none is forgotten."""
-
-    def __init__(self) -> None:
-        sys.stdout.flush()
-        self._out: IO[bytes] = sys.stdout.buffer
-        self._waiting: list[bytes] = []
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.flush()
-
-    def write(self, line: str) -> None:
-        self.write_bytes(line.encode("utf-8", "replace") + b"\n")
-
-    def write_bytes(self, data: bytes) -> None:
-        self._waiting.append(data)
-        if len(self._waiting) >= _CHUNK_LINES:
-            self.flush()
-
-    def flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._out.write(b"".join(waiting))
-        self._out.flush()
-
-
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
-    """A table: rich on a terminal, aligned plain text elsewhere. right: columns of numbers."""
-    texts = [[_cell(cell) for cell in row] for row in rows]
-    numbers = set(right)
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for slot, header in enumerate(headers):
-            table.add_column(Text(header), justify="right" if slot in numbers else "left", overflow="fold")
-        for row in texts:
-            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-        Console().print(table)
-        return
-    widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
-    for row in [list(headers), *texts]:
-        cells = (cell.rjust(w) if slot in numbers else cell.ljust(w) for slot, (cell, w) in enumerate(zip(row, widths)))
-        click.echo("  ".join(cells).rstrip())
-
-
-_STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value)
-
-
-@contextlib.contextmanager
-def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with each amount done; shows a bar if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda amount: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda amount: bar.advance(task, amount)
-
-
-def time_text(timestamp_ms: int, precision: str = "milliseconds") -> str:
-    """ISO 8601 in UTC, or "-" for none."""
-    if timestamp_ms < 0:
-        return "-"
-    try:
-        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return f"{timestamp_ms} ms"
-
-
-def size_text(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024 or unit == "GiB":
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    raise AssertionError("the last unit has returned")
-
-
-def _plain(value: object) -> str:
-    """What shown() made, as text for a line: control characters escaped."""
-    text = value if isinstance(value, str) else "null" if value is None else to_json(value)
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-
-
 # -- append ----------------------------------------------------------------------------------------------------------
-
-
-class _LineError(Exception):
-    """A line of the input that makes no record."""
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(reason)
-        self.line, self.reason = line, reason
-
-
-class _Input(NamedTuple):
-    """One record and the line it came from."""
-
-    line: int
-    row: tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int | None]
 
 
 @main.command()
@@ -289,17 +156,14 @@ def append(
         stream: Any = sys.stdin.buffer if source == "-" else stack.enter_context(open(source, "rb"))
         log = stack.enter_context(logcore.open(directory, create=create, config=config, durability=durability))
         total = None if source == "-" else os.path.getsize(source)
-        tick = stack.enter_context(_progress("appending", total))
-        lines = _lines(stream, tick)
-        if form == "csv":
-            inputs = _from_csv(lines, key_columns.split(",") if key_columns else [])
-        else:
-            inputs = _from_lines(lines, None if form == "lines" else lambda line: _from_json(line, key_field))
+        tick = stack.enter_context(progress("appending", total))
+        columns = key_columns.split(",") if key_columns else []
+        groups = row_groups(stream, form, batch_rows, key_field=key_field, key_columns=columns, tick=tick)
         done.first_offset = log.log_end_offset
         try:
-            for group in _groups(inputs, batch_rows):
+            for group in groups:
                 done.append(log, group)
-        except _LineError as error:
+        except LineError as error:
             _fail(f"line {error.line}: {error.reason}", done.advice())
         except LogcoreError as error:
             _fail(str(error), done.advice())
@@ -335,8 +199,8 @@ class _Appended:
     def advice(self) -> str:
         return f"{self.text()} from before it are appended and stay; mend the input and append the rest"
 
-    def append(self, log: logcore.Log, group: list[_Input]) -> None:
-        """Stores records in one call; when one of them is refused, those before it, and raises _LineError for it."""
+    def append(self, log: logcore.Log, group: list[InputRow]) -> None:
+        """Stores records in one call; when one of them is refused, those before it, and raises LineError for it."""
         try:
             self._note(log.append_many([one.row for one in group]))
         except (InvalidRecordError, RecordTooLargeError):  # raised before anything is written
@@ -344,7 +208,7 @@ class _Appended:
                 try:
                     self._note(log.append_many([one.row]))
                 except (InvalidRecordError, RecordTooLargeError) as error:
-                    raise _LineError(one.line, str(error)) from error
+                    raise LineError(one.line, str(error)) from error
 
     def _note(self, receipt: logcore.Receipt) -> None:
         self.count += receipt.last_offset + 1 - receipt.offset
@@ -356,157 +220,6 @@ def _setting(text: str) -> tuple[str, str]:
     if not sign:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--config")
     return name.strip(), value.strip()
-
-
-def _lines(stream: Any, tick: Callable[[int], None]) -> Iterator[bytes | None]:
-    """Lines without their end; None wherever the input has no more for now, so that what was read is not held back."""
-    rest = b""
-    while data := stream.read1(_CHUNK_BYTES):
-        tick(len(data))
-        *whole, rest = (rest + data).split(b"\n") if rest else data.split(b"\n")
-        yield from whole
-        if not _has_more(stream):
-            yield None
-    if rest:
-        yield rest
-
-
-def _has_more(stream: Any) -> bool:
-    try:
-        return bool(select.select([stream.fileno()], [], [], 0)[0])
-    except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
-        return True
-
-
-def _groups(inputs: Iterator[_Input | None], most: int) -> Iterator[list[_Input]]:
-    """Records in groups of at most that many; a bad line comes after the group of what was before it."""
-    group: list[_Input] = []
-    trouble: _LineError | None = None
-    while True:
-        try:
-            one = next(inputs)
-        except StopIteration:
-            break
-        except _LineError as error:
-            trouble = error
-            break
-        if one is not None:
-            group.append(one)
-        if group and (one is None or len(group) >= most):
-            yield group
-            group = []
-    if group:
-        yield group
-    if trouble is not None:
-        raise trouble
-
-
-def _from_lines(lines: Iterator[bytes | None], parse: Callable[[bytes], Any] | None) -> Iterator[_Input | None]:
-    number = 0
-    for line in lines:
-        if line is None:
-            yield None
-            continue
-        number += 1
-        if parse is None:
-            yield _Input(number, (None, line, [], None))
-            continue
-        try:
-            row = parse(line)
-        except (ValueError, RecursionError) as error:
-            raise _LineError(number, str(error) or "nested too deeply") from error
-        if row is not None:
-            yield _Input(number, row)
-
-
-_FIELDS: Final = frozenset({"key", "value", "headers", "timestamp_ms", "offset", "timestamp"})
-
-
-def _from_json(line: bytes, key_field: str | None) -> tuple[Any, ...] | None:
-    """A row from one NDJSON line, None from a blank one; ValueError says what is wrong."""
-    if not line.strip():
-        return None
-    try:
-        found = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"a record must be a JSON object, not {type(found).__name__}")
-    if key_field is not None:
-        if key_field not in found:
-            raise ValueError(f"there is no field {key_field!r}")
-        return _to_bytes(found[key_field]), line.rstrip(b"\r"), [], None
-    unknown = sorted(found.keys() - _FIELDS)
-    if unknown or "value" not in found:
-        raise ValueError(
-            (f"unknown field {unknown[0]!r}" if unknown else "there is no field 'value'")
-            + "; known are value, key, headers, timestamp_ms. To store whole objects, give --key-field"
-        )
-    timestamp_ms = found.get("timestamp_ms")
-    if timestamp_ms is not None and (isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int)):
-        raise ValueError("timestamp_ms must be an integer of milliseconds")
-    return _to_bytes(found.get("key")), _to_bytes(found["value"]), _headers(found.get("headers")), timestamp_ms
-
-
-def _to_bytes(value: object) -> bytes | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, dict) and len(value) == 1:
-        if isinstance(value.get("hex"), str):
-            return bytes.fromhex(value["hex"])
-        if isinstance(value.get("base64"), str):
-            return base64.b64decode(value["base64"], validate=True)
-    return to_json(value).encode()
-
-
-def _headers(given: object) -> list[tuple[str, bytes | None]]:
-    """[{"key": name, "value": ...}, ...], [[name, ...], ...] or {name: ...}."""
-    if given is None:
-        return []
-    pairs: list[Any] = list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else [None]
-    headers = []
-    for pair in pairs:
-        if isinstance(pair, dict) and pair.keys() == {"key", "value"}:
-            pair = pair["key"], pair["value"]
-        name = _to_bytes(pair[0]) if isinstance(pair, (list, tuple)) and len(pair) == 2 else None
-        if name is None:
-            raise ValueError('headers must be [{"key": name, "value": ...}, ...]')
-        headers.append((name.decode("utf-8", "surrogateescape"), _to_bytes(pair[1])))
-    return headers
-
-
-def _from_csv(lines: Iterator[bytes | None], key_columns: list[str]) -> Iterator[_Input | None]:
-    """Rows as JSON objects of their texts. A quoted field may span lines, so csv has to see the lines itself."""
-
-    def texts() -> Iterator[str]:
-        for number, line in enumerate((line for line in lines if line is not None), 1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8") + "\n"
-            except UnicodeDecodeError as error:
-                raise _LineError(number, f"not UTF-8: {error.reason} at byte {error.start}") from error
-
-    reader = csv.reader(texts(), strict=True)
-    try:
-        names = next(reader, None)
-        if names is None:
-            return
-        missing = [name for name in key_columns if name not in names]
-        if missing:
-            raise _LineError(1, f"there is no column {missing[0]!r}; there are {', '.join(names)}")
-        slots = [names.index(name) for name in key_columns]
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(names):
-                raise _LineError(reader.line_num, f"{len(row)} fields, but the first row has {len(names)}")
-            key = "-".join(row[slot] for slot in slots).encode() if slots else None
-            yield _Input(reader.line_num, (key, to_json(dict(zip(names, row, strict=True))).encode(), [], None))
-    except csv.Error as error:
-        raise _LineError(reader.line_num, str(error)) from error
 
 
 # -- read and tail ---------------------------------------------------------------------------------------------------
@@ -620,8 +333,8 @@ def _print_records(out: Lines, records: Iterable[logcore.Record], form: str | No
     else:
         for record in records:
             row = shown_record(record)
-            headers = " ".join(f"{_plain(one['key'])}={_plain(one['value'])}" for one in row["headers"])
-            fields = (time_text(record.timestamp_ms), _plain(row["key"]), _plain(row["value"]), headers)
+            headers = " ".join(f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"])
+            fields = (time_text(record.timestamp_ms), plain_text(row["key"]), plain_text(row["value"]), headers)
             out.write(f"{record.offset}  " + "  ".join(fields).rstrip())
 
 
@@ -679,7 +392,7 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
                 continue
             out.write(file)
             for row in rows_of(file, records=records):
-                fields = " ".join(f"{name}={_plain(value)}" for name, value in row.items() if name != "type")
+                fields = " ".join(f"{name}={plain_text(value)}" for name, value in row.items() if name != "type")
                 indent = "      " if row["type"] == "record" else "  "
                 out.write(f"{indent}{row['type']}  {fields}")
 
@@ -693,12 +406,12 @@ def verify(directories: tuple[str, ...], as_json: bool) -> None:
     ok: as it should be. warning: opening the log mends it by itself. damaged: data may be lost or wrong. The .log files
     are walked batch by batch, CRCs included.
     """
-    from logcore.dump import Verdict
-    from logcore.dump import verify as verdicts_of
+    from logcore.verify import Verdict
+    from logcore.verify import verify as verdicts_of
 
     found: list[Verdict] = []
     streaming = wants_json(as_json)
-    with Lines() as out, _progress("verifying", None) as tick:
+    with Lines() as out, progress("verifying", None) as tick:
         for directory in directories:
             for verdict in verdicts_of(directory):
                 found.append(verdict)
@@ -751,7 +464,7 @@ def info(directory: str | None, as_json: bool) -> None:
 
         click.echo(to_json(installation()) if as_json else installation_text())
         return
-    from logcore.dump import describe, partitions
+    from logcore.survey import describe, partitions
 
     found = [describe(path) for path in partitions(directory)]
     if wants_json(as_json):
@@ -787,8 +500,6 @@ def info(directory: str | None, as_json: bool) -> None:
 
 # -- bench -----------------------------------------------------------------------------------------------------------
 
-_KEY_BYTES, _VALUE_BYTES = 16, 200
-
 
 @main.command()
 @click.argument("directory", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False))
@@ -801,10 +512,12 @@ def bench(directory: str, seconds: float, records: int | None, as_json: bool) ->
     Records of 16 + 200 bytes, in a directory that is removed afterwards. ratio 1.00 would be as fast as the bare system
     calls (appending) or as copying the bytes once and computing their CRC-32C (the rest).
     """
+    from logcore.measure import measure
+
     place = tempfile.mkdtemp(prefix=".logcore-bench-", dir=directory)
     rows = []
     try:
-        for row in _measure(place, seconds, records or 1 << 62):
+        for row in measure(place, seconds, records or 1 << 62):
             rows.append(row)
             if wants_json(as_json):
                 with Lines() as out:
@@ -825,86 +538,6 @@ def bench(directory: str, seconds: float, records: int | None, as_json: bool) ->
             for row in rows
         ]
         print_table(headers, cells, right=(1, 2, 4, 5))
-
-
-def _measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
-    from crc32c import crc32c
-
-    key, value = b"k" * _KEY_BYTES, b"v" * _VALUE_BYTES
-    one = _KEY_BYTES + _VALUE_BYTES
-    piece = bytes(one + 70)  # about what one record of this size is as a batch of its own
-
-    def timed(step: Callable[[], int]) -> float:
-        """Records a second of a step that returns how many it did."""
-        done, started = 0, time.perf_counter()
-        while True:
-            done += step()
-            spent = time.perf_counter() - started
-            if spent >= seconds or done >= most:
-                return done / spent
-
-    def row(what: str, rate: float, against: str, floor: float) -> dict[str, Any]:
-        return {
-            "what": what,
-            "records_per_second": round(rate),
-            "megabytes_per_second": round(rate * one / 1e6, 3),
-            "against": against,
-            "floor_records_per_second": round(floor),
-            "ratio": round(rate / floor, 3),
-        }
-
-    handle = os.open(os.path.join(place, "bare"), os.O_RDWR | os.O_CREAT)
-    end = 0
-    sync = getattr(os, "fdatasync", os.fsync)
-
-    def bare(and_sync: bool) -> int:
-        nonlocal end
-        os.pwrite(handle, piece, end)
-        end += len(piece)
-        if and_sync:
-            sync(handle)
-        return 1
-
-    try:
-        for name, policy, against in (
-            ("append, one a call, os", "os", "pwrite"),
-            ("append, one a call, disk", "group", "pwrite + fdatasync"),
-        ):
-            with logcore.open(os.path.join(place, f"{policy}-0"), create=True, durability=policy) as log:
-                rate = timed(lambda log=log: _one(log, key, value))  # type: ignore[misc]
-            yield row(name, rate, against, timed(lambda waits=policy == "group": bare(waits)))  # type: ignore[misc]
-    finally:
-        os.close(handle)
-
-    data = bytearray(1000 * one)
-    copy = bytearray(len(data))
-
-    def floor() -> int:
-        copy[:] = data
-        crc32c(copy)
-        return 1000
-
-    against = "copy + CRC-32C"
-    group = [(key, value)] * 1000
-    many = os.path.join(place, "many-0")
-    with logcore.open(many, create=True, durability="os") as log:
-
-        def append_group() -> int:
-            log.append_many(group)
-            return 1000
-
-        yield row("append_many, 1000 a call, os", timed(append_group), against, timed(floor))
-    with logcore.open(many, read_only=True) as log:
-        end_offset = min(log.high_watermark, most)
-        columns: Callable[[], int] = lambda: sum(len(part) for part in log.scan(0, end_offset))  # noqa: E731
-        objects: Callable[[], int] = lambda: sum(1 for _ in log.read(0, end_offset))  # noqa: E731
-        yield row("scan, to columns", timed(columns), against, timed(floor))
-        yield row("read, to records", timed(objects), against, timed(floor))
-
-
-def _one(log: logcore.Log, key: bytes, value: bytes) -> int:
-    log.append(value, key=key)
-    return 1
 
 
 # -- demo ------------------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from typing import Final
 from logcore.errors import DurabilityUnknownError, LogFailedError, StorageWriteError
 from logcore.fs import FS
 
-#: How often a leader looks whether more threads came to share its sync, and lets them run, while each look finds some.
-#: Without it 64 threads split into two halves that take turns, at 32 appends a sync; with it nearly all meet.
-_LOOKS: Final = 64
+#: A leader lets others run, to share its sync, until as many came as lately, or this many looks in a row found nobody.
+#: 64 threads on a disk that syncs in 0.25 ms: without it 20 appends share a sync, with it 63, and twice as many are
+#: appended in a second. One thread alone never looks.
+_IDLE_LOOKS: Final = 6
 
 
 class GroupCommit:
@@ -56,20 +57,17 @@ class GroupCommit:
         # The thread that syncs, or keeps syncs away. A thread never waits for itself: an interrupt may have left its
         # name here, between any two instructions.
         self._leader: int | None = None
-        self._waiting = 0
-        self._last_group = 1
+        self._arrived = 0  # threads that came since the last sync began
+        self._expected = 0  # how many shared a sync lately
 
     def wait(self, target: int) -> None:
         """Returns when all offsets below target are on disk. Raises DurabilityUnknownError when the sync fails."""
         me = threading.get_ident()
         try:
             with self._changed:
-                self._waiting += 1
-                try:
-                    while self._leader not in (None, me) and self.durable_end < target and self.failure is None:
-                        self._changed.wait()
-                finally:
-                    self._waiting -= 1
+                self._arrived += 1
+                while self._leader not in (None, me) and self.durable_end < target and self.failure is None:
+                    self._changed.wait()
                 if self.durable_end >= target:
                     return
                 self._check()
@@ -105,6 +103,7 @@ class GroupCommit:
     def set_back(self, end: int) -> None:
         """Moves the durable end back, after a truncation."""
         self.durable_end = end
+        self.synced_bytes = self._written()[0]
 
     def poison(self, cause: BaseException) -> None:
         """Makes the log refuse writes from now on; only the first cause counts."""
@@ -120,18 +119,19 @@ class GroupCommit:
         with self._changed:
             if self._leader == me:
                 self._leader = None
-                self._last_group = self._waiting + 1
                 self._changed.notify_all()
 
     def _gather(self) -> None:
         """Lets the threads that the last sync released append again before this one begins, as long as they do."""
-        seen = -1
-        for _ in range(_LOOKS if self._last_group > 1 else 0):
-            waiting = self._waiting
-            if waiting <= seen or waiting + 1 >= self._last_group:
-                return
-            seen = waiting
+        idle = 0
+        seen = self._arrived
+        while seen < self._expected and idle < _IDLE_LOOKS:
             self._fs.yield_thread()
+            arrived = self._arrived
+            idle = idle + 1 if arrived == seen else 0
+            seen = arrived
+        self._expected = max(seen, self._expected * 7 // 8)
+        self._arrived = 0
 
     def _lead(self) -> None:
         """The sync itself, by the one thread that leads."""

@@ -31,8 +31,9 @@ import click
 import numpy as np
 
 import logcore
-from logcore.cli import print_table, print_verdicts, size_text, time_text
+from logcore.cli import print_verdicts
 from logcore.errors import LogcoreError, MissingDependencyError
+from logcore.terminal import print_table, size_text, time_text
 
 PARTITION: Final = "flights-0"
 ROWS_PER_CALL: Final = 1000
@@ -267,7 +268,7 @@ class _Demo:
         print_table(("origin", "flights", "not departed", "mean delay, minutes"), rows, right=(1, 2, 3))
 
     def show_files(self) -> None:
-        from logcore.dump import verify
+        from logcore.verify import verify
 
         verdicts = list(verify(os.path.dirname(self.path)))
         mine = [one for one in verdicts if one.path.startswith(self.path + os.sep)]

@@ -3,7 +3,7 @@
     LogcoreError
     ├── CorruptBatchError         bytes of one batch are not what their writer wrote (CRC, length, magic)
     ├── InvalidRecordError        the bytes are intact but break the format's rules, or a record given by the caller
-    does │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
+    │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
     ├── RecordTooLargeError       a batch, or what it inflates to, is above its limit
     ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
     ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle

@@ -75,7 +75,13 @@ class Lock(Protocol):
 
 
 class FS(Protocol):
-    """What the library asks of a disk. Paths are absolute or relative strings; handles are opaque ints."""
+    """What the library asks of a disk. Paths are absolute or relative strings; handles are opaque ints.
+
+    forks: how many forks lie between this process and the one that made the object. What was opened at another number
+    belongs to a parent process.
+    """
+
+    forks: int
 
     def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int: ...
     def close(self, handle: int) -> None: ...
@@ -101,7 +107,6 @@ class FS(Protocol):
     def watch(self, directory: str) -> Watch: ...
     def now_ms(self) -> int: ...
     def monotonic_ms(self) -> int: ...
-    def process_id(self) -> int: ...
     def yield_thread(self) -> None: ...
 
 
@@ -137,8 +142,13 @@ class OsFS:
     """The operating system's files."""
 
     def __init__(self) -> None:
+        self.forks = 0
+        os.register_at_fork(after_in_child=self._count_fork)
         self._paths: dict[int, str] = {}
         self._locks: dict[tuple[int, int], _DirectoryLock] = {}
+
+    def _count_fork(self) -> None:
+        self.forks += 1
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -284,9 +294,6 @@ class OsFS:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
-
-    def process_id(self) -> int:
-        return os.getpid()
 
     def yield_thread(self) -> None:
         """Lets other threads of this process run, if any is ready; about a microsecond if none is."""

@@ -92,24 +92,27 @@ class OffsetIndex(_Entries):
 
 
 class TimeIndex(_Entries):
-    """From which offset on there may be records as young as a timestamp."""
+    """From which offset on there may be records as young as a timestamp.
+
+    last_timestamp: of the last entry, -1 without one; for a sealed segment its largest timestamp.
+    """
 
     entry_size = TIME_ENTRY.itemsize
+
+    def __init__(self, path: str, data: bytearray | memoryview) -> None:
+        super().__init__(path, data)
+        self.last_timestamp = self.entry(len(self) - 1)[0] if len(self) else -1
 
     def add(self, timestamp: int, relative_offset: int) -> None:
         """Ignored unless the timestamp is larger than all before (Kafka's maybeAppend)."""
         assert isinstance(self.data, bytearray), "only an active index grows"
         if timestamp > self.last_timestamp:
             self.data += _TIME.pack(timestamp, relative_offset)
+            self.last_timestamp = timestamp
 
     def entry(self, slot: int) -> tuple[int, int]:
         """(timestamp, relative_offset)."""
         return _TIME.unpack_from(self.data, slot * self.entry_size)
-
-    @property
-    def last_timestamp(self) -> int:
-        """Of a sealed segment, its largest timestamp; -1 when there is no entry."""
-        return self.entry(len(self) - 1)[0] if self.data else -1
 
     def find(self, timestamp: int) -> int:
         """Slot of the last entry at or below a timestamp, -1 for none."""

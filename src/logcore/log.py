@@ -18,29 +18,26 @@ This module does not know other partitions. It starts no threads: tick() does wh
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import re
-import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
 
 import attrs
+import numpy as np
 
 from logcore import checkpoint, recovery
 from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
 from logcore.compression import Codec
-from logcore.config import Durability, LogConfig
+from logcore.config import INT64_MAX, Durability, LogConfig
 from logcore.errors import (
     CorruptLogError,
     DiskFullError,
     ForkedWriterError,
     InvalidConfigError,
-    InvalidNameError,
     InvalidRecordError,
     LogClosedError,
     LogcoreError,
@@ -52,23 +49,20 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS, OS, Lock
-from logcore.kernels import Record, active, layout
+from logcore.kernels import active
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
-from logcore.producers import Transactions
-from logcore.reading import Scan, Stretch
-from logcore.recordbatch import RecordBatch, compressor, front_of, prepare_append, target_codec
-from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
+from logcore.reader import LogReader, list_bases, parse_partition_name
+from logcore.recordbatch import check_timestamps, compressor, front_of, prepare_append, target_codec
+from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, file_name
 
-Isolation = Literal["read_uncommitted", "read_committed"]
 Level = Literal["os", "disk"]
 
 #: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 _RECOVERY_LAG_MS: Final = 5_000
+_NO_LIMIT: Final = 1 << 63
 #: A copy of part of a segment goes in pieces of this.
 _COPY_BYTES: Final = 1 << 20
-
-_PARTITION_NAME: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
 
 
 class Receipt(NamedTuple):
@@ -86,7 +80,12 @@ class Receipt(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class LogStatistics:
-    """Counters since the log was opened, and its present shape."""
+    """Counters since the log was opened, and its present shape.
+
+    segments: .log files. size_bytes: of all of them. The offsets are those of the log's properties. appends: calls
+    that stored something. syncs: those that succeeded. rolls: segments begun. records_appended, bytes_appended: of the
+    batches written. All counters are 0 for a log opened read-only.
+    """
 
     segments: int
     size_bytes: int
@@ -99,18 +98,6 @@ class LogStatistics:
     bytes_appended: int
     syncs: int
     rolls: int
-
-
-def parse_partition_name(name: str) -> tuple[str, int]:
-    """(topic, partition) of a partition directory's name. Raises InvalidNameError for what Kafka would refuse."""
-    found = _PARTITION_NAME.fullmatch(name)
-    if found is None or found[1] in (".", "..") or len(name) > 255 or int(found[2]) > layout.INT32_MAX:
-        raise InvalidNameError(
-            "a partition directory is named <topic>-<number>, the topic of letters, digits, '.', '_' and '-'",
-            expected="a name like 'orders-0'",
-            found=repr(name),
-        )
-    return found[1], int(found[2])
 
 
 def open_log(
@@ -129,7 +116,7 @@ def open_log(
 
     Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
-    InvalidConfigError, StorageReadError.
+    InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and ResourceError when the system fails.
     """
     directory = os.fspath(path)
     settings = LogConfig.parse(config)
@@ -141,10 +128,10 @@ def open_log(
     return Log._open_writer(fs, directory, settings, policy, create)
 
 
-class Log:
+class Log(LogReader):
     """One partition directory, open for appending and reading, or for reading only. Made by logcore.open().
 
-    All methods may be called from several threads. A with block closes it.
+    All methods may be called from several threads. A with block closes it. Reading is documented in LogReader.
     """
 
     #: What opening found and mended; None for a log opened read-only.
@@ -162,89 +149,7 @@ class Log:
     _leader_epoch: int
     _epochs: list[tuple[int, int]]
 
-    def __init__(self, fs: FS, directory: str, config: LogConfig, policy: Durability) -> None:
-        """Not for users: the state that reader and writer share, before anything was opened."""
-        self.path = directory
-        self.config = config
-        self.durability = policy
-        self._fs = fs
-        self._segments: list[Segment] = []  # in order; the last one is growing
-        self._bases: list[int] = []
-        self._log_start = 0
-        self._end = 0
-        self._visible = 0
-        self._closed = False
-        self._writable = False
-        self._transactions: Transactions | None = None
-        self._lock = threading.Lock()
-        self._moved = threading.Condition(threading.Lock())
-        self._tailing = 0
-        self._pid = fs.process_id()
-
     # -- opening and closing -------------------------------------------------------------------------------------
-
-    @classmethod
-    def _open_reader(cls, fs: FS, directory: str, config: LogConfig) -> Self:
-        if not fs.is_directory(directory):
-            raise LogNotFoundError("there is no partition directory here", path=directory)
-        log = cls(fs, directory, config, Durability("os"))
-        try:
-            log._list_segments()
-        except BaseException:
-            log.close()
-            raise
-        return log
-
-    def _list_segments(self) -> None:
-        """Reader: takes the present files as the log, keeping what is known of segments that are still there."""
-        # A writer rolls and retains while we list, so a file may be gone when it is opened: list again.
-        for attempt in range(10):
-            names = self._fs.listdir(self.path)
-            bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
-            known = {segment.base_offset: segment for segment in self._segments}
-            segments: list[Segment] = []
-            try:
-                for base in bases[:-1]:
-                    kept = known.get(base)
-                    if kept is None or isinstance(kept, GrowingSegment):
-                        kept = Segment(self._fs, self.path, base)
-                    segments.append(kept)
-                if bases:
-                    last = known.get(bases[-1])
-                    if not isinstance(last, GrowingSegment):
-                        last = GrowingSegment(self._fs, self.path, bases[-1])
-                    segments.append(last)
-                break
-            except FileNotFoundError:
-                if attempt == 9:
-                    raise
-        self._segments, self._bases = segments, bases
-        starts = self._start_checkpoint()
-        self._log_start = max(starts, bases[0]) if bases else starts
-        self._refresh_end()
-
-    def _start_checkpoint(self) -> int:
-        with contextlib.suppress(InvalidNameError):
-            topic, partition = parse_partition_name(os.path.basename(self._fs.real_path(self.path)))
-            parent = os.path.dirname(self._fs.real_path(self.path))
-            return checkpoint.read_offsets(self._fs, parent, checkpoint.LOG_START).get((topic, partition), 0)
-        return 0
-
-    def _refresh_end(self) -> bool:
-        """Reader: looks how far the files reach now; True when the visible end moved."""
-        before = self._visible
-        if not self._segments:
-            self._end = self._visible = self._log_start
-            return False
-        last = self._segments[-1]
-        assert isinstance(last, GrowingSegment)
-        last.refresh()
-        self._end = max(self._end, self._log_start, last.next_offset())
-        # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
-        durable = checkpoint.read(self._fs, self.path, checkpoint.DURABLE_END)
-        end = checkpoint.unpack_durable_end(durable) if durable is not None else None
-        self._visible = max(self._visible, min(self._end, end) if end is not None else self._end)
-        return self._visible != before
 
     @classmethod
     def _open_writer(cls, fs: FS, directory: str, config: LogConfig, policy: Durability, create: bool) -> Self:
@@ -281,9 +186,8 @@ class Log:
 
     def _start_writing(self) -> None:
         fs, key = self._fs, (self._topic, self._partition)
-        names = fs.listdir(self.path)
-        bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
-        swaps = [name for name in names if name.endswith(".swap")]
+        bases = list_bases(fs, self.path)
+        swaps = [name for name in fs.listdir(self.path) if name.endswith(".swap")]
         if swaps:
             raise CorruptLogError(
                 "a compaction was interrupted here; let Kafka open the directory once", path=self.path, found=swaps[0]
@@ -306,8 +210,9 @@ class Log:
         self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
         self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
         self._bases = bases
-        if created:
-            fs.sync_dir(self.path)
+        # Always: a killed writer may have made files and directories, and not come to making their names durable.
+        fs.sync_dir(self.path)
+        fs.sync_dir(self._parent)
         previous = checkpoint.read_policy(fs, self.path)
         recovery.check_sealed(fs, self._segments, recovery_point=recovery_point)
         self.recovery_report = recovery.recover(fs, self._active, recovery_point=recovery_point, policy=previous)
@@ -338,15 +243,26 @@ class Log:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
         self._scratch = bytearray(1 << 16)
-        codec = target_codec(self.config, Codec.NONE)
-        self._attributes = int(codec) | APPEND_TIME_BIT * self.config.is_append_time
-        self._compress = compressor(codec, self.config)
+        config = self.config
+        codec = target_codec(config, Codec.NONE)
+        attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
+        max_bytes = min(config.max_message_bytes, config.segment_bytes)
+        compress, require_key = compressor(codec, config), config.is_compacted
+        no_producer = (-1, -1, -1)
+        # What the encoders take behind the offset, epoch and time of an append: for one record, and for many.
+        self._encoding_one = (max_bytes, attributes, compress, require_key)
+        batch_bytes = min(config.batch_size, config.segment_bytes)
+        self._encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
+        self._is_os = self.durability.kind == "os"
+        self._level: Level = "disk" if self.durability.waits else "os"
+        # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
+        self._unsynced_limit = {"group": self.durability.max_bytes, "always": 0}.get(self.durability.kind, _NO_LIMIT)
+        limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+        self._checks_times = min(limits) < INT64_MAX and not config.is_append_time
         self._written_bytes = self._recovery_bytes = 0
         self._last_recovery_ms = fs.monotonic_ms()
         self._appends = self._rolls = 0
         self._opened_end = self._end
-        self._batch_size = min(self.config.batch_size, self.config.segment_bytes)
-        self._max_batch_bytes = min(self.config.max_message_bytes, self.config.segment_bytes)
         self._commit = GroupCommit(
             fs,
             self.path,
@@ -374,7 +290,7 @@ class Log:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._writable and self._pid == self._fs.process_id():
+        if not getattr(self, "_closed", True) and self._writable and self._fs.forks == self._forks:
             warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -390,7 +306,7 @@ class Log:
             if self._closed:
                 return
             self._closed = True
-            if not self._writable or self._pid != self._fs.process_id():
+            if not self._writable or self._fs.forks != self._forks:
                 self._segments = []
                 return
             try:
@@ -425,11 +341,11 @@ class Log:
             self._lock_held.shared["was_clean"] = False
             raise
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosedError("the log is closed", path=self.path)
-
     def _check_writable_locked(self) -> None:
+        if self._closed or not self._writable or self._commit.failure or self._fs.forks != self._forks:
+            self._refuse_locked()
+
+    def _refuse_locked(self) -> NoReturn:
         if self._closed:
             raise LogClosedError("the log is closed", path=self.path)
         if not self._writable:
@@ -438,56 +354,16 @@ class Log:
             raise LogFailedError(
                 "an earlier write or sync failed; close the log and open it again", path=self.path
             ) from self._commit.failure
-        if self._fs.process_id() != self._pid:
-            raise ForkedWriterError(
-                "the log was opened by a parent process; open it again in the child", path=self.path
-            )
+        raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
     @property
-    def log_start_offset(self) -> int:
-        """The first offset that may be read."""
-        return self._log_start
-
-    @property
-    def log_end_offset(self) -> int:
-        """The offset the next record will get."""
-        return self._end
-
-    @property
-    def high_watermark(self) -> int:
-        """The end of what readers see: what is on disk where appends wait for it, else the log end."""
-        return self._visible
-
-    @property
     def durable_end_offset(self) -> int:
-        """All below it is on disk."""
-        return self._commit.durable_end if self._writable else self._visible
-
-    @property
-    def last_stable_offset(self) -> int:
-        """The end of what read_committed sees: the first offset of the oldest open transaction, or the high
-        watermark.
+        """All below it is on disk. Of a log opened read-only: its high watermark, which under `os`, `every` and
+        `interval` may not be on disk yet.
         """
-        return self._scan_transactions().last_stable_offset(self._visible)
-
-    def _scan_transactions(self) -> Transactions:
-        """Walks heads that were not walked before; the first call walks the whole log."""
-        with self._moved:
-            state = self._transactions
-            if state is None:
-                state = self._transactions = Transactions(next_offset=self._bases[0] if self._bases else 0)
-            while state.next_offset < self._visible:
-                at = max(0, bisect_right(self._bases, state.next_offset) - 1)
-                before = state.next_offset
-                for segment in self._segments[at:]:
-                    position = segment.find(state.next_offset)
-                    for facts, _, _ in segment.walk(position, crc=False):
-                        state.add(facts[facts["last_offset"] < self._visible], _control_types(segment))
-                if state.next_offset == before:
-                    break
-            return state
+        return self._commit.durable_end if self._writable else self._visible
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -507,7 +383,34 @@ class Log:
         DiskFullError after the write was cut back, so that it may be repeated; LogFailedError once the log is poisoned;
         DurabilityUnknownError when its sync failed.
         """
-        return self._append_rows(((key, value, headers, timestamp_ms),), durability)
+        if durability is not None:
+            _check_level(durability)
+        with self._lock:
+            if self._closed or not self._writable or self._commit.failure or self._fs.forks != self._forks:
+                self._refuse_locked()
+            now_ms = self._fs.now_ms()
+            offset = self._end
+            data, max_timestamp = active.encode_one(
+                key,
+                value,
+                headers,
+                timestamp_ms,
+                offset,
+                self._leader_epoch,
+                now_ms,
+                *self._encoding_one,
+            )
+            if self._checks_times:
+                check_timestamps(np.array([max_timestamp]), now_ms, self.config)
+            self._write_locked(data, offset, max_timestamp, now_ms)
+            if self._is_os and durability is None:  # nothing to settle or to wait for: 0.2 of 2 us saved
+                self._appends += 1
+                self._visible = offset + 1
+                if self._tailing:
+                    self._wake()
+                return tuple.__new__(Receipt, (offset, offset, now_ms, "os"))
+            self._settle_locked(durability)
+        return self._acknowledge(offset, offset, now_ms, durability)
 
     def append_many(self, records: Iterable[Any], *, durability: Level | None = None) -> Receipt:
         """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more batches.
@@ -516,30 +419,19 @@ class Log:
         segment.bytes: then each segment's share is. An empty iterable stores nothing and returns offsets end and end
         - 1. Errors as append().
         """
-        return self._append_rows(records if isinstance(records, (list, tuple)) else list(records), durability)
-
-    def _append_rows(self, rows: Any, durability: Level | None) -> Receipt:
-        config = self.config
+        if not isinstance(records, (list, tuple)):
+            records = list(records)  # before the lock: what makes the records may be slow, or append itself
         with self._lock:
             self._check_writable_locked()
             now_ms = self._fs.now_ms()
             size, batches = active.encode_records(
-                self._scratch,
-                rows,
-                self._end,
-                self._leader_epoch,
-                now_ms,
-                self._batch_size,
-                self._max_batch_bytes,
-                self._attributes,
-                -1,
-                -1,
-                -1,
-                self._compress,
-                config.is_compacted,
+                self._scratch, records, self._end, self._leader_epoch, now_ms, *self._encoding
             )
+            if self._checks_times:
+                given = [row[3] for row in map(tuple, records) if len(row) > 3 and row[3] is not None]
+                check_timestamps(np.array(given, np.int64), now_ms, self.config)
             first = self._end
-            self._store_locked(memoryview(self._scratch)[:size], batches, now_ms, durability)
+            self._store_scratch_locked(size, batches, now_ms, durability)
             last = self._end - 1
         return self._acknowledge(first, last, now_ms, durability)
 
@@ -561,10 +453,11 @@ class Log:
             raise InvalidRecordError("keys and values must have as many rows as each other", found=sorted(counts))
         count = counts.pop()
         times = None if timestamps_ms is None else input_timestamps(timestamps_ms, count)
-        config = self.config
         with self._lock:
             self._check_writable_locked()
             now_ms = self._fs.now_ms()
+            if self._checks_times and times is not None:
+                check_timestamps(times, now_ms, self.config)
             size, batches = active.encode_columns(
                 self._scratch,
                 key_column,
@@ -574,17 +467,10 @@ class Log:
                 self._end,
                 self._leader_epoch,
                 now_ms,
-                self._batch_size,
-                self._max_batch_bytes,
-                self._attributes,
-                -1,
-                -1,
-                -1,
-                self._compress,
-                config.is_compacted,
+                *self._encoding,
             )
             first = self._end
-            self._store_locked(memoryview(self._scratch)[:size], batches, now_ms, durability)
+            self._store_scratch_locked(size, batches, now_ms, durability)
             last = self._end - 1
         return self._acknowledge(first, last, now_ms, durability)
 
@@ -607,57 +493,78 @@ class Log:
             last = self._end - 1
         return self._acknowledge(first, last, now_ms, durability)
 
+    def _store_scratch_locked(
+        self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
+    ) -> None:
+        """Writes what was encoded into the scratch buffer."""
+        try:
+            self._store_locked(memoryview(self._scratch)[:size], batches, now_ms, durability)
+        except BaseException:
+            # The traceback of the error may keep views of the buffer, which then could never grow again.
+            self._scratch = bytearray()
+            raise
+
     def _store_locked(
-        self, data: memoryview, batches: list[EncodedBatch], now_ms: int, durability: Level | None
+        self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, durability: Level | None
     ) -> None:
         """Writes whole batches in as few calls as the segments and the policy allow."""
         if not batches:
             return
-        policy = self.durability
-        if len(batches) == 1:
-            self._write_locked(data, batches, now_ms)
+        if durability is not None:
+            _check_level(durability)
+        most = self.config.segment_bytes
+        if self.durability.kind == "group":
+            most = min(most, self.durability.max_bytes)
+        elif self.durability.kind == "always":
+            most = 1
+        if len(data) <= most or len(batches) == 1:
+            self._write_locked(data, batches[-1][2], max(batch[3] for batch in batches), now_ms, batches)
         else:
-            most = self.config.segment_bytes
-            if policy.kind == "group":
-                most = min(most, policy.max_bytes)
-            elif policy.kind == "always":
-                most = 1
-            if len(data) <= most:
-                self._write_locked(data, batches, now_ms)
-            else:
-                self._write_parts_locked(data, batches, now_ms, most)
+            self._write_parts_locked(data, batches, now_ms, most)
+        self._settle_locked(durability)
+
+    def _settle_locked(self, durability: Level | None) -> None:
+        """What the policy asks for once an append is written."""
         self._appends += 1
-        if policy.kind == "os":
-            self._show(self._end)
-        elif policy.kind == "always":
+        kind = self.durability.kind
+        if kind == "group":
+            return
+        if kind == "always":
             if durability != "os":
                 self._sync_locked()
-        elif policy.kind != "group":
-            self._show(self._end)
-            if policy.kind == "every":
-                due = self._end - self._commit.durable_end >= policy.amount
-            else:
-                due = self._fs.monotonic_ms() - self._commit.last_sync_ms >= policy.amount
-            if due:
-                self._sync_locked()
+            return
+        self._show(self._end)
+        if kind == "every":
+            due = self._end - self._commit.durable_end >= self.durability.amount
+        else:
+            due = kind == "interval" and self._fs.monotonic_ms() - self._commit.last_sync_ms >= self.durability.amount
+        if due:
+            self._sync_locked()
 
-    def _write_locked(self, data: memoryview, batches: list[EncodedBatch], now_ms: int) -> None:
-        """Writes batches that go into one segment together, after rolling to a new one if they need it.
+    def _write_locked(
+        self,
+        data: bytes | memoryview,
+        last_offset: int,
+        max_timestamp: int,
+        now_ms: int,
+        batches: Sequence[EncodedBatch] | None = None,
+    ) -> None:
+        """Writes what goes into one segment together, after rolling to a new one if it needs that.
 
-        On return the log ends behind them. On an error it is as before, or poisoned.
+        batches: where each batch lies in data; None for a single one. On return the log ends behind last_offset. On an
+        error it is as before, or poisoned.
         """
-        last_offset = batches[-1][2]
-        max_timestamp = batches[0][3] if len(batches) == 1 else max(batch[3] for batch in batches)
-        if self._active.is_full(len(data), max_timestamp, last_offset, self.config, now_ms):
+        size = len(data)
+        segment = self._active
+        if segment.is_full(size, max_timestamp, last_offset, now_ms):
             self._roll_locked()
-        elif self.durability.kind == "group":
-            unsynced = self._written_bytes - self._commit.synced_bytes
-            if unsynced and unsynced + len(data) > self.durability.max_bytes:
-                self._sync_locked()  # recovery relies on how much may be unsynced at once
-        segment, start, end = self._active, self._active.size_bytes, self._end
+            segment = self._active
+        elif self._written_bytes + size - self._commit.synced_bytes > self._unsynced_limit:
+            self._sync_locked()
+        start, end, written_bytes = segment.size_bytes, self._end, self._written_bytes
         try:
-            segment.append(data, batches)
-            self._written_bytes += len(data)
+            segment.append(data, last_offset, max_timestamp, batches)
+            self._written_bytes = written_bytes + size
             self._end = last_offset + 1
         except DiskFullError:
             raise
@@ -665,16 +572,17 @@ class Log:
             self._commit.poison(error)
             raise
         except BaseException:  # an interrupt between the write and here: nobody was told of these records
-            self._take_back_locked(start, end)
+            self._take_back_locked(start, end, written_bytes)
             raise
 
-    def _write_parts_locked(self, data: memoryview, batches: list[EncodedBatch], now_ms: int, most: int) -> None:
+    def _write_parts_locked(
+        self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, most: int
+    ) -> None:
         """Writes more than a segment, or than the policy lets be unsynced, in parts of at most that."""
-        if self._active.is_full(
-            min(len(data), self.config.segment_bytes), batches[-1][3], batches[-1][2], self.config, now_ms
-        ):
+        max_timestamp = max(batch[3] for batch in batches)
+        if self._active.is_full(min(len(data), self.config.segment_bytes), max_timestamp, batches[-1][2], now_ms):
             self._roll_locked()
-        segment, start, end = self._active, self._active.size_bytes, self._end
+        segment, start, end, written = self._active, self._active.size_bytes, self._end, self._written_bytes
         stored = 0
         try:
             while stored < len(batches):
@@ -683,13 +591,16 @@ class Log:
                 while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
                     stop += 1
                 part = [(at - first, size, last, newest) for at, size, last, newest in batches[stored:stop]]
-                self._write_locked(data[first : first + part[-1][0] + part[-1][1]], part, now_ms)
+                _, _, last_offset, _ = part[-1]
+                self._write_locked(
+                    data[first : first + part[-1][0] + part[-1][1]], last_offset, max_timestamp, now_ms, part
+                )
                 stored = stop
                 if self.durability.kind == "always" and stored < len(batches):
                     self._sync_locked()
         except DiskFullError as error:
             if self._active is segment and self._visible <= end:
-                self._take_back_locked(start, end)
+                self._take_back_locked(start, end, written)
                 raise
             # Parts are in segments that are sealed, or were seen, so they stay; say so, or a retry would repeat them.
             raise DiskFullError(
@@ -698,7 +609,7 @@ class Log:
                 offset=self._end,
             ) from error
 
-    def _take_back_locked(self, size: int, end: int) -> None:
+    def _take_back_locked(self, size: int, end: int, written_bytes: int) -> None:
         """Removes what this call wrote to the active segment; nobody has seen it and no offset was given out."""
         try:
             self._active.cut(size)
@@ -706,21 +617,20 @@ class Log:
         except LogcoreError as error:
             self._commit.poison(error)
             raise
-        self._end = end
+        self._end, self._written_bytes = end, written_bytes
         self._commit.set_back(min(end, self._commit.durable_end))
 
     def _acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
         """Waits for what was promised. Outside the append lock, so that others append meanwhile."""
-        policy = self.durability
-        if durability is None:
-            reached: Level = "disk" if policy.waits else "os"
-        elif durability in ("os", "disk"):
-            reached = durability
-        else:
-            raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
-        commit = self._commit
-        if reached == "disk" and commit.durable_end <= last:
-            commit.wait(last + 1)
+        reached = durability or self._level
+        if reached == "disk":
+            commit = self._commit
+            if commit.durable_end <= last:
+                commit.wait(last + 1)
+            if commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
+                with self._lock:
+                    if not self._closed and commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
+                        self._save_recovery_point_locked()
         return tuple.__new__(Receipt, (first, last, now_ms, reached))
 
     # -- syncing -------------------------------------------------------------------------------------------------
@@ -744,8 +654,6 @@ class Log:
     def _sync_locked(self) -> None:
         if self._commit.durable_end < self._end:
             self._commit.sync_now()
-        if self._commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
-            self._save_recovery_point_locked()
 
     def _save_recovery_point_locked(self) -> None:
         point, synced_bytes = self._commit.durable_end, self._commit.synced_bytes
@@ -934,163 +842,6 @@ class Log:
             self._leader_epoch = kept[-1][0]
             checkpoint.write_epochs(fs, self.path, kept)
 
-    # -- reading -------------------------------------------------------------------------------------------------
-
-    def read(
-        self,
-        start: int,
-        end: int | None = None,
-        *,
-        isolation: Isolation = "read_uncommitted",
-        max_bytes: int | None = None,
-    ) -> Iterator[Record]:
-        """Records with start <= offset < end, in order; end is fixed by this call and by default the high watermark.
-
-        isolation: "read_committed" stops at the last stable offset and leaves out aborted transactions. max_bytes: stop
-        after about this many bytes of batches, but not before one batch. Control batches are never delivered. Every
-        batch's CRC is checked. Raises OffsetOutOfRangeError at once; CorruptBatchError, InvalidRecordError,
-        StorageReadError when the iteration gets there.
-        """
-        return itertools.chain.from_iterable(self._stretch(start, end, isolation).record_lists(max_bytes))
-
-    def get(self, offset: int) -> Record:
-        """The record at offset, or the next one where compaction or a marker left a gap.
-
-        Raises OffsetOutOfRangeError when there is none before the high watermark.
-        """
-        if self._log_start <= offset < self._visible and not self._closed:
-            slot = bisect_right(self._bases, offset) - 1
-            if 0 <= slot < len(self._segments) - 1:  # sealed, so mapped: one call decodes the one record
-                segment = self._segments[slot]
-                found = active.read_one(
-                    segment.view(), segment.start_position(offset), segment.size_bytes, offset, segment.path
-                )
-                if not isinstance(found, int) and found.offset < self._visible:
-                    return found
-        for record in self.read(offset):
-            return record
-        raise OffsetOutOfRangeError(
-            "there is no record at or after this offset",
-            path=self.path,
-            offset=offset,
-            expected=f"below {self._visible}",
-        )
-
-    def batches(self, start: int, end: int | None = None, *, max_bytes: int | None = None) -> Iterator[RecordBatch]:
-        """Whole batches, control batches too, from the one that holds start to the one that holds end - 1.
-
-        The bytes are borrowed from a mapped or just read part of a segment and stay valid as long as the batch is kept.
-        max_bytes: stop before the batch that would exceed it, but not before the first. Errors as read(); CRCs are
-        checked when a batch's records or columns are asked for.
-        """
-        return self._stretch(start, end).batches(max_bytes)
-
-    def scan(
-        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "read_uncommitted"
-    ) -> Scan:
-        """The records in [start, end) as columns: iterate for RecordColumns, or hand it to Arrow, polars, duckdb,
-        pandas.
-
-        start is by default the log start, end the high watermark; both are fixed by this call. See Scan. Errors as
-        read().
-        """
-        first = self._log_start if start is None else start
-        stretch = self._stretch(first, end, isolation)
-        # Asked again for each reading, so that a scan that is kept does not read segments that are gone.
-        return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))
-
-    def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
-        """Records from start on, by default the present end, and then new ones as they come, each once and in order.
-
-        Wakes on appends, also of another process. timeout: seconds without a new record after which the iteration ends;
-        None waits for ever. Ends when the log is closed. Errors as read().
-        """
-        offset = self._visible if start is None else start
-        self._stretch(offset, None)
-        return self._tail(offset, timeout)
-
-    def _tail(self, offset: int, timeout: float | None) -> Iterator[Record]:
-        watch = None if self._writable else self._fs.watch(self.path)
-        with self._moved:
-            self._tailing += 1
-        try:
-            while True:
-                bound = self._visible
-                if offset < bound:
-                    for records in self._stretch(offset, bound).record_lists():
-                        yield from records
-                    offset = bound
-                if not self._await_visible(offset, timeout, watch):
-                    return
-        finally:
-            with self._moved:
-                self._tailing -= 1
-            if watch is not None:
-                watch.close()
-
-    def _await_visible(self, offset: int, timeout: float | None, watch: Any) -> bool:
-        if watch is None:
-            with self._moved:
-                return (
-                    self._moved.wait_for(lambda: self._visible > offset or self._closed, timeout)
-                    and self._visible > offset
-                )
-        deadline = None if timeout is None else self._fs.monotonic_ms() + int(timeout * 1000)
-        while not self._closed:
-            self.refresh()
-            if self._visible > offset:
-                return True
-            left = None if deadline is None else (deadline - self._fs.monotonic_ms()) / 1000
-            if left is not None and left <= 0:
-                return False
-            # Wakes at least each second, in case a file system tells nothing of another machine's writes.
-            watch.wait(1.0 if left is None else min(1.0, left))
-        return False
-
-    def refresh(self) -> bool:
-        """Of a log opened read-only: looks at what its writer has added since; True when the high watermark moved.
-
-        Does nothing for a log open for writing, which knows.
-        """
-        self._check_open()
-        if self._writable:
-            return False
-        with self._lock:
-            before = self._visible
-            names = self._fs.listdir(self.path)
-            bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
-            if bases != self._bases:
-                self._list_segments()
-            else:
-                self._refresh_end()
-            return self._visible != before
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
-        """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
-
-        The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
-        reaches it, and in it the first record that does.
-        """
-        self._check_open()
-        for slot, segment in enumerate(self._segments):
-            largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
-            if largest < timestamp_ms:
-                continue
-            start = segment.base_offset
-            if isinstance(segment, ActiveSegment) or not isinstance(segment, GrowingSegment):
-                slot = segment.time_index.find(timestamp_ms)
-                if slot >= 0:
-                    start += segment.time_index.entry(slot)[1]
-            for batch in self._stretch(max(start, self._log_start), None).batches():
-                if batch.max_timestamp >= timestamp_ms and not batch.is_control:
-                    columns = batch.columns(max_size=self.config.max_decompressed_bytes)
-                    late = columns.timestamps_ms >= timestamp_ms
-                    late &= (columns.offsets >= self._log_start) & (columns.offsets < self._visible)
-                    if late.any():
-                        return int(columns.offsets[int(late.argmax())])
-            return None
-        return None
-
     def statistics(self) -> LogStatistics:
         """Counters and sizes; a frozen value."""
         sizes = 0
@@ -1114,33 +865,10 @@ class Log:
             rolls=counters[4],
         )
 
-    def _stretch(self, start: int, end: int | None, isolation: Isolation = "read_uncommitted") -> Stretch:
-        """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
-        self._check_open()
-        if isolation not in ("read_uncommitted", "read_committed"):
-            raise InvalidConfigError(
-                "isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation)
-            )
-        if not self._log_start <= start <= self._end:
-            raise OffsetOutOfRangeError(
-                "start lies outside the log",
-                path=self.path,
-                offset=start,
-                expected=f"{self._log_start} to {self._end}",
-                found=start,
-            )
-        committed = self._scan_transactions() if isolation == "read_committed" else None
-        bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
-        bound = bound if end is None else min(end, bound)
-        return Stretch.of(self._segments, self._bases, start, bound, committed, self.config.max_decompressed_bytes)
 
-
-def _control_types(segment: Segment) -> Callable[[int], str]:
-    def control_type(position: int) -> str:
-        batch = segment.batch(position)
-        return batch.control_type() if batch is not None else "UNKNOWN"
-
-    return control_type
+def _check_level(durability: object) -> None:
+    if durability not in ("os", "disk"):
+        raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
 
 
 def _make_directories(fs: FS, path: str) -> None:

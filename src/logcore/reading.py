@@ -34,7 +34,8 @@ _OBJECT_BYTES: Final = 64 << 10
 #: Rows and bytes of one chunk of columns.
 _COLUMN_ROWS: Final = 32_768
 _COLUMN_BYTES: Final = 4 << 20
-#: Read at once from a segment that is not mapped.
+#: Read at once from a segment that is not mapped: little first, because many readings want one record.
+_FIRST_PIECE_BYTES: Final = 32 << 10
 _PIECE_BYTES: Final = 1 << 20
 
 
@@ -164,14 +165,15 @@ class Stretch:
         committed, aborted data is left out and there are no runs.
         """
         start, end, committed = self.start, self.end, self.committed
-        most = 1
+        most, want = 1, _FIRST_PIECE_BYTES
         for segment in self.segments:
             if segment.base_offset >= end or start >= end:
                 return
             position = segment.find(start) if segment.base_offset < start else 0
             size = segment.size_bytes
             while position < size:
-                piece = segment.piece(position, _PIECE_BYTES)
+                piece = segment.piece(position, want)
+                want = _PIECE_BYTES
                 data, at, limit, origin = piece.data, piece.at, piece.limit, piece.origin
                 begin = at
                 while at < limit:

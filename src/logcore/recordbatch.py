@@ -241,7 +241,8 @@ class RecordBatch:
     def records(self, *, max_size: int = DEFAULT_MAX_SIZE) -> list[Record]:
         """All records, the CRC checked first; for a control batch its control records.
 
-        Raises CorruptBatchError, InvalidRecordError, RecordTooLargeError, UnsupportedCodecError.
+        max_size: most bytes that the batch may inflate to. Raises CorruptBatchError, InvalidRecordError,
+        RecordTooLargeError, UnsupportedCodecError.
         """
         self.verify()
         if self.magic < 2:
@@ -249,7 +250,7 @@ class RecordBatch:
         return active.decode_body_objects(*self._body_arguments(max_size), self.path, self.position)
 
     def columns(self, *, max_size: int = DEFAULT_MAX_SIZE) -> RecordColumns:
-        """The same as numpy columns. Errors as records()."""
+        """The same as numpy columns. Arguments and errors as records()."""
         self.verify()
         if self.magic < 2:
             return RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
@@ -270,11 +271,14 @@ class RecordBatch:
         return body, self.record_count, self.base_offset, self.base_timestamp, append_time
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """The records as a pyarrow.RecordBatch, see columns.arrow_schema."""
+        """The records as a pyarrow.RecordBatch, see columns.arrow_schema.
+
+        Errors as records(), and MissingDependencyError without pyarrow.
+        """
         return self.columns().to_arrow()
 
     def control_type(self) -> str:
-        """ABORT, COMMIT and so on for a control batch; UNKNOWN for types not known."""
+        """ABORT, COMMIT and so on for a control batch; UNKNOWN for other types and batches. Errors as records()."""
         records = self.records() if self.is_control else []
         key = records[0].key if records else None
         if key is None or len(key) < 4:
@@ -417,7 +421,7 @@ def _prepare_one(
     if has_append_time and (config.is_append_time or np.any(times == -1)):
         raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
     if not config.is_append_time:
-        _check_timestamps(times, now_ms, config, where)
+        check_timestamps(times, now_ms, config, where)
     source = Codec(first.attributes & CODEC_MASK)
     target = target_codec(config, source)
     dense = source is Codec.NONE or np.array_equal(parts[0].offsets - first.base_offset, np.arange(count))
@@ -472,7 +476,8 @@ def _check_client_head(batch: RecordBatch) -> None:
         )
 
 
-def _check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int) -> None:
+def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int | None = None) -> None:
+    """Refuses record times, an array of int64 ms, outside the topic's limits; -1 is no time. InvalidTimestampError."""
     given = times[times != -1].astype(object) if times.size and times.min() < -(1 << 61) else times[times != -1]
     if not len(given):
         return

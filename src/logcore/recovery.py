@@ -228,8 +228,8 @@ def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[
     at = position
     while at < end:
         chunk = segment.fs.pread(segment.handle, min(_CHUNK_BYTES, end - at), at)
-        if chunk.count(0) != len(chunk):
-            only_zeros = False
+        if not chunk or chunk.count(0) != len(chunk):  # a file that was shortened meanwhile ends here
+            only_zeros = not chunk
             break
         at += len(chunk)
     if only_zeros:

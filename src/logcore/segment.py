@@ -19,11 +19,11 @@ from typing import Final
 
 import attrs
 
-from logcore.config import LogConfig
+from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import DiskFullError, LogcoreError, OffsetOutOfRangeError, ResourceError, StorageWriteError
 from logcore.fs import FS
 from logcore.index import OffsetIndex, TimeIndex, load
-from logcore.kernels import active, layout
+from logcore.kernels import Record, active, layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.recordbatch import RecordBatch
 
@@ -31,6 +31,10 @@ LOG: Final = ".log"
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
 _WALK_BATCHES: Final = 4096
+#: How much a segment may grow until its index is worth reading again.
+_REREAD_BYTES: Final = 1 << 20
+#: Later than every timestamp.
+_NEVER: Final = 1 << 64
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -41,7 +45,9 @@ def file_name(base_offset: int, suffix: str) -> str:
 def base_offset_of(name: str, suffix: str = LOG) -> int | None:
     """The base offset in a file name, None for other files."""
     stem = name[: -len(suffix)]
-    return int(stem) if name.endswith(suffix) and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
+    if not (name.endswith(suffix) and len(stem) == 20 and stem.isascii() and stem.isdigit()):
+        return None
+    return int(stem) if int(stem) <= INT64_MAX else None
 
 
 @attrs.frozen
@@ -125,6 +131,11 @@ class Segment:
         view = self.view()
         return active.find_batch(view, self.start_position(offset), len(view), offset)
 
+    def read_one(self, offset: int) -> Record | int:
+        """The first record at or after offset; an int when it takes more than one plain batch to tell."""
+        view, index = self.view(), self.offset_index
+        return active.get_one(index.data, len(index), view, len(view), self.base_offset, offset, self.path)
+
     def head(self, position: int) -> tuple[memoryview, int, int]:
         """(data, at, limit) with enough bytes at position for the whole batch that seems to stand there."""
         piece = self.piece(position, layout.HEADER_SIZE)
@@ -200,6 +211,8 @@ class GrowingSegment(Segment):
         self.handle = handle
         weakref.finalize(self, self.fs.close, handle)
         self._size = self.fs.size(handle)
+        self._whole_position = 0  # where the whole batches seen by next_offset end
+        self._whole_end = self.base_offset
 
     @property
     def size_bytes(self) -> int:
@@ -209,12 +222,25 @@ class GrowingSegment(Segment):
         """Nothing to do: the open file is what keeps it."""
 
     def refresh(self) -> int:
-        """Looks at how long the file is now; an index read before is looked at again."""
+        """Looks at how long the file is now; an index read before is read again once it lags far behind."""
         size = self.fs.size(self.handle)
-        if size != self._size:
-            self._size = size
+        if not self._size <= size < self._size + _REREAD_BYTES:
             self._offset_index = self._time_index = None
+        if size < self._size:
+            self._whole_position = 0
+        self._size = size
         return size
+
+    def next_offset(self) -> int:
+        """As Segment.next_offset, going on where the last call ended."""
+        if not self._whole_position:
+            self._whole_position = self.start_position(self.base_offset + layout.INT32_MAX)
+            self._whole_end = self.base_offset
+        for facts, position, _ in self.walk(self._whole_position, crc=False):
+            if len(facts):
+                self._whole_end = int(facts["last_offset"][-1]) + 1
+                self._whole_position = position
+        return self._whole_end
 
     def piece(self, position: int, size: int) -> Piece:
         data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))
@@ -249,6 +275,13 @@ class GrowingSegment(Segment):
             if len(facts) and before < int(facts["last_offset"][0]) - self.base_offset <= relative:
                 return position
         return 0
+
+    def read_one(self, offset: int) -> Record | int:
+        """As Segment.read_one, with one read of the file in the usual case; 0 when that does not find it."""
+        position = self.start_position(offset)
+        data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
+        found = active.read_one(data, 0, len(data), offset, self.path)
+        return found if not isinstance(found, int) else 0
 
     def find(self, offset: int) -> int:
         position = self.start_position(offset)
@@ -288,10 +321,9 @@ class ActiveSegment(GrowingSegment):
         path = os.path.join(directory, file_name(base_offset, LOG))
         Segment.__init__(self, fs, directory, base_offset)
         self._hold(fs.open(path, write=True, create=create, exclusive=create))
-        self.interval_bytes = config.index_interval_bytes
-        self.max_entries = config.segment_index_bytes // OffsetIndex.entry_size
-        self.max_time_entries = config.segment_index_bytes // TimeIndex.entry_size
+        self.config = config
         self.created_ms = fs.now_ms()
+        self.limit_offset = base_offset + layout.INT32_MAX
         self.reset()
 
     def reset(self) -> None:
@@ -301,28 +333,45 @@ class ActiveSegment(GrowingSegment):
         self.since_entry_bytes = 0
         self.first_timestamp = -1
         self.largest_timestamp = -1
-        self.largest_timestamp_offset = base = self.base_offset
-        self.last_offset = base - 1
+        self.largest_timestamp_offset = self.base_offset
+        self.last_offset = self.base_offset - 1
+        # An append that stays within these needs no further look at whether to roll; is_full() has the rules.
+        self.limit_bytes = self.config.segment_bytes
+        self.limit_timestamp = _NEVER
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
         if max_timestamp > self.largest_timestamp:
             self.largest_timestamp = max_timestamp
             self.largest_timestamp_offset = last_offset
-            if position == 0:
-                self.first_timestamp = max_timestamp
-        if self.since_entry_bytes > self.interval_bytes:
-            assert self._offset_index is not None and self._time_index is not None
-            self._offset_index.add(last_offset - self.base_offset, position)
-            self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
-            self.since_entry_bytes = 0
-            if self._offset_index.wants_writing:
-                # For readers in other processes. An index is a cache: what does not reach the file now is written with
-                # the whole when the segment is sealed, where a failure counts.
-                with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-                    self.write_indexes()
+        if position == 0:
+            self.first_timestamp = max_timestamp
+            self.limit_timestamp = max_timestamp + self.config.segment_ms if max_timestamp >= 0 else _NEVER
+        if self.since_entry_bytes > self.config.index_interval_bytes:
+            self._add_entries(position, last_offset)
         self.since_entry_bytes += size
         self.last_offset = last_offset
+
+    def _add_entries(self, position: int, last_offset: int) -> None:
+        offsets, times = self._offset_index, self._time_index
+        assert offsets is not None and times is not None
+        offsets.add(last_offset - self.base_offset, position)
+        times.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+        self.since_entry_bytes = 0
+        room = self.config.segment_index_bytes
+        # One time entry is kept back for the closing one (section 3.2).
+        if len(offsets) >= room // offsets.entry_size or len(times) >= room // times.entry_size - 1:
+            self.limit_bytes = -1
+        if offsets.wants_writing:
+            # For readers in other processes. An index is a cache: what does not reach the file now is written with the
+            # whole when the segment is sealed, where a failure counts.
+            with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+                self.write_indexes()
+
+    def start_position(self, offset: int) -> int:
+        index = self.offset_index  # our own, in memory: no need to look whether it is right
+        slot = index.find(offset - self.base_offset)
+        return index.entry(slot)[1] if slot >= 0 else 0
 
     def note_all(self, facts: layout.Facts) -> None:
         """The same for batches found by walking the file."""
@@ -330,15 +379,23 @@ class ActiveSegment(GrowingSegment):
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
             self.note(position, size, last_offset, max_timestamp)
 
-    def append(self, data: memoryview, batches: Iterable[EncodedBatch]) -> None:
+    def append(
+        self,
+        data: bytes | memoryview,
+        last_offset: int,
+        max_timestamp: int,
+        batches: Iterable[EncodedBatch] | None = None,
+    ) -> None:
         """Writes whole batches at the end. On any error the file is as long as before, or the error says it is not.
 
-        Raises DiskFullError after a cut back, StorageWriteError when the state of the file is not known.
+        last_offset, max_timestamp: of all of data. batches: where each batch lies in it; None for a single one. Raises
+        DiskFullError after a cut back, StorageWriteError when the state of the file is not known.
         """
         start = self._size
+        size = len(data)
         try:
             self.fs.pwrite(self.handle, data, start)
-            self._size = start + len(data)
+            self._size = start + size
         except BaseException:
             # Also for KeyboardInterrupt: a batch nobody was told of must not stay behind.
             self._size = start
@@ -347,8 +404,11 @@ class ActiveSegment(GrowingSegment):
             except LogcoreError as error:
                 raise StorageWriteError("a failed write could not be cut back", path=self.path) from error
             raise
-        for position, size, last_offset, max_timestamp in batches:
-            self.note(start + position, size, last_offset, max_timestamp)
+        if batches is None:
+            self.note(start, size, last_offset, max_timestamp)
+        else:
+            for at, batch_size, batch_last, batch_newest in batches:
+                self.note(start + at, batch_size, batch_last, batch_newest)
 
     def cut(self, size: int) -> None:
         """Shortens the file, durably. For recovery and for taking back an append; readers never map this segment."""
@@ -375,16 +435,14 @@ class ActiveSegment(GrowingSegment):
         self.write_indexes(whole=True)
         return Segment(self.fs, self.directory, self.base_offset)
 
-    def is_full(self, size: int, max_timestamp: int, last_offset: int, config: LogConfig, now_ms: int) -> bool:
+    def is_full(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
         """Whether an append needs a new segment first (storage format section 3.2)."""
-        assert self._offset_index is not None and self._time_index is not None
-        if self._size + size > config.segment_bytes or last_offset - self.base_offset > layout.INT32_MAX:
-            return self._size > 0
         if self._size == 0:
-            return False
-        waited = max_timestamp - self.first_timestamp if self.first_timestamp >= 0 else now_ms - self.created_ms
+            return last_offset > self.limit_offset
+        if self.first_timestamp < 0 and now_ms - self.created_ms > self.config.segment_ms:
+            return True
         return (
-            waited > config.segment_ms
-            or len(self._offset_index) >= self.max_entries
-            or len(self._time_index) >= self.max_time_entries - 1
+            self._size + size > self.limit_bytes
+            or max_timestamp > self.limit_timestamp
+            or last_offset > self.limit_offset
         )

@@ -13,7 +13,10 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_Decode
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -66,54 +69,126 @@ cdef extern from *:
     }
     static inline uint64_t lc_zigzag(int64_t n) { return ((uint64_t)n << 1) ^ (uint64_t)(n >> 63); }
     static inline int lc_size(uint64_t zigzag) {  /* bytes of a varint: ceil(bits / 7), one for zero */
-        return zigzag < 0x80 ? 1 : (70 - __builtin_clzll(zigzag)) / 7;
+        return zigzag < 0x80 ? 1 : zigzag < 0x4000 ? 2 : (70 - __builtin_clzll(zigzag)) / 7;
     }
+    /* Nearly all varints have one or two bytes; two are one store. */
     static inline unsigned char *lc_write(unsigned char *p, uint64_t zigzag) {
+        if (__builtin_expect(zigzag < 0x80, 1)) { *p = (unsigned char)zigzag; return p + 1; }
+        if (__builtin_expect(zigzag < 0x4000, 1)) {
+            uint16_t both = (uint16_t)((zigzag & 0x7f) | 0x80 | (zigzag >> 7) << 8);
+            memcpy(p, &both, 2);
+            return p + 2;
+        }
         while (zigzag >= 0x80) { *p++ = (unsigned char)(zigzag | 0x80); zigzag >>= 7; }
         *p++ = (unsigned char)zigzag;
         return p;
     }
-    /* Keys and values are mostly short, where a call of memcpy costs more than the copy: blocks of 16, the last one
-       overlapping, so that nothing outside either range is touched. */
+    /* Keys and values are mostly short, where a call of memcpy costs more than the copy: blocks of constant size, the
+       last one overlapping, so that nothing outside either range is touched. */
     static inline void lc_copy(unsigned char *to, const unsigned char *from, size_t size) {
         size_t at;
         if (size > 256) { memcpy(to, from, size); return; }
-        if (size >= 16) {
-            for (at = 0; at + 16 <= size; at += 16) memcpy(to + at, from + at, 16);
-            memcpy(to + size - 16, from + size - 16, 16);
-        } else if (size >= 8) { uint64_t a, b; memcpy(&a, from, 8); memcpy(&b, from + size - 8, 8);
-            memcpy(to, &a, 8); memcpy(to + size - 8, &b, 8);
+        if (size > 64) {
+            for (at = 0; at + 64 < size; at += 64) memcpy(to + at, from + at, 64);
+            memcpy(to + size - 64, from + size - 64, 64);
+        } else if (size > 32) {
+            memcpy(to, from, 32); memcpy(to + size - 32, from + size - 32, 32);
+        } else if (size >= 16) {
+            memcpy(to, from, 16); memcpy(to + size - 16, from + size - 16, 16);
+        } else if (size >= 8) {
+            memcpy(to, from, 8); memcpy(to + size - 8, from + size - 8, 8);
         } else for (at = 0; at < size; at++) to[at] = from[at];
     }
-    /* Writes one v2 record. The length stands before fields whose size it counts, so its own width is guessed from
-       the payload; the guess is wrong only at a border, and then the fields are moved by a byte. */
+    /* Writes one v2 record, at most LC_OVERHEAD bytes more than its payload. A size of -1 is null. */
+    enum { LC_OVERHEAD = 41 };
     static inline unsigned char *lc_write_record(unsigned char *p, int64_t timestamp_delta, int64_t offset_delta,
             const unsigned char *key, int64_t key_size, const unsigned char *value, int64_t value_size,
             int64_t header_count, const unsigned char *headers, int64_t headers_size) {
-        int64_t payload = (key_size > 0 ? key_size : 0) + (value_size > 0 ? value_size : 0) + headers_size;
-        int guess = lc_size(lc_zigzag(payload + 8)), width;
-        unsigned char *start = p, *fields = p + guess;
-        uint64_t length;
-        p = fields;
+        uint64_t time = lc_zigzag(timestamp_delta), number = (uint64_t)offset_delta << 1,
+                 key_head = lc_zigzag(key_size), value_head = lc_zigzag(value_size), header_head = (uint64_t)header_count << 1;
+        int64_t length = 1 + lc_size(time) + lc_size(number) + lc_size(key_head) + lc_size(value_head)
+                + lc_size(header_head) + (key_size > 0 ? key_size : 0)
+                + (value_size > 0 ? value_size : 0) + headers_size;
+        p = lc_write(p, (uint64_t)length << 1);
         *p++ = 0;
-        p = lc_write(p, lc_zigzag(timestamp_delta));
-        p = lc_write(p, (uint64_t)offset_delta << 1);
-        p = lc_write(p, lc_zigzag(key_size));
+        p = lc_write(p, time);
+        p = lc_write(p, number);
+        p = lc_write(p, key_head);
         if (key_size > 0) { lc_copy(p, key, key_size); p += key_size; }
-        p = lc_write(p, lc_zigzag(value_size));
+        p = lc_write(p, value_head);
         if (value_size > 0) { lc_copy(p, value, value_size); p += value_size; }
-        p = lc_write(p, (uint64_t)header_count << 1);
+        p = lc_write(p, header_head);
         if (headers_size) { memcpy(p, headers, headers_size); p += headers_size; }
-        length = lc_zigzag(p - fields);
-        width = lc_size(length);
-        if (width != guess) { memmove(start + width, fields, p - fields); p += width - guess; }
-        lc_write(start, length);
+        return p;
+    }
+    /* The shortest way for the commonest row: a tuple of two bytes objects, at the base timestamp. NULL when it is not
+       that, or does not fit before end. */
+    static inline unsigned char *lc_write_pair(unsigned char *p, const unsigned char *end, PyObject *row,
+            int64_t number) {
+        PyObject *key, *value;
+        if (!PyTuple_CheckExact(row) || PyTuple_GET_SIZE(row) != 2) return NULL;
+        key = PyTuple_GET_ITEM(row, 0);
+        value = PyTuple_GET_ITEM(row, 1);
+        if (!PyBytes_CheckExact(key) || !PyBytes_CheckExact(value)) return NULL;
+        if (end - p < PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(value) + LC_OVERHEAD) return NULL;
+        return lc_write_record(p, 0, number, (const unsigned char *)PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key),
+                               (const unsigned char *)PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value), 0, NULL, 0);
+    }
+    /* A column of bytes. edges is NULL when all rows are null, nulls when none is. */
+    typedef struct { const unsigned char *data; const int64_t *edges; const unsigned char *nulls; } LcColumn;
+    static inline int64_t lc_cell(const LcColumn *column, int64_t row) {
+        if (!column->edges || (column->nulls && column->nulls[row])) return -1;
+        return column->edges[row + 1] - column->edges[row];
+    }
+    /* The rows from *row on that fit before end and have a valid timestamp, into the open batch. */
+    static unsigned char *lc_write_rows(unsigned char *p, const unsigned char *end, LcColumn keys, LcColumn values,
+            const int64_t *times, int64_t *newest, int64_t base_timestamp, int64_t *row, int64_t rows, int64_t number) {
+        int64_t at = *row, most = *newest;
+        if (keys.edges && values.edges && !keys.nulls && !values.nulls && !times) {
+            /* The same with fewer questions: 11 ns instead of 13.5 for rows of 116 bytes. */
+            for (; at < rows; at++, number++) {
+                int64_t key_at = keys.edges[at], key_size = keys.edges[at + 1] - key_at;
+                int64_t value_at = values.edges[at], value_size = values.edges[at + 1] - value_at;
+                uint64_t key_head = (uint64_t)key_size << 1, value_head = (uint64_t)value_size << 1;
+                if (end - p < key_size + value_size + LC_OVERHEAD || (key_size | value_size) < 0) break;
+                p = lc_write(p, (uint64_t)(3 + lc_size((uint64_t)number << 1) + lc_size(key_head) + lc_size(value_head)
+                                           + key_size + value_size) << 1);
+                p[0] = 0; p[1] = 0;  /* attributes and timestamp delta */
+                p = lc_write(p + 2, (uint64_t)number << 1);
+                p = lc_write(p, key_head);
+                lc_copy(p, keys.data + key_at, key_size);
+                p = lc_write(p + key_size, value_head);
+                lc_copy(p, values.data + value_at, value_size);
+                p += value_size;
+                *p++ = 0;
+            }
+        } else for (; at < rows; at++, number++) {
+            int64_t key_size = lc_cell(&keys, at), value_size = lc_cell(&values, at);
+            int64_t payload = (key_size > 0 ? key_size : 0) + (value_size > 0 ? value_size : 0);
+            int64_t time = times ? times[at] : base_timestamp;
+            if (end - p < payload + LC_OVERHEAD || time < -1) break;
+            if (time > most) most = time;
+            p = lc_write_record(p, time - base_timestamp, number, key_size > 0 ? keys.data + keys.edges[at] : NULL,
+                                key_size, value_size > 0 ? values.data + values.edges[at] : NULL, value_size, 0,
+                                NULL, 0);
+        }
+        *newest = most;
+        *row = at;
         return p;
     }
     """
     uint8_t *lc_write_record(uint8_t *p, int64_t timestamp_delta, int64_t offset_delta, const uint8_t *key, int64_t key_size,
                              const uint8_t *value, int64_t value_size, int64_t header_count, const uint8_t *headers,
                              int64_t headers_size) noexcept nogil
+    uint8_t *lc_write_pair(uint8_t *p, const uint8_t *end, object row, int64_t number) noexcept
+    ctypedef struct LcColumn:
+        const uint8_t *data
+        const int64_t *edges
+        const uint8_t *nulls
+    uint8_t *lc_write_rows(uint8_t *p, const uint8_t *end, LcColumn keys, LcColumn values, const int64_t *times,
+                           int64_t *newest, int64_t base_timestamp, int64_t *row, int64_t rows,
+                           int64_t number) noexcept nogil
+    int64_t lc_cell(const LcColumn *column, int64_t row) noexcept nogil
     uint16_t lc_be16(const uint8_t *p) noexcept nogil
     uint32_t lc_be32(const uint8_t *p) noexcept nogil
     uint64_t lc_be64(const uint8_t *p) noexcept nogil
@@ -139,6 +214,7 @@ cdef enum:
     CONTROL_BIT = 0x20
     ROW_SIZE = 40
     INT32_LIMIT = 2147483647
+    OVERHEAD = 41
 
 cdef enum:
     WALK_END, WALK_LIMIT, WALK_SHORT, WALK_LENGTH, WALK_MAGIC, WALK_CRC, WALK_COUNT
@@ -153,9 +229,9 @@ cdef struct Facts:
     int16_t producer_epoch, attributes
     int8_t magic
 
-assert (HEADER_SIZE, LOG_OVERHEAD, PREFIX_SIZE, CRC_START, MIN_LENGTH, MIN_RECORD_SIZE, ROW_SIZE) == (
+assert (HEADER_SIZE, LOG_OVERHEAD, PREFIX_SIZE, CRC_START, MIN_LENGTH, MIN_RECORD_SIZE, OVERHEAD, ROW_SIZE) == (
     _layout.HEADER_SIZE, _layout.LOG_OVERHEAD, _layout.PREFIX_SIZE, _layout.CRC_START, _layout.MIN_LENGTH,
-    _layout.MIN_RECORD_SIZE, _layout.ROW_SIZE)
+    _layout.MIN_RECORD_SIZE, _layout.OVERHEAD, _layout.ROW_SIZE)
 assert sizeof(Facts) == _layout.BATCH_FACTS.itemsize
 assert (WALK_COUNT, BODY_COUNT) == (_layout.WALK_COUNT, _layout.BODY_COUNT)
 
@@ -625,9 +701,13 @@ cdef tuple read_headers(const uint8_t *p, const uint8_t *end, int32_t count):
     return tuple(headers)
 
 
+cdef int64_t offset_of(const Facts *facts, const Row *row) noexcept nogil:
+    return <int64_t>(<uint64_t>facts.base_offset + <uint64_t><int64_t>row.offset_delta)
+
+
 cdef Record build_record(const Row *row, const Facts *facts, const uint8_t *end):
     cdef Record record = Record.__new__(Record)
-    record.offset = <int64_t>(<uint64_t>facts.base_offset + <uint64_t><int64_t>row.offset_delta)
+    record.offset = offset_of(facts, row)
     if facts.attributes & APPEND_TIME_BIT:
         record.timestamp_ms = facts.max_timestamp
     else:
@@ -698,87 +778,131 @@ def decode_body_objects(body, int32_t count, int64_t base_offset, int64_t base_t
 def read_one(data, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path=None):
     """The first record at or after offset if a plain batch holds it, else the position to go on at. See plain.read_one."""
     cdef Py_buffer view
-    cdef Facts facts
-    cdef Row row
-    cdef const uint8_t *base
-    cdef const uint8_t *p
-    cdef const uint8_t *end
-    cdef int wrong
-    cdef int32_t left
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        base = <const uint8_t *>view.buf
-        limit = min(limit, view.len)
-        position = seek(base, position, limit, offset)
-        if position >= limit or check_head(base + position, limit - position) != WALK_END or base[position + 16] != 2:
-            return position
-        if lc_be16(base + position + CRC_START) & (CODEC_MASK | CONTROL_BIT):
-            return position
-        check_whole(base, position, limit, &facts, path)
-        p = base + position + HEADER_SIZE
-        end = base + position + facts.size_bytes
-        left = facts.record_count
-        while left > 0:
-            wrong = read_row(&p, end, &row)
-            if wrong:
-                raise bad_body(wrong, path, position)
-            if facts.base_offset + row.offset_delta >= offset:
-                return build_record(&row, &facts, p)
-            left -= 1
-        return position + facts.size_bytes
+        return one(<const uint8_t *>view.buf, position, min(limit, view.len), offset, path)
     finally:
         PyBuffer_Release(&view)
+
+
+cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path):
+    cdef Facts facts
+    cdef Row row
+    cdef const uint8_t *p
+    cdef const uint8_t *end
+    cdef int64_t before
+    cdef int32_t left, length
+    cdef int wrong
+    position = seek(base, position, limit, offset)
+    if position >= limit or check_head(base + position, limit - position) != WALK_END or base[position + 16] != 2:
+        return position
+    if lc_be16(base + position + CRC_START) & (CODEC_MASK | CONTROL_BIT):
+        return position
+    check_whole(base, position, limit, &facts, path)
+    if facts.record_count < 0 or facts.record_count > (facts.size_bytes - HEADER_SIZE) // MIN_RECORD_SIZE:
+        raise bad_body(BODY_COUNT, path, position)
+    p = base + position + HEADER_SIZE
+    end = base + position + facts.size_bytes
+    before = <int64_t>(<uint64_t>offset - <uint64_t>facts.base_offset)
+    # A batch of n records whose last delta is n - 1 has no gaps, so the record wanted is found by skipping over the
+    # others: of 120 records, that is 60 lengths instead of 360 varints on average.
+    if 0 < before < facts.record_count and <int32_t>lc_be32(base + position + 23) == facts.record_count - 1:
+        while before > 0:
+            p = lc_read32(p, end, &length)
+            if p == NULL or length < 0 or length > end - p:
+                break
+            p += length
+            before -= 1
+        if before == 0 and read_row(&p, end, &row) == BODY_OK and offset_of(&facts, &row) == offset:
+            return build_record(&row, &facts, p)
+        p = base + position + HEADER_SIZE
+    left = facts.record_count
+    while left > 0:
+        wrong = read_row(&p, end, &row)
+        if wrong:
+            raise bad_body(wrong, path, position)
+        if offset_of(&facts, &row) >= offset:
+            return build_record(&row, &facts, p)
+        left -= 1
+    if p != end:
+        raise bad_body(BODY_LEFT, path, position)
+    return position + facts.size_bytes
+
+
+def get_one(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offset, int64_t offset, path=None):
+    """start_position and read_one in one call. See plain.get_one."""
+    cdef Py_buffer index_view, view
+    cdef Py_ssize_t position
+    PyObject_GetBuffer(index, &index_view, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            limit = min(limit, view.len)
+            position = start(&index_view, entries, <const uint8_t *>view.buf, limit, base_offset, offset)
+            return one(<const uint8_t *>view.buf, position, limit, offset, path)
+        finally:
+            PyBuffer_Release(&view)
+    finally:
+        PyBuffer_Release(&index_view)
 
 
 def search_offsets(data, Py_ssize_t count, int32_t target):
     """Slot of the greatest offset index entry at or below target, else -1. See plain.search_offsets."""
     cdef Py_buffer view
-    cdef Py_ssize_t low = 0, middle
-    cdef const uint8_t *base
+    cdef Py_ssize_t slot
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    base = <const uint8_t *>view.buf
-    count = min(count, view.len // 8)
+    slot = find_slot(<const uint8_t *>view.buf, min(count, view.len // 8), target)
+    PyBuffer_Release(&view)
+    return slot
+
+
+cdef Py_ssize_t find_slot(const uint8_t *base, Py_ssize_t count, int32_t target) noexcept nogil:
+    cdef Py_ssize_t low = 0, middle
     while low < count:
         middle = (low + count) >> 1
         if <int32_t>lc_be32(base + middle * 8) <= target:
             low = middle + 1
         else:
             count = middle
-    PyBuffer_Release(&view)
     return low - 1
 
 
 def start_position(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offset, int64_t offset):
     """Where to start looking for offset in a segment. See plain.start_position."""
-    cdef Py_buffer view
+    cdef Py_buffer index_view, view
+    PyObject_GetBuffer(index, &index_view, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return start(&index_view, entries, <const uint8_t *>view.buf, min(limit, view.len), base_offset, offset)
+        finally:
+            PyBuffer_Release(&view)
+    finally:
+        PyBuffer_Release(&index_view)
+
+
+cdef Py_ssize_t start(const Py_buffer *index, Py_ssize_t entries, const uint8_t *base, Py_ssize_t limit,
+                      int64_t base_offset, int64_t offset) noexcept nogil:
     cdef Facts facts
-    cdef const uint8_t *base
     cdef const uint8_t *entry
     cdef int64_t before = -1, relative
-    cdef Py_ssize_t position
-    cdef Py_ssize_t slot = search_offsets(index, entries, <int32_t>min(offset - base_offset, <int64_t>INT32_LIMIT))
+    cdef Py_ssize_t position, slot
+    slot = find_slot(<const uint8_t *>index.buf, min(entries, index.len // 8),
+                     <int32_t>min(offset - base_offset, <int64_t>INT32_LIMIT))
     if slot < 0:
         return 0
-    PyObject_GetBuffer(index, &view, PyBUF_SIMPLE)
-    entry = <const uint8_t *>view.buf + slot * 8
+    entry = <const uint8_t *>index.buf + slot * 8
     relative = <int32_t>lc_be32(entry)
     position = <int32_t>lc_be32(entry + 4)
     if slot:
         before = <int32_t>lc_be32(entry - 8)
-    PyBuffer_Release(&view)
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        base = <const uint8_t *>view.buf
-        limit = min(limit, view.len)
-        if 0 < position < limit and check_head(base + position, limit - position) == WALK_END:
-            read_facts(base + position, position, &facts)
-            if facts.magic == 2 and (facts.record_count < 0 or facts.last_offset < facts.base_offset):
-                return 0
-            if before < facts.last_offset - base_offset <= relative:
-                return position
-        return 0
-    finally:
-        PyBuffer_Release(&view)
+    if 0 < position < limit and check_head(base + position, limit - position) == WALK_END:
+        read_facts(base + position, position, &facts)
+        if facts.magic == 2 and (facts.record_count < 0 or facts.last_offset < facts.base_offset):
+            return 0
+        if before < facts.last_offset - base_offset <= relative:
+            return position
+    return 0
 
 
 def search_times(data, Py_ssize_t count, int64_t target):
@@ -835,11 +959,60 @@ def gather(data, positions, sizes):
         PyBuffer_Release(&view)
 
 
+def pieces(data, positions, sizes):
+    """Scattered pieces as bytes objects. See plain.pieces."""
+    cdef Py_buffer view
+    cdef const char *base
+    cdef const int32_t[::1] where = positions
+    cdef const int32_t[::1] sized = sizes
+    cdef Py_ssize_t count = where.shape[0], slot
+    cdef list found
+    if sized.shape[0] != count:
+        raise ValueError("positions and sizes differ in length")
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        base = <const char *>view.buf
+        for slot in range(count):
+            if sized[slot] > 0 and (where[slot] < 0 or where[slot] > view.len - sized[slot]):
+                raise ValueError("a piece lies outside the data")
+        found = PyList_New(count)
+        for slot in range(count):
+            if sized[slot] < 0:
+                piece = None
+            elif sized[slot] == 0:
+                piece = b""
+            else:
+                piece = PyBytes_FromStringAndSize(base + where[slot], sized[slot])
+            Py_INCREF(piece)
+            PyList_SET_ITEM(found, slot, piece)
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef struct Head:
     int64_t base_offset, base_timestamp, max_timestamp, producer_id, now_ms
     int32_t leader_epoch, base_sequence
     int16_t producer_epoch, attributes
     Py_ssize_t batch_bytes, max_bytes
+
+
+cdef int write_head(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count) except -1:
+    """The head of the batch at p, whose records stand behind it, and its CRC."""
+    lc_put64(p, <uint64_t>head.base_offset)
+    lc_put32(p + 8, <uint32_t>(size - LOG_OVERHEAD))
+    lc_put32(p + 12, <uint32_t>head.leader_epoch)
+    p[16] = 2
+    lc_put16(p + 21, <uint16_t>head.attributes)
+    lc_put32(p + 23, <uint32_t>(count - 1))
+    lc_put64(p + 27, <uint64_t>head.base_timestamp)
+    lc_put64(p + 35, <uint64_t>head.max_timestamp)
+    lc_put64(p + 43, <uint64_t>head.producer_id)
+    lc_put16(p + 51, <uint16_t>head.producer_epoch)
+    lc_put32(p + 53, <uint32_t>head.base_sequence)
+    lc_put32(p + 57, <uint32_t>count)
+    lc_put32(p + 17, crc_of(p + CRC_START, size - CRC_START))
+    return 0
 
 
 cdef class _Writer:
@@ -875,7 +1048,6 @@ cdef class _Writer:
 
     cdef int finish(self) except -1:
         """Compresses and heads the open batch, and starts the next one behind it."""
-        cdef uint8_t *p
         cdef Py_ssize_t size
         cdef int64_t last
         if self.count == 0:
@@ -891,23 +1063,10 @@ cdef class _Writer:
         if size > self.head.max_bytes:
             raise RecordTooLargeError("batch is larger than max.message.bytes", expected=f"at most {self.head.max_bytes} bytes",
                                       found=f"{size} bytes")
-        p = self.base + self.start
         last = self.head.base_offset + self.count - 1
-        lc_put64(p, <uint64_t>self.head.base_offset)
-        lc_put32(p + 8, <uint32_t>(size - LOG_OVERHEAD))
-        lc_put32(p + 12, <uint32_t>self.head.leader_epoch)
-        p[16] = 2
-        lc_put16(p + 21, <uint16_t>self.head.attributes)
-        lc_put32(p + 23, <uint32_t>(self.count - 1))
-        lc_put64(p + 27, <uint64_t>self.head.base_timestamp)
         if self.head.attributes & APPEND_TIME_BIT:
             self.head.max_timestamp = self.head.now_ms
-        lc_put64(p + 35, <uint64_t>self.head.max_timestamp)
-        lc_put64(p + 43, <uint64_t>self.head.producer_id)
-        lc_put16(p + 51, <uint16_t>self.head.producer_epoch)
-        lc_put32(p + 53, <uint32_t>self.head.base_sequence)
-        lc_put32(p + 57, <uint32_t>self.count)
-        lc_put32(p + 17, crc_of(p + CRC_START, size - CRC_START))
+        write_head(self.base + self.start, &self.head, size, self.count)
         self.batches.append((self.start, size, last, self.head.max_timestamp))
         if self.head.base_sequence >= 0:
             self.head.base_sequence = <int32_t>((<int64_t>self.head.base_sequence + self.count) & INT32_LIMIT)
@@ -919,7 +1078,7 @@ cdef class _Writer:
 
     cdef int begin(self, int64_t timestamp, Py_ssize_t payload, Py_ssize_t index) except -1:
         """Opens a batch for a record of about payload bytes, closing the one that would get too large."""
-        cdef Py_ssize_t size = payload + 41  # at most 21 of overhead without headers, rounded up for the count
+        cdef Py_ssize_t size = payload + OVERHEAD
         if timestamp < -1:
             raise InvalidTimestampError(f"record {index}: a timestamp is -1 or at least 0", found=timestamp)
         if self.count and (self.at - self.start + size > self.head.batch_bytes or self.count == INT32_LIMIT):
@@ -927,7 +1086,7 @@ cdef class _Writer:
         if payload > self.head.max_bytes and self.compress is None:
             raise RecordTooLargeError(f"record {index} is larger than max.message.bytes",
                                       expected=f"at most {self.head.max_bytes} bytes", found=f"{payload} bytes")
-        if payload > INT32_LIMIT - 2 * HEADER_SIZE - 41:
+        if payload > INT32_LIMIT - 2 * HEADER_SIZE - OVERHEAD:
             raise RecordTooLargeError(f"record {index} is larger than a batch can be", found=f"{payload} bytes")
         if self.count == 0:
             self.reserve(size + HEADER_SIZE)
@@ -939,12 +1098,19 @@ cdef class _Writer:
                 self.head.max_timestamp = timestamp
         return 0
 
-    cdef void put(self, int64_t timestamp, const uint8_t *key, Py_ssize_t key_size, const uint8_t *value,
-                  Py_ssize_t value_size, Py_ssize_t header_count, const uint8_t *headers, Py_ssize_t headers_size) noexcept:
-        """Writes one record; begin has made the room."""
-        self.at = lc_write_record(self.base + self.at, timestamp - self.head.base_timestamp, self.count, key, key_size, value,
-                                  value_size, header_count, headers, headers_size) - self.base
-        self.count += 1
+    cdef int leave(self, const uint8_t *p, int64_t count, int64_t newest) noexcept:
+        """Takes back what an encoder's loop kept in locals."""
+        self.at = p - self.base
+        self.count = <int32_t>count
+        self.head.max_timestamp = newest
+        return 0
+
+    cdef uint8_t *room(self) noexcept:
+        """How far the open batch may be written: a record that ends before, OVERHEAD included, passes all checks of
+        begin() but that of its timestamp.
+        """
+        cdef Py_ssize_t most = min(self.head.batch_bytes, self.head.max_bytes)
+        return self.base + min(self.capacity, self.start + min(most, INT32_LIMIT - 2 * HEADER_SIZE))
 
 
 cdef bytes as_bytes(value, str what, Py_ssize_t index):
@@ -952,6 +1118,23 @@ cdef bytes as_bytes(value, str what, Py_ssize_t index):
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise InvalidRecordError(f"record {index}: {what} must be bytes or None", expected="bytes", found=type(value).__name__)
+
+
+cdef int64_t as_timestamp(given, Py_ssize_t index) except? -2:
+    if PyLong_CheckExact(given) or isinstance(given, (int, np.integer)):  # a float would lose what follows its point
+        try:
+            return given
+        except OverflowError:
+            pass
+    raise InvalidTimestampError(f"record {index}: a timestamp is an int of milliseconds", found=repr(given))
+
+
+cdef tuple as_headers(headers, Py_ssize_t index):
+    try:
+        return tuple(headers)
+    except TypeError as error:
+        raise InvalidRecordError(f"record {index}: headers must be (name, value) pairs",
+                                 found=type(headers).__name__) from error
 
 
 cdef bytes pack_headers(headers, Py_ssize_t index):
@@ -1007,10 +1190,24 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
     cdef const uint8_t *headers_at
     cdef tuple row
     cdef bytes packed
+    # The cursor: p and number stand for writer.at and writer.count while a batch is open, for the compiler keeps locals
+    # in registers and must reload fields after each byte it stores. end is NULL before the first batch.
+    cdef uint8_t *p = NULL
+    cdef uint8_t *end = NULL
+    cdef uint8_t *next_p
+    cdef int64_t number = 0, base_timestamp = 0, newest = 0
+    cdef Py_ssize_t payload
     fill_head(&head, base_offset, leader_epoch, now_ms, batch_bytes, max_bytes, attributes, producer_id, producer_epoch,
               base_sequence)
     writer.open(out, &head, compress)
     for record in records:
+        if base_timestamp == now_ms:
+            next_p = lc_write_pair(p, end, record, number)
+            if next_p != NULL:
+                p = next_p
+                number += 1
+                index += 1
+                continue
         try:
             row = <tuple>record if type(record) is tuple else tuple(record)
         except TypeError:
@@ -1046,7 +1243,7 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
         if fields > 2:
             headers = <object>PyTuple_GET_ITEM(row, 2)
             if headers is not None and headers is not _no_headers:
-                headers = tuple(headers)
+                headers = as_headers(headers, index)
                 header_count = PyTuple_GET_SIZE(headers)
                 packed = pack_headers(headers, index)
                 headers_size = PyBytes_GET_SIZE(packed)
@@ -1054,13 +1251,22 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
             if fields > 3:
                 given = <object>PyTuple_GET_ITEM(row, 3)
                 if given is not None:
-                    try:
-                        timestamp = given
-                    except (TypeError, OverflowError) as error:
-                        raise InvalidTimestampError(f"record {index}: a timestamp is an int of milliseconds", found=repr(given)) from error
-        writer.begin(timestamp, max(key_size, 0) + max(value_size, 0) + headers_size, index)
-        writer.put(timestamp, key_at, key_size, value_at, value_size, header_count, headers_at, headers_size)
+                    timestamp = as_timestamp(given, index)
+        payload = max(key_size, 0) + max(value_size, 0) + headers_size
+        if timestamp < -1 or end - p < payload + OVERHEAD:
+            if end != NULL:
+                writer.leave(p, number, newest)
+            writer.begin(timestamp, payload, index)
+            p, end, number = writer.base + writer.at, writer.room(), writer.count
+            base_timestamp, newest = writer.head.base_timestamp, writer.head.max_timestamp
+        elif timestamp > newest:
+            newest = timestamp
+        p = lc_write_record(p, timestamp - base_timestamp, number, key_at, key_size, value_at, value_size, header_count,
+                            headers_at, headers_size)
+        number += 1
         index += 1
+    if end != NULL:
+        writer.leave(p, number, newest)
     writer.finish()
     return writer.start, writer.batches
 
@@ -1071,46 +1277,116 @@ def encode_columns(bytearray out, keys, values, timestamps_ms, Py_ssize_t count,
     """Encodes columns into batches. See plain.encode_columns."""
     cdef Head head
     cdef _Writer writer = _Writer.__new__(_Writer)
-    cdef Py_ssize_t index, key_size, value_size
-    cdef int64_t timestamp
-    cdef const uint8_t[::1] key_data, value_data
-    cdef const int64_t[::1] key_offsets, value_offsets, timestamps
-    cdef const uint8_t[::1] key_nulls, value_nulls
-    cdef bint have_keys = keys is not None, have_values = values is not None, have_times = timestamps_ms is not None
-    cdef bint have_key_nulls = False, have_value_nulls = False
-    cdef const uint8_t *key_base = NULL
-    cdef const uint8_t *value_base = NULL
+    cdef Py_ssize_t key_size, value_size
+    cdef int64_t timestamp, row = 0, first, number = 0, newest = 0
+    cdef const uint8_t[::1] key_data, value_data, key_nulls, value_nulls
+    cdef const int64_t[::1] key_edges, value_edges, times
+    cdef LcColumn key_column, value_column
+    cdef const int64_t *times_at = NULL
+    cdef uint8_t *p = NULL
+    cdef uint8_t *end = NULL
     fill_head(&head, base_offset, leader_epoch, now_ms, batch_bytes, max_bytes, attributes, producer_id, producer_epoch,
               base_sequence)
     writer.open(out, &head, compress)
-    if have_keys:
-        key_data, key_offsets = keys[0], keys[1]
-        have_key_nulls = keys[2] is not None
-        if have_key_nulls:
-            key_nulls = keys[2]
+    key_column.data = value_column.data = NULL
+    key_column.edges = value_column.edges = NULL
+    key_column.nulls = value_column.nulls = NULL
+    if count <= 0:
+        return 0, []
+    if keys is not None:
+        key_data, key_edges = keys[0], keys[1]
+        assert key_edges.shape[0] > count and key_edges[count] <= key_data.shape[0], "the caller has checked the keys"
+        key_column.edges = &key_edges[0]
         if key_data.shape[0]:
-            key_base = &key_data[0]
-    if have_values:
-        value_data, value_offsets = values[0], values[1]
-        have_value_nulls = values[2] is not None
-        if have_value_nulls:
-            value_nulls = values[2]
+            key_column.data = &key_data[0]
+        if keys[2] is not None:
+            key_nulls = keys[2]
+            assert key_nulls.shape[0] >= count, "one for each key"
+            key_column.nulls = &key_nulls[0]
+    if values is not None:
+        value_data, value_edges = values[0], values[1]
+        assert value_edges.shape[0] > count and value_edges[count] <= value_data.shape[0], "the caller has checked"
+        value_column.edges = &value_edges[0]
         if value_data.shape[0]:
-            value_base = &value_data[0]
-    if have_times:
-        timestamps = timestamps_ms
-    for index in range(count):
-        key_size = -1
-        value_size = -1
-        if have_keys and not (have_key_nulls and key_nulls[index]):
-            key_size = key_offsets[index + 1] - key_offsets[index]
-        elif require_key:
-            raise InvalidRecordError(f"record {index}: a compacted topic takes no record without a key")
-        if have_values and not (have_value_nulls and value_nulls[index]):
-            value_size = value_offsets[index + 1] - value_offsets[index]
-        timestamp = timestamps[index] if have_times else now_ms
-        writer.begin(timestamp, max(key_size, 0) + max(value_size, 0), index)
-        writer.put(timestamp, key_base + key_offsets[index] if key_size > 0 else NULL, key_size,
-                   value_base + value_offsets[index] if value_size > 0 else NULL, value_size, 0, NULL, 0)
+            value_column.data = &value_data[0]
+        if values[2] is not None:
+            value_nulls = values[2]
+            assert value_nulls.shape[0] >= count, "one for each value"
+            value_column.nulls = &value_nulls[0]
+    if timestamps_ms is not None:
+        times = timestamps_ms
+        assert times.shape[0] >= count, "one for each record"
+        times_at = &times[0]
+    if require_key:
+        for row in range(count):
+            if lc_cell(&key_column, row) < 0:
+                raise InvalidRecordError(f"record {row}: a compacted topic takes no record without a key")
+        row = 0
+    while row < count:
+        key_size, value_size = lc_cell(&key_column, row), lc_cell(&value_column, row)
+        timestamp = times_at[row] if times_at != NULL else now_ms
+        if end != NULL:
+            writer.leave(p, number, newest)
+        writer.begin(timestamp, max(key_size, 0) + max(value_size, 0), row)
+        end, number, newest = writer.room(), writer.count, writer.head.max_timestamp
+        p = lc_write_record(writer.base + writer.at, timestamp - writer.head.base_timestamp, number,
+                            key_column.data + key_column.edges[row] if key_size > 0 else NULL, key_size,
+                            value_column.data + value_column.edges[row] if value_size > 0 else NULL, value_size, 0,
+                            NULL, 0)
+        first = row
+        row += 1
+        p = lc_write_rows(p, end, key_column, value_column, times_at, &newest, writer.head.base_timestamp, &row, count,
+                          number + 1)
+        number += row - first
+    writer.leave(p, number, newest)
     writer.finish()
     return writer.start, writer.batches
+
+
+def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t leader_epoch, int64_t now_ms,
+               Py_ssize_t max_bytes, int16_t attributes=0, compress=None, bint require_key=False):
+    """Encodes one record as a batch of its own. See plain.encode_one."""
+    cdef Head head
+    cdef Py_ssize_t key_size = -1, value_size = -1, payload = 0
+    cdef int64_t timestamp = now_ms
+    cdef int overflow = 0
+    cdef const uint8_t *key_at = NULL
+    cdef const uint8_t *value_at = NULL
+    cdef uint8_t *p
+    cdef Py_ssize_t size
+    # The common case, written where it will stay. What needs more thought or is wrong goes the way of many records.
+    cdef bint common = compress is None and (headers is None or headers is _no_headers)
+    if key is not None:
+        common = common and PyBytes_CheckExact(key)
+    else:
+        common = common and not require_key
+    common = common and (value is None or PyBytes_CheckExact(value))
+    if common and timestamp_ms is not None:
+        common = PyLong_CheckExact(timestamp_ms)
+        if common:
+            timestamp = PyLong_AsLongLongAndOverflow(timestamp_ms, &overflow)
+    if common and not overflow and timestamp >= -1:
+        if key is not None:
+            key_size = PyBytes_GET_SIZE(key)
+            key_at = <const uint8_t *>PyBytes_AS_STRING(key)
+            payload = key_size
+        if value is not None:
+            value_size = PyBytes_GET_SIZE(value)
+            value_at = <const uint8_t *>PyBytes_AS_STRING(value)
+            payload += value_size
+        # Behind the length: attributes, two deltas and a header count of one byte each, key and value.
+        size = 4 + lc_size(lc_zigzag(key_size)) + lc_size(lc_zigzag(value_size)) + payload
+        size += HEADER_SIZE + lc_size(<uint64_t>size << 1)
+        if size <= min(max_bytes, INT32_LIMIT - 2 * HEADER_SIZE - OVERHEAD):
+            encoded = PyBytes_FromStringAndSize(NULL, size)
+            p = <uint8_t *>PyBytes_AS_STRING(encoded)
+            lc_write_record(p + HEADER_SIZE, 0, 0, key_at, key_size, value_at, value_size, 0, NULL, 0)
+            fill_head(&head, base_offset, leader_epoch, now_ms, 0, max_bytes, attributes, -1, -1, -1)
+            head.base_timestamp = timestamp
+            head.max_timestamp = now_ms if attributes & APPEND_TIME_BIT else timestamp
+            write_head(p, &head, size, 1)
+            return encoded, head.max_timestamp
+    out = bytearray()
+    size, batches = encode_records(out, ((key, value, headers, timestamp_ms),), base_offset, leader_epoch, now_ms,
+                                   INT32_LIMIT, max_bytes, attributes, -1, -1, -1, compress, require_key)
+    return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), size), batches[0][3]

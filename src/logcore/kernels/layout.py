@@ -41,6 +41,9 @@ PREFIX_SIZE: Final = 17  # bytes needed to choose a decoder
 #: A length below this cannot even hold the fixed part of a v0 message (LegacyRecord.RECORD_OVERHEAD_V0).
 MIN_LENGTH: Final = 14
 MIN_RECORD_SIZE: Final = 7  # length, attributes, two deltas, two lengths and a header count of one byte each
+#: What a record needs at most beside its key, value and headers: 36 bytes, when all its varints have their full width.
+#: The rule for closing a batch counts with it, so that neither kernel has to know a record's exact size beforehand.
+OVERHEAD: Final = 41
 INT32_MAX: Final = 2**31 - 1
 
 CODEC_MASK: Final = 0x07

@@ -15,7 +15,7 @@ import functools
 import itertools
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +46,7 @@ from logcore.kernels.layout import (
     MAGIC_POSITION,
     MIN_LENGTH,
     MIN_RECORD_SIZE,
+    OVERHEAD,
     PREFIX_SIZE,
     WALK_COUNT,
     WALK_CRC,
@@ -68,6 +69,10 @@ _PREFIX = struct.Struct(">qiib")
 _U64 = (1 << 64) - 1
 #: Below this many records the set-up of the vectorised decoder costs more than a loop.
 _FEW: Final = 12
+#: A slice of a memoryview takes 300 ns and one of bytes 60, so copying this much for each piece first still pays.
+_SPARSE_BYTES: Final = 2048
+
+_new_tuple: Final[Any] = tuple.__new__
 
 Path = str | None
 Column = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]
@@ -320,31 +325,37 @@ def _varints(
     return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64), positions
 
 
-def _read_rows_at_once(data: memoryview, position: int, end: int, count: int) -> npt.NDArray[np.int64] | None:
-    """As _read_rows, by column. None for anything out of the ordinary, which _read_rows then judges."""
-    starts, stops = [0] * count, [0] * count
+def _read_rows_at_once(raw: bytes, spans: list[tuple[int, int, int]]) -> npt.NDArray[np.int64] | None:
+    """As _read_rows for the (position, end, count) of several batches, by column.
+
+    None for anything out of the ordinary, which _read_rows then judges.
+    """
+    starts: list[int] = []
+    stops: list[int] = []
+    add_start, add_stop = starts.append, stops.append
     try:
-        for row in range(count):
-            length = data[position]
-            position += 1
-            if length >= 0x80:
-                second = data[position]
-                if second < 0x80:
-                    position += 1
-                    length = length & 0x7F | second << 7
-                else:
-                    value, position = _read_varint(data, position - 1, end, 32)
-                    length = value << 1
-            if length & 1:  # zig-zag of a negative number
+        for position, end, count in spans:
+            for _ in range(count):
+                length = raw[position]
+                position += 1
+                if length >= 0x80:
+                    second = raw[position]
+                    if second < 0x80:
+                        position += 1
+                        length = length & 0x7F | second << 7
+                    else:
+                        value, position = _read_varint(memoryview(raw), position - 1, end, 32)
+                        length = value << 1
+                if length & 1 or length < 0:  # a negative number, zig-zag or not
+                    return None
+                add_start(position)
+                position += length >> 1
+                add_stop(position)
+            if position != end:
                 return None
-            starts[row] = position
-            position += length >> 1
-            stops[row] = position
     except (IndexError, _Wrong):
         return None
-    if position != end:
-        return None
-    view = np.frombuffer(data, np.uint8)[:end]
+    view = np.frombuffer(raw, np.uint8)
     stop = np.array(stops, np.int64)
     fields: list[npt.NDArray[np.int64]] = []
     at = np.array(starts, np.int64) + 1  # behind the attributes
@@ -368,10 +379,42 @@ def _read_rows_at_once(data: memoryview, position: int, end: int, count: int) ->
         if not 0 < headers <= last - first:
             return None
         try:
-            _read_headers(data, first, last, headers)
+            _read_headers(memoryview(raw), first, last, headers)
         except _Wrong:
             return None
     return np.stack([*fields, at, header_count])
+
+
+def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64] | None:
+    """The rows of all plain batches in [position, limit), CRCs checked, shape (8, rows): as _read_rows gives them, but
+    with timestamps and offsets in place of their deltas.
+
+    None for anything out of the ordinary, and for a few records. One pass of numpy over a run costs 60 us, which for
+    the 120 records of a 16 KiB batch alone would be half of all.
+    """
+    view = memoryview(raw)
+    spans, crcs, heads, counts = [], [], [], []
+    while position < limit:
+        if _check_head(view, position, limit) != WALK_END or view[position + MAGIC_POSITION] != 2:
+            return None
+        facts = _facts(view, position)
+        size, count = facts[6], facts[9]
+        if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
+            return None
+        crcs.append((position + CRC_START, position + size, facts[10]))
+        appended = facts[12] & APPEND_TIME_BIT
+        spans.append((position + HEADER_SIZE, position + size, count))
+        heads.append((facts[1], facts[4] if appended else facts[3], 0 if appended else 1))
+        counts.append(count)
+        position += size
+    if sum(counts) < _FEW or any(_crc32c(view[start:stop]) != crc for start, stop, crc in crcs):
+        return None
+    rows = _read_rows_at_once(raw, spans)
+    if rows is not None:
+        offsets, timestamps, is_delta = np.repeat(np.array(heads, np.int64), counts, axis=0).T
+        rows[0] = rows[0] * is_delta + timestamps
+        rows[1] += offsets
+    return rows
 
 
 def _rows(
@@ -379,12 +422,19 @@ def _rows(
 ) -> npt.NDArray[np.int64]:
     try:
         if count >= _FEW:
-            rows = _read_rows_at_once(data, position, end, count)
+            rows = _read_rows_at_once(bytes(data[position:end]), [(0, end - position, count)])
             if rows is not None:
-                return rows
+                return _moved(rows, position)
         return _read_rows(data, position, end, count)
     except _Wrong as wrong:
         raise InvalidRecordError(BODY_REASONS[wrong.args[0]], path=path, position=batch_position) from None
+
+
+def _moved(rows: npt.NDArray[np.int64], distance: int) -> npt.NDArray[np.int64]:
+    """The rows with their positions counted from so many bytes earlier."""
+    for field in (2, 4, 6):
+        rows[field] += distance
+    return rows
 
 
 def _columns(block: npt.NDArray[np.uint8], rows: int) -> list[npt.NDArray[Any]]:
@@ -443,6 +493,10 @@ def decode_columns(
     limit = min(limit, len(view))
     columns = _columns(block, rows)
     at = 0
+    run = _run_at_once(view[position:limit].tobytes(), 0, limit - position) if position < limit else None
+    if run is not None and run.shape[1] <= rows:
+        _fill(columns, 0, _moved(run, position), 0, 0, None)
+        return int(run.shape[1])
     while position < limit:
         facts = _check_whole(view, position, limit, path)
         size, count = facts[6], facts[9]
@@ -477,7 +531,7 @@ def decode_body_columns(
 
 
 def _objects(
-    data: memoryview, rows: npt.NDArray[np.int64], base_offset: int, base_timestamp: int, append_timestamp: int | None
+    raw: bytes, rows: npt.NDArray[np.int64], base_offset: int, base_timestamp: int, append_timestamp: int | None
 ) -> list[Record]:
     with np.errstate(over="ignore"):
         offsets = (rows[1] + np.int64(base_offset)).tolist()
@@ -485,17 +539,26 @@ def _objects(
             timestamps = (rows[0] + np.int64(base_timestamp)).tolist()
         else:
             timestamps = [append_timestamp] * len(offsets)
-    raw = bytes(data)
-    positions = rows[2:].tolist()
-    keys = [None if size < 0 else raw[at : at + size] for at, size in zip(positions[0], positions[1], strict=True)]
-    values = [None if size < 0 else raw[at : at + size] for at, size in zip(positions[2], positions[3], strict=True)]
-    if not any(positions[5]):
-        return list(map(Record, offsets, timestamps, keys, values))
-    ends = [_headers_end(data, at, count) for at, count in zip(positions[4], positions[5], strict=True)]
-    headers = [
-        _read_headers(data, at, end, count) for at, end, count in zip(positions[4], ends, positions[5], strict=True)
-    ]
-    return list(map(Record, offsets, timestamps, keys, values, headers))
+    keys, values = _cut(raw, rows[2], rows[3]), _cut(raw, rows[4], rows[5])
+    headers: Iterable[Headers] = itertools.repeat(())
+    if rows[7].any():
+        view = memoryview(raw)
+        starts, counts = rows[6].tolist(), rows[7].tolist()
+        headers = [
+            _read_headers(view, at, _headers_end(view, at, count), count)
+            for at, count in zip(starts, counts, strict=True)
+        ]
+    # What Record(...) does, without its call of a Python function: 110 ns instead of 290.
+    fields = zip(offsets, timestamps, keys, values, headers, strict=False)
+    return list(map(_new_tuple, itertools.repeat(Record), fields))
+
+
+def _cut(raw: bytes, positions: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> list[bytes | None]:
+    """The pieces of raw; a size below 0 is None."""
+    edges = zip(positions.tolist(), (positions + sizes).tolist(), strict=True)
+    if sizes.size and int(sizes.min()) < 0:
+        return [None if stop < at else raw[at:stop] for at, stop in edges]
+    return [raw[at:stop] for at, stop in edges]
 
 
 def _headers_end(data: memoryview, position: int, count: int) -> int:
@@ -509,6 +572,11 @@ def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -
     """Decodes the plain batches in [position, limit) to records, checking each CRC. Errors as decode_columns."""
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
+    if position < limit:
+        raw = view[position:limit].tobytes()
+        run = _run_at_once(raw, 0, len(raw))
+        if run is not None:
+            return _objects(raw, run, 0, 0, None)
     records: list[Record] = []
     while position < limit:
         facts = _check_whole(view, position, limit, path)
@@ -517,7 +585,7 @@ def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -
             raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
         body = view[position + HEADER_SIZE : position + size]
         rows = _rows(body, 0, len(body), count, path, position)
-        records += _objects(body, rows, facts[1], facts[3], _append_time(facts))
+        records += _objects(bytes(body), rows, facts[1], facts[3], _append_time(facts))
         position += size
     return records
 
@@ -536,7 +604,7 @@ def decode_body_objects(
     if not 0 <= count <= len(view) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
     rows = _rows(view, 0, len(view), count, path, position)
-    return _objects(view, rows, base_offset, base_timestamp, append_timestamp)
+    return _objects(bytes(view), rows, base_offset, base_timestamp, append_timestamp)
 
 
 def read_one(data: Buffer, position: int, limit: int, offset: int, path: Path = None) -> Record | int:
@@ -544,19 +612,68 @@ def read_one(data: Buffer, position: int, limit: int, offset: int, path: Path = 
 
     Returns an int, the position to go on at, when the batch found is not plain (compressed, control, v0, v1, damaged),
     or holds no such record, or when limit was reached.
+
+    Where the head says that offsets have no gaps (the last delta is the record count less one), the records before the
+    wanted one are skipped by their lengths alone; if that does not lead to the offset, all are read. Records behind the
+    one found are not looked at. Errors as decode_columns.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
     position = find_batch(view, position, limit, offset)
     if position >= limit or _check_head(view, position, limit) != WALK_END or view[position + MAGIC_POSITION] != 2:
         return position
-    facts = _facts(view, position)
-    if facts[12] & (CODEC_MASK | CONTROL_BIT):
+    if int.from_bytes(view[position + CRC_START : position + CRC_START + 2], "big") & (CODEC_MASK | CONTROL_BIT):
         return position
-    for record in decode_objects(view, position, position + facts[6], path):
-        if record.offset >= offset:
-            return record
-    return position + facts[6]
+    facts = _check_whole(view, position, limit, path)
+    size, count = facts[6], facts[9]
+    if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
+        raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
+    body = view[position + HEADER_SIZE : position + size]
+    at, end = 0, len(body)
+    before = _int64(offset - facts[1])
+    if 0 < before < count and _int64(facts[2] - facts[1]) == count - 1:
+        try:
+            for _ in range(before):
+                length, at = _read_varint(body, at, end, 32)
+                if not 0 <= length <= end - at:
+                    raise _Wrong(BODY_LENGTH)
+                at += length
+            row, _ = _read_row(body, at, end)
+            if _int64(facts[1] + row[1]) == offset:
+                return _record(body, row, facts)
+        except _Wrong:
+            pass  # the full walk says what is wrong, if it gets there
+        at = 0
+    try:
+        for _ in range(count):
+            row, at = _read_row(body, at, end)
+            if _int64(facts[1] + row[1]) >= offset:
+                return _record(body, row, facts)
+        if at != end:
+            raise _Wrong(BODY_LEFT)
+    except _Wrong as wrong:
+        raise InvalidRecordError(BODY_REASONS[wrong.args[0]], path=path, position=position) from None
+    return position + size
+
+
+def _record(body: memoryview, row: tuple[int, ...], facts: tuple[int, ...]) -> Record:
+    timestamp_delta, offset_delta, key_at, key_size, value_at, value_size, headers_at, header_count = row
+    appended = _append_time(facts)
+    return Record(
+        _int64(facts[1] + offset_delta),
+        _int64(facts[3] + timestamp_delta) if appended is None else appended,
+        None if key_size < 0 else bytes(body[key_at : key_at + key_size]),
+        None if value_size < 0 else bytes(body[value_at : value_at + value_size]),
+        _read_headers(body, headers_at, _headers_end(body, headers_at, header_count), header_count),
+    )
+
+
+def get_one(
+    index: Buffer, entries: int, data: Buffer, limit: int, base_offset: int, offset: int, path: Path = None
+) -> Record | int:
+    """start_position and then read_one from there, with the arguments, results and errors of both."""
+    position = start_position(index, entries, data, limit, base_offset, offset)
+    return read_one(data, position, limit, offset, path)
 
 
 def search_offsets(data: Buffer, count: int, target: int) -> int:
@@ -630,9 +747,36 @@ def gather(
     return offsets.astype(np.int32), view[source]
 
 
+def pieces(data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> list[bytes | None]:
+    """Scattered pieces as bytes objects, copied; a size below 0 gives None.
+
+    positions, sizes: int32, shape (n,), contiguous. Raises ValueError when a piece lies outside data or the two differ
+    in length.
+    """
+    view = memoryview(data).cast("B")
+    if len(positions) != len(sizes):
+        raise ValueError("positions and sizes differ in length")
+    used = np.flatnonzero(sizes > 0)
+    if not len(used):
+        return [None if size < 0 else b"" for size in sizes.tolist()]
+    starts = positions.astype(np.int64)
+    first, stop = int(starts[used].min()), int((starts + sizes)[used].max())
+    if first < 0 or stop > len(view):
+        raise ValueError("a piece lies outside the data")
+    if stop - first > _SPARSE_BYTES * len(used):
+        pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
+        return [None if size < 0 else bytes(view[at : at + size]) if size else b"" for at, size in pairs]
+    raw = bytes(view[first:stop])
+    starts -= first
+    starts[sizes <= 0] = 0
+    return _cut(raw, starts, sizes)
+
+
 def _encode(value: int) -> bytes:
     """Zig-zag varint of a number of at most 64 bits."""
     value = (value << 1) ^ (value >> 63)
+    if 1 << 14 <= value < 1 << 21:  # offset deltas of a large batch
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -647,12 +791,26 @@ def _small_varints() -> list[bytes]:
     return [_encode(value) for value in range(1 << 14)]
 
 
+def _varint(value: int) -> bytes:
+    small = _small_varints()
+    return small[value] if 0 <= value < len(small) else _encode(value)
+
+
 def _as_bytes(value: object, what: str, index: int) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise InvalidRecordError(
         f"record {index}: {what} must be bytes or None", expected="bytes", found=type(value).__name__
     )
+
+
+def _as_headers(headers: Any, index: int) -> tuple[Any, ...]:
+    try:
+        return tuple(headers)
+    except TypeError as error:
+        raise InvalidRecordError(
+            f"record {index}: headers must be (name, value) pairs", found=type(headers).__name__
+        ) from error
 
 
 def _pack_headers(headers: Iterable[tuple[str, bytes | None]], index: int) -> bytes:
@@ -696,12 +854,13 @@ class _Writer:
         self.done = bytearray()
         self.batches: list[EncodedBatch] = []
         self.body: list[bytes] = []
-        self.body_size = self.count = 0
+        self.size, self.count = HEADER_SIZE, 0
         self.base_timestamp = self.max_timestamp = -1
         self.base_offset, self.leader_epoch, self.now_ms = base_offset, leader_epoch, now_ms
         self.batch_bytes, self.max_bytes, self.attributes = batch_bytes, min(max_bytes, INT32_MAX), attributes
         self.producer_id, self.producer_epoch, self.base_sequence = producer_id, producer_epoch, base_sequence
         self.compress = compress
+        self.small = _small_varints()
 
     def finish(self) -> None:
         """Compresses and heads the open batch, and starts the next one behind it."""
@@ -729,49 +888,82 @@ class _Writer:
         if self.base_sequence >= 0:
             self.base_sequence = (self.base_sequence + self.count) & INT32_MAX
         self.base_offset = last + 1
-        self.body, self.body_size, self.count = [], 0, 0
+        self.body, self.size, self.count = [], HEADER_SIZE, 0
 
-    def extend(self, rows: Iterable[tuple[int, bytes | None, bytes | None, int, bytes]]) -> None:
-        """Adds (timestamp, key, value, header_count, headers) rows, closing each batch that would get too large."""
-        small = _small_varints()
-        limit = len(small)
-        join = b"".join
-        for index, (timestamp, key, value, header_count, headers) in enumerate(rows):
-            payload = (len(key) if key else 0) + (len(value) if value else 0) + len(headers)
-            if timestamp < -1:
-                raise InvalidTimestampError(f"record {index}: a timestamp is -1 or at least 0", found=timestamp)
-            if self.count and HEADER_SIZE + self.body_size + payload + 41 > self.batch_bytes:
-                self.finish()
-            if payload > self.max_bytes and self.compress is None:
-                raise RecordTooLargeError(
-                    f"record {index} is larger than max.message.bytes",
-                    expected=f"at most {self.max_bytes} bytes",
-                    found=f"{payload} bytes",
-                )
-            count = self.count
-            if not count:
-                self.base_timestamp = self.max_timestamp = timestamp
-            elif timestamp > self.max_timestamp:
-                self.max_timestamp = timestamp
-            delta = timestamp - self.base_timestamp
-            body = join(
-                (
-                    b"\0",
-                    small[delta] if 0 <= delta < limit else _encode(delta),
-                    small[count] if count < limit else _encode(count),
-                    b"\1" if key is None else small[len(key)] if len(key) < limit else _encode(len(key)),
-                    key or b"",
-                    b"\1" if value is None else small[len(value)] if len(value) < limit else _encode(len(value)),
-                    value or b"",
-                    _encode(header_count) + headers if header_count else b"\0",
-                )
+    def add(
+        self, index: int, timestamp: int, key: bytes | None, value: bytes | None, header_count: int, headers: bytes
+    ) -> None:
+        """Adds one record, after closing the batch that would get too large."""
+        payload = (len(key) if key else 0) + (len(value) if value else 0) + len(headers)
+        if timestamp < -1:
+            raise InvalidTimestampError(f"record {index}: a timestamp is -1 or at least 0", found=timestamp)
+        if self.count and self.size + payload + OVERHEAD > self.batch_bytes:
+            self.finish()
+        if payload > self.max_bytes and self.compress is None:
+            raise RecordTooLargeError(
+                f"record {index} is larger than max.message.bytes",
+                expected=f"at most {self.max_bytes} bytes",
+                found=f"{payload} bytes",
             )
-            size = len(body)
-            head = small[size] if size < limit else _encode(size)
-            self.body.append(head)
-            self.body.append(body)
-            self.body_size += len(head) + size
-            self.count = count + 1
+        if not self.count:
+            self.base_timestamp = self.max_timestamp = timestamp
+        elif timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        small, count, delta = self.small, self.count, timestamp - self.base_timestamp
+        limit = len(small)
+        fields = b"".join(
+            (
+                b"\0",
+                small[delta] if 0 <= delta < limit else _encode(delta),
+                small[count] if count < limit else _encode(count),
+                b"\1" if key is None else small[len(key)] if len(key) < limit else _encode(len(key)),
+                key or b"",
+                b"\1" if value is None else small[len(value)] if len(value) < limit else _encode(len(value)),
+                value or b"",
+                _encode(header_count) + headers if header_count else b"\0",
+            )
+        )
+        head = _varint(len(fields))
+        self.body.append(head)
+        self.body.append(fields)
+        self.size += len(head) + len(fields)
+        self.count = count + 1
+
+    def extend(self, records: Iterable[Any], require_key: bool) -> None:
+        """Adds records as encode_records takes them.
+
+        The commonest, a tuple of two bytes objects that fits into the open batch, goes by a short way: its parts are
+        found in tables and joined with those of the whole batch: 350 ns instead of 1000.
+        """
+        small, now_ms = self.small, self.now_ms
+        limit = len(small)
+        heads: dict[tuple[int, int, int], tuple[bytes, bytes, bytes, int]] = {}
+        body, size, count, room = self.body, self.size, self.count, 0
+        for index, record in enumerate(records):
+            if type(record) is tuple and len(record) == 2:
+                key, value = record
+                if type(key) is bytes and type(value) is bytes:
+                    key_size, value_size = len(key), len(value)
+                    if size + key_size + value_size + OVERHEAD <= room:
+                        number = small[count] if count < limit else _encode(count)
+                        shape = key_size, value_size, len(number)
+                        if shape in heads:
+                            head, key_head, value_head, total = heads[shape]
+                        else:
+                            key_head, value_head = _varint(key_size), _varint(value_size)
+                            length = 3 + len(number) + len(key_head) + key_size + len(value_head) + value_size
+                            head = _varint(length) + b"\0\0"  # then the attributes and the timestamp delta
+                            total = length + len(head) - 2
+                            heads[shape] = head, key_head, value_head, total
+                        body += (head, number, key_head, key, value_head, value, b"\0")
+                        size += total
+                        count += 1
+                        continue
+            self.size, self.count = size, count
+            self.add(index, *_normalised(record, index, now_ms, require_key))
+            body, size, count = self.body, self.size, self.count
+            room = min(self.batch_bytes, self.max_bytes) if self.base_timestamp == now_ms else 0
+        self.size, self.count = size, count
 
     def result(self, out: bytearray) -> tuple[int, list[EncodedBatch]]:
         self.finish()
@@ -819,43 +1011,67 @@ def encode_records(
         base_sequence,
         compress,
     )
-    writer.extend(_normalised(records, now_ms, require_key))
+    writer.extend(records, require_key)
     return writer.result(out)
 
 
+def encode_one(
+    key: Any,
+    value: Any,
+    headers: Any,
+    timestamp_ms: Any,
+    base_offset: int,
+    leader_epoch: int,
+    now_ms: int,
+    max_bytes: int,
+    attributes: int = 0,
+    compress: Callable[[Buffer], bytes] | None = None,
+    require_key: bool = False,
+) -> tuple[bytes, int]:
+    """Encodes one record as a batch of its own: (batch, max_timestamp).
+
+    headers: an iterable of (name, value), or None for none. timestamp_ms: None for now_ms. The batch and the errors
+    are those of encode_records for this one tuple.
+    """
+    writer = _Writer(base_offset, leader_epoch, now_ms, INT32_MAX, max_bytes, attributes, -1, -1, -1, compress)
+    writer.add(0, *_normalised((key, value, headers, timestamp_ms), 0, now_ms, require_key))
+    writer.finish()
+    return bytes(writer.done), writer.max_timestamp
+
+
 def _normalised(
-    records: Iterable[Any], now_ms: int, require_key: bool
-) -> Iterator[tuple[int, bytes | None, bytes | None, int, bytes]]:
+    record: Any, index: int, now_ms: int, require_key: bool
+) -> tuple[int, bytes | None, bytes | None, int, bytes]:
+    """(timestamp, key, value, header_count, headers) of one record, headers in their encoded form."""
     shape = "give (key, value[, headers[, timestamp_ms]])"
-    for index, record in enumerate(records):
-        try:
-            row = record if type(record) is tuple else tuple(record)
-        except TypeError:
-            raise InvalidRecordError(f"record {index}: {shape}", found=type(record).__name__) from None
-        fields = len(row)
-        if not 2 <= fields <= 4:
-            raise InvalidRecordError(f"record {index}: {shape}", expected="2 to 4 fields", found=fields)
-        key, value = row[0], row[1]
-        if type(key) is not bytes:
-            if key is not None:
-                key = _as_bytes(key, "a key", index)
-            elif require_key:
-                raise InvalidRecordError(f"record {index}: a compacted topic takes no record without a key")
-        if type(value) is not bytes and value is not None:
-            value = _as_bytes(value, "a value", index)
-        header_count, headers, timestamp = 0, b"", now_ms
-        if fields > 2:
-            if row[2]:
-                given = tuple(row[2])
-                header_count, headers = len(given), _pack_headers(given, index)
-            if fields > 3 and row[3] is not None:
-                timestamp = row[3]
-                if not isinstance(timestamp, (int, np.integer)) or not -(1 << 63) <= timestamp < 1 << 63:
-                    raise InvalidTimestampError(
-                        f"record {index}: a timestamp is an int of milliseconds", found=repr(timestamp)
-                    )
-                timestamp = int(timestamp)
-        yield timestamp, key, value, header_count, headers
+    try:
+        row = record if type(record) is tuple else tuple(record)
+    except TypeError:
+        raise InvalidRecordError(f"record {index}: {shape}", found=type(record).__name__) from None
+    fields = len(row)
+    if not 2 <= fields <= 4:
+        raise InvalidRecordError(f"record {index}: {shape}", expected="2 to 4 fields", found=fields)
+    key, value = row[0], row[1]
+    if type(key) is not bytes:
+        if key is not None:
+            key = _as_bytes(key, "a key", index)
+        elif require_key:
+            raise InvalidRecordError(f"record {index}: a compacted topic takes no record without a key")
+    if type(value) is not bytes and value is not None:
+        value = _as_bytes(value, "a value", index)
+    header_count, headers, timestamp = 0, b"", now_ms
+    if fields > 2:
+        if row[2] is not None and row[2] != ():
+            given = _as_headers(row[2], index)
+            header_count, headers = len(given), _pack_headers(given, index)
+        if fields > 3 and row[3] is not None:
+            timestamp = row[3]
+            if not isinstance(timestamp, (int, np.integer)) or not -(1 << 63) <= timestamp < 1 << 63:
+                raise InvalidTimestampError(
+                    f"record {index}: a timestamp is an int of milliseconds", found=repr(timestamp)
+                )
+            timestamp = int(timestamp)
+    return timestamp, key, value, header_count, headers
 
 
 def encode_columns(
@@ -894,10 +1110,10 @@ def encode_columns(
         base_sequence,
         compress,
     )
-    pieces = []
+    cells = []
     for column in (keys, values):
         if column is None:
-            pieces.append([None] * count)
+            cells.append([None] * count)
             continue
         data, offsets, nulls = column
         first = int(offsets[0]) if len(offsets) else 0
@@ -907,9 +1123,11 @@ def encode_columns(
         if nulls is not None:
             for row in np.flatnonzero(nulls):
                 cut[row] = None
-        pieces.append(cut)
-    times = [now_ms] * count if timestamps_ms is None else timestamps_ms.tolist()
-    if require_key and None in pieces[0]:
-        raise InvalidRecordError(f"record {pieces[0].index(None)}: a compacted topic takes no record without a key")
-    writer.extend(zip(times, pieces[0], pieces[1], itertools.repeat(0), itertools.repeat(b""), strict=False))
+        cells.append(cut)
+    if require_key and None in cells[0]:
+        raise InvalidRecordError(f"record {cells[0].index(None)}: a compacted topic takes no record without a key")
+    if timestamps_ms is None:
+        writer.extend(zip(*cells, strict=True), require_key)
+    else:
+        writer.extend(zip(*cells, itertools.repeat(()), timestamps_ms.tolist(), strict=False), require_key)
     return writer.result(out)

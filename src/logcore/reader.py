@@ -1,0 +1,362 @@
+"""One partition as those who read it see it, in the process that writes it or in any other.
+
+Rules:
+- Readers take no lock and write nothing. What they see ends at the high watermark.
+- A log that is only read looks at its files when it is opened, and again in refresh() and tail().
+- What lies below the high watermark stays readable until it is deleted or truncated, and is never changed.
+
+This module does not decode (reading.py does) and does not append (log.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal, Self
+
+from logcore import checkpoint
+from logcore.config import Durability, LogConfig
+from logcore.errors import (
+    InvalidConfigError,
+    InvalidNameError,
+    LogClosedError,
+    LogNotFoundError,
+    OffsetOutOfRangeError,
+)
+from logcore.fs import FS
+from logcore.kernels import Record, layout
+from logcore.producers import Transactions
+from logcore.reading import Scan, Stretch
+from logcore.recordbatch import RecordBatch
+from logcore.segment import ActiveSegment, GrowingSegment, Segment, base_offset_of
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+
+_PARTITION_NAME: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
+
+
+def parse_partition_name(name: str) -> tuple[str, int]:
+    """(topic, partition) of a partition directory's name. Raises InvalidNameError for what Kafka would refuse."""
+    found = _PARTITION_NAME.fullmatch(name)
+    if found is None or found[1] in (".", "..") or len(name) > 255 or int(found[2]) > layout.INT32_MAX:
+        raise InvalidNameError(
+            "a partition directory is named <topic>-<number>, the topic of letters, digits, '.', '_' and '-'",
+            expected="a name like 'orders-0'",
+            found=repr(name),
+        )
+    return found[1], int(found[2])
+
+
+def list_bases(fs: FS, directory: str) -> list[int]:
+    """Base offsets of the segments in a partition directory, rising."""
+    return sorted(base for name in fs.listdir(directory) if (base := base_offset_of(name)) is not None)
+
+
+class LogReader:
+    """The reading half of a log. Users meet it as Log; all methods may be called from several threads."""
+
+    def __init__(self, fs: FS, directory: str, config: LogConfig, policy: Durability) -> None:
+        """Not for users: the state that reader and writer share, before anything was opened."""
+        self.path = directory
+        self.config = config
+        self.durability = policy
+        self._fs = fs
+        self._segments: list[Segment] = []  # in order; the last one is growing
+        self._bases: list[int] = []
+        self._log_start = 0
+        self._end = 0
+        self._visible = 0
+        self._closed = False
+        self._writable = False
+        self._transactions: Transactions | None = None
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(threading.Lock())
+        self._tailing = 0
+        self._forks = fs.forks
+
+    @classmethod
+    def _open_reader(cls, fs: FS, directory: str, config: LogConfig) -> Self:
+        if not fs.is_directory(directory):
+            raise LogNotFoundError("there is no partition directory here", path=directory)
+        log = cls(fs, directory, config, Durability("os"))
+        try:
+            log._list_segments()
+        except BaseException:
+            log._segments = []
+            raise
+        return log
+
+    def _list_segments(self) -> None:
+        """Reader: takes the present files as the log, keeping what is known of segments that are still there."""
+        # A writer rolls and retains while we list, so a file may be gone when it is opened: list again.
+        for attempt in range(10):
+            bases = list_bases(self._fs, self.path)
+            known = {segment.base_offset: segment for segment in self._segments}
+            segments: list[Segment] = []
+            try:
+                for base in bases[:-1]:
+                    kept = known.get(base)
+                    if kept is None or isinstance(kept, GrowingSegment):
+                        kept = Segment(self._fs, self.path, base)
+                    segments.append(kept)
+                if bases:
+                    last = known.get(bases[-1])
+                    if not isinstance(last, GrowingSegment):
+                        last = GrowingSegment(self._fs, self.path, bases[-1])
+                    segments.append(last)
+                break
+            except FileNotFoundError:
+                if attempt == 9:
+                    raise
+        self._segments, self._bases = segments, bases
+        starts = self._start_checkpoint()
+        self._log_start = max(starts, bases[0]) if bases else starts
+        self._refresh_end()
+
+    def _start_checkpoint(self) -> int:
+        with contextlib.suppress(InvalidNameError):
+            topic, partition = parse_partition_name(os.path.basename(self._fs.real_path(self.path)))
+            parent = os.path.dirname(self._fs.real_path(self.path))
+            return checkpoint.read_offsets(self._fs, parent, checkpoint.LOG_START).get((topic, partition), 0)
+        return 0
+
+    def _refresh_end(self) -> None:
+        """Looks how far the files reach now."""
+        if not self._segments:
+            self._end = self._visible = self._log_start
+            return
+        last = self._segments[-1]
+        assert isinstance(last, GrowingSegment)
+        last.refresh()
+        self._end = max(self._log_start, last.next_offset())
+        # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
+        limit = checkpoint.read_durable_end(self._fs, self.path)
+        self._visible = self._end if limit is None else max(self._log_start, min(self._end, limit))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosedError("the log is closed", path=self.path)
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self._log_start
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset the next record will get."""
+        return self._end
+
+    @property
+    def high_watermark(self) -> int:
+        """The end of what readers see: what is on disk where appends wait for it, else the log end."""
+        return self._visible
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The end of what read_committed sees: the first offset of the oldest open transaction, or the high
+        watermark.
+        """
+        return self._scan_transactions().last_stable_offset(self._visible)
+
+    def _scan_transactions(self) -> Transactions:
+        """Walks heads that were not walked before; the first call walks the whole log."""
+        with self._moved:
+            state = self._transactions
+            if state is None:
+                state = self._transactions = Transactions(next_offset=self._bases[0] if self._bases else 0)
+            while state.next_offset < self._visible:
+                at = max(0, bisect_right(self._bases, state.next_offset) - 1)
+                before = state.next_offset
+                for segment in self._segments[at:]:
+                    position = segment.find(state.next_offset)
+                    for facts, _, _ in segment.walk(position, crc=False):
+                        state.add(facts[facts["last_offset"] < self._visible], _control_types(segment))
+                if state.next_offset == before:
+                    break
+            return state
+
+    def read(
+        self,
+        start: int,
+        end: int | None = None,
+        *,
+        isolation: Isolation = "read_uncommitted",
+        max_bytes: int | None = None,
+    ) -> Iterator[Record]:
+        """Records with start <= offset < end, in order; end is fixed by this call and by default the high watermark.
+
+        isolation: "read_committed" stops at the last stable offset and leaves out aborted transactions. max_bytes: stop
+        after about this many bytes of batches, but not before one batch. Control batches are never delivered. Every
+        batch's CRC is checked. Raises OffsetOutOfRangeError at once; CorruptBatchError, InvalidRecordError,
+        StorageReadError when the iteration gets there.
+        """
+        return itertools.chain.from_iterable(self._stretch(start, end, isolation).record_lists(max_bytes))
+
+    def get(self, offset: int) -> Record:
+        """The record at offset, or the next one where compaction or a marker left a gap.
+
+        Raises OffsetOutOfRangeError when there is none before the high watermark.
+        """
+        visible = self._visible
+        if self._log_start <= offset < visible and not self._closed:
+            segments, slot = self._segments, bisect_right(self._bases, offset) - 1
+            if 0 <= slot < len(segments):
+                found = segments[slot].read_one(offset)
+                if not isinstance(found, int) and found.offset < visible:
+                    return found
+        for record in self.read(offset):
+            return record
+        raise OffsetOutOfRangeError(
+            "there is no record at or after this offset",
+            path=self.path,
+            offset=offset,
+            expected=f"below {self._visible}",
+        )
+
+    def batches(self, start: int, end: int | None = None, *, max_bytes: int | None = None) -> Iterator[RecordBatch]:
+        """Whole batches, control batches too, from the one that holds start to the one that holds end - 1.
+
+        The bytes are borrowed from a mapped or just read part of a segment and stay valid as long as the batch is kept.
+        max_bytes: stop before the batch that would exceed it, but not before the first. Errors as read(); CRCs are
+        checked when a batch's records or columns are asked for.
+        """
+        return self._stretch(start, end).batches(max_bytes)
+
+    def scan(
+        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "read_uncommitted"
+    ) -> Scan:
+        """The records in [start, end) as columns: iterate for RecordColumns, or hand it to Arrow, polars, duckdb,
+        pandas.
+
+        start is by default the log start, end the high watermark; both are fixed by this call. See Scan. Errors as
+        read().
+        """
+        first = self._log_start if start is None else start
+        stretch = self._stretch(first, end, isolation)
+        # Asked again for each reading, so that a scan that is kept does not read segments that are gone.
+        return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))
+
+    def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
+        """Records from start on, by default the present end, and then new ones as they come, each once and in order.
+
+        Wakes on appends, also of another process. timeout: seconds without a new record after which the iteration ends;
+        None waits for ever. Ends when the log is closed. Errors as read().
+        """
+        offset = self._visible if start is None else start
+        self._stretch(offset, None)
+        return self._tail(offset, timeout)
+
+    def _tail(self, offset: int, timeout: float | None) -> Iterator[Record]:
+        watch = None if self._writable else self._fs.watch(self.path)
+        with self._moved:
+            self._tailing += 1
+        try:
+            while True:
+                bound = self._visible
+                if offset < bound:
+                    for records in self._stretch(offset, bound).record_lists():
+                        yield from records
+                    offset = bound
+                if not self._await_visible(offset, timeout, watch):
+                    return
+        finally:
+            with self._moved:
+                self._tailing -= 1
+            if watch is not None:
+                watch.close()
+
+    def _await_visible(self, offset: int, timeout: float | None, watch: Any) -> bool:
+        if watch is None:
+            with self._moved:
+                return (
+                    self._moved.wait_for(lambda: self._visible > offset or self._closed, timeout)
+                    and self._visible > offset
+                )
+        deadline = None if timeout is None else self._fs.monotonic_ms() + int(timeout * 1000)
+        while not self._closed:
+            self.refresh()
+            if self._visible > offset:
+                return True
+            left = None if deadline is None else (deadline - self._fs.monotonic_ms()) / 1000
+            if left is not None and left <= 0:
+                return False
+            # Wakes at least each second, in case a file system tells nothing of another machine's writes.
+            watch.wait(1.0 if left is None else min(1.0, left))
+        return False
+
+    def refresh(self) -> bool:
+        """Of a log opened read-only: looks at what its writer has added since; True when the high watermark moved.
+
+        Does nothing for a log open for writing, which knows.
+        """
+        self._check_open()
+        if self._writable:
+            return False
+        with self._lock:
+            before = self._visible
+            bases = list_bases(self._fs, self.path)
+            if bases == self._bases:
+                self._refresh_end()
+            else:
+                self._list_segments()
+            return self._visible != before
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
+
+        The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
+        reaches it, and in it the first record that does.
+        """
+        self._check_open()
+        for slot, segment in enumerate(self._segments):
+            largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
+            if largest < timestamp_ms:
+                continue
+            start = segment.base_offset
+            if isinstance(segment, ActiveSegment) or not isinstance(segment, GrowingSegment):
+                slot = segment.time_index.find(timestamp_ms)
+                if slot >= 0:
+                    start += segment.time_index.entry(slot)[1]
+            for batch in self._stretch(max(start, self._log_start), None).batches():
+                if batch.max_timestamp >= timestamp_ms and not batch.is_control:
+                    columns = batch.columns(max_size=self.config.max_decompressed_bytes)
+                    late = columns.timestamps_ms >= timestamp_ms
+                    late &= (columns.offsets >= self._log_start) & (columns.offsets < self._visible)
+                    if late.any():
+                        return int(columns.offsets[int(late.argmax())])
+            return None
+        return None
+
+    def _stretch(self, start: int, end: int | None, isolation: Isolation = "read_uncommitted") -> Stretch:
+        """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
+        self._check_open()
+        if isolation not in ("read_uncommitted", "read_committed"):
+            raise InvalidConfigError(
+                "isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation)
+            )
+        if not self._log_start <= start <= self._end:
+            raise OffsetOutOfRangeError(
+                "start lies outside the log",
+                path=self.path,
+                offset=start,
+                expected=f"{self._log_start} to {self._end}",
+                found=start,
+            )
+        committed = self._scan_transactions() if isolation == "read_committed" else None
+        bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
+        bound = bound if end is None else min(end, bound)
+        return Stretch.of(self._segments, self._bases, start, bound, committed, self.config.max_decompressed_bytes)
+
+
+def _control_types(segment: Segment) -> Callable[[int], str]:
+    def control_type(position: int) -> str:
+        batch = segment.batch(position)
+        return batch.control_type() if batch is not None else "UNKNOWN"
+
+    return control_type

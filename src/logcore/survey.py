@@ -1,0 +1,154 @@
+"""A directory of partitions surveyed: what its file names say, which partitions it holds, what each amounts to.
+
+Rules:
+- Nothing is written, locked or repaired; a running writer is not disturbed.
+- A name is judged by itself: twenty digits that no offset can have name no file of a log.
+
+This module looks into no file on its own: dump.py shows what is in one, verify.py judges it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import attrs
+import numpy as np
+
+from logcore import checkpoint
+from logcore.compression import Codec
+from logcore.config import INT64_MAX
+from logcore.errors import InvalidNameError, LogNotFoundError
+from logcore.fs import FS, OS
+from logcore.kernels import layout
+from logcore.log import Log, open_log
+from logcore.reader import parse_partition_name
+from logcore.segment import LOG, base_offset_of
+
+#: Files of a segment or of a point in the log: base offset, then one of these.
+SEGMENT_SUFFIXES: Final = (LOG, ".index", ".timeindex", ".txnindex", ".snapshot")
+#: What Kafka puts behind the name of a file that is going or coming (section 3.1).
+LIFE_SUFFIXES: Final = (".deleted", ".cleaned", ".swap")
+OFFSET_CHECKPOINTS: Final = (
+    checkpoint.RECOVERY_POINT,
+    checkpoint.LOG_START,
+    "replication-offset-checkpoint",
+    "cleaner-offset-checkpoint",
+)
+#: Files with names of their own: of a log directory, then of a partition.
+DIRECTORY_FILES: Final = (*OFFSET_CHECKPOINTS, "meta.properties", checkpoint.CLEAN_SHUTDOWN)
+PARTITION_FILES: Final = (checkpoint.LEADER_EPOCH, "partition.metadata", checkpoint.POLICY, checkpoint.DURABLE_END)
+
+
+@attrs.frozen(kw_only=True)
+class PartitionFacts:
+    """A partition at a glance. Timestamps are -1 where there are none; codecs counts the active segment's batches."""
+
+    path: str
+    topic: str
+    partition: int
+    segments: int
+    size_bytes: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+    codecs: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        return attrs.asdict(self)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def kind_of(name: str) -> str | None:
+    """What a file name says the file holds: "log", "index", "timeindex", "txnindex", "snapshot", or one of the names in
+    DIRECTORY_FILES and PARTITION_FILES; None for any other file."""
+    if name in DIRECTORY_FILES or name in PARTITION_FILES:
+        return name
+    living = living_name(name)
+    return next((suffix[1:] for suffix in SEGMENT_SUFFIXES if base_offset_of(living, suffix) is not None), None)
+
+
+def is_misnamed(name: str) -> bool:
+    """Whether a name is a segment file's but for its digits, which are no offset: Kafka fails over it."""
+    stem, dot, suffix = name.partition(".")
+    digits = len(stem) == 20 and stem.isascii() and stem.isdigit()
+    return digits and dot + suffix in SEGMENT_SUFFIXES and int(stem) > INT64_MAX
+
+
+def living_name(name: str) -> str:
+    """A name without the suffixes of files that are going or coming."""
+    for suffix in LIFE_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
+    """The partition directories at a path: itself, or those in it. Raises LogNotFoundError when there is none."""
+    directory = os.fspath(path)
+    if not fs.is_directory(directory):
+        raise LogNotFoundError("there is no such directory", path=directory)
+    names = fs.listdir(directory)
+    if _is_partition(fs, directory, names):
+        return [directory]
+    paths = [os.path.join(directory, name) for name in names if partition_of(name) is not None]
+    found = sorted((path for path in paths if fs.is_directory(path)), key=_by_partition)
+    if not found and not any(name in DIRECTORY_FILES for name in names):
+        raise LogNotFoundError(
+            "this is neither a partition directory (like orders-0, with .log files) nor a directory that holds some",
+            path=directory,
+        )
+    return found
+
+
+def _is_partition(fs: FS, directory: str, names: list[str]) -> bool:
+    if any(kind_of(name) == "log" or name in PARTITION_FILES for name in names):
+        return True
+    return not names and partition_of(os.path.basename(fs.real_path(directory))) is not None
+
+
+def partition_of(name: str) -> tuple[str, int] | None:
+    """(topic, partition) of a partition directory's name, None for any other name."""
+    try:
+        return parse_partition_name(name)
+    except InvalidNameError:
+        return None
+
+
+def _by_partition(path: str) -> tuple[str, int]:
+    return partition_of(os.path.basename(path)) or ("", 0)
+
+
+# -- a partition at a glance -----------------------------------------------------------------------------------------
+
+
+def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionFacts:
+    """One partition directory at a glance, read-only. Walks the heads of its last segment. Errors of open_log()."""
+    with open_log(path, read_only=True, fs=fs) as log:
+        statistics = log.statistics()
+        topic, partition = partition_of(os.path.basename(fs.real_path(log.path))) or ("", -1)
+        return PartitionFacts(
+            path=log.path,
+            topic=topic,
+            partition=partition,
+            segments=statistics.segments,
+            size_bytes=statistics.size_bytes,
+            log_start_offset=statistics.log_start_offset,
+            high_watermark=statistics.high_watermark,
+            log_end_offset=statistics.log_end_offset,
+            first_timestamp_ms=next((batch.base_timestamp for batch in log.batches(log.log_start_offset)), -1),
+            max_timestamp_ms=max((segment.max_timestamp() for segment in log._segments), default=-1),
+            codecs=_codecs(log),
+        )
+
+
+def _codecs(log: Log) -> dict[str, int]:
+    counts = np.zeros(8, np.int64)
+    for segment in log._segments[-1:]:
+        for facts, _, _ in segment.walk(0, crc=False):
+            counts += np.bincount(facts["attributes"] & layout.CODEC_MASK, minlength=8)
+    names = {code.value: code.name.lower() for code in Codec}
+    return {names.get(code, f"unknown({code})"): int(count) for code, count in enumerate(counts) if count}

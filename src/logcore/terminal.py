@@ -1,0 +1,130 @@
+"""Output of the command line: lines and tables for people on a terminal, JSON lines in a pipe.
+
+Rules:
+- Progress goes to stderr, and only to a terminal.
+- On a terminal rich draws the tables; elsewhere they are aligned plain text.
+
+This module knows no log and no file format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import IO, Final
+
+#: Lines written to stdout at once.
+_CHUNK_LINES: Final = 1000
+
+
+def wants_json(as_json: bool) -> bool:
+    return as_json or not sys.stdout.isatty()
+
+
+def to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class Lines:
+    """Lines to stdout as UTF-8, some at a time; a context manager, so that none is forgotten."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._out: IO[bytes] = sys.stdout.buffer
+        self._waiting: list[bytes] = []
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+    def write(self, line: str) -> None:
+        self.write_bytes(line.encode("utf-8", "replace") + b"\n")
+
+    def write_bytes(self, data: bytes) -> None:
+        self._waiting.append(data)
+        if len(self._waiting) >= _CHUNK_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._out.write(b"".join(waiting))
+        self._out.flush()
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
+    """A table: rich on a terminal, aligned plain text elsewhere. right: columns of numbers."""
+    texts = [[_cell(cell) for cell in row] for row in rows]
+    numbers = set(right)
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for slot, header in enumerate(headers):
+            table.add_column(Text(header), justify="right" if slot in numbers else "left", overflow="fold")
+        for row in texts:
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
+    for row in [list(headers), *texts]:
+        cells = (cell.rjust(w) if slot in numbers else cell.ljust(w) for slot, (cell, w) in enumerate(zip(row, widths)))
+        print("  ".join(cells).rstrip())
+
+
+_STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with each amount done; shows a bar if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda amount: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def time_text(timestamp_ms: int, precision: str = "milliseconds") -> str:
+    """ISO 8601 in UTC, or "-" for none."""
+    if timestamp_ms < 0:
+        return "-"
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+
+
+def size_text(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024 or unit == "GiB":
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    raise AssertionError("the last unit has returned")
+
+
+def plain_text(value: object) -> str:
+    """What shown() made, as text for a line: control characters escaped."""
+    text = value if isinstance(value, str) else "null" if value is None else to_json(value)
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

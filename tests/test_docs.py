@@ -1,0 +1,132 @@
+"""The documents are true: every example in them runs, every link in them leads to a file.
+
+The blocks of one page run in order in one directory of their own. Python blocks share their names, as in one session;
+`sh` blocks run with `logcore` on the path. A block is left out when its fence says `no-run`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import logcore
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = Path(logcore.__file__).resolve().parents[1]
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "changes").glob("*.md"))]
+NEEDED = ("click", "polars", "pyarrow")
+
+
+class Block(NamedTuple):
+    language: str
+    words: list[str]
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    found: list[Block] = []
+    opened: tuple[int, list[str]] | None = None
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("```"):
+            continue
+        if opened is None:
+            opened = number, line[3:].split()
+            continue
+        start, words = opened
+        # As many empty lines before it as in the page, so that a traceback names the page's own line.
+        text = "\n" * start + "\n".join(lines[start : number - 1]) + "\n"
+        found.append(Block(words[0] if words else "", words[1:], text, start))
+        opened = None
+    assert opened is None, f"{page}: the fence in line {opened[0] if opened else 0} is not closed"
+    return found
+
+
+def shell(text: str, directory: Path) -> None:
+    commands = directory / ".bin"
+    commands.mkdir(exist_ok=True)
+    (commands / "logcore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m logcore "$@"\n')
+    (commands / "logcore").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-e", "-c", text], cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_example_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in NEEDED:
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])))
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if "no-run" in block.words:
+            continue
+        if block.language == "python":
+            exec(compile(block.text, str(page), "exec"), names)
+        elif block.language == "sh":
+            shell(block.text, tmp_path)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    missing = []
+    for link in links:
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        where = (page.parent / target).resolve() if target else page
+        if not where.exists() or (anchor and anchor not in anchors(where)):
+            missing.append(link)
+    assert not missing, f"{page.relative_to(ROOT)}: {missing}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ +(.+?)\s*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+LIBRARY = ROOT / "src" / "logcore"
+MAP = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+
+
+def test_the_map_names_every_module() -> None:
+    """docs/map.md has a line for each file of the library, and none for a file that is gone."""
+    paths = [path for path in LIBRARY.rglob("*") if path.suffix in (".py", ".pyx") and path.name != "__init__.py"]
+    section = MAP.split("\n## ")[1]
+    assert set(re.findall(r"^\| `([\w/]+\.pyx?)`", section, flags=re.MULTILINE)) == {
+        path.relative_to(LIBRARY).as_posix() for path in paths
+    }
+
+
+def test_the_design_names_every_module() -> None:
+    """Section 2 of docs/design.md has each module of the contract in pyproject.toml, in the same lines."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ][0]
+    drawn = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("```")[1].strip().splitlines()
+    lines = [set(re.findall(r"\w+", re.split(r" {2,}", line)[0])) for line in drawn]
+    assert lines == [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+
+
+def test_the_map_names_what_is_there() -> None:
+    """Each `Class.method` and `module.function` that docs/map.md names is defined somewhere in the library."""
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in LIBRARY.rglob("*.py"))
+    named = set(re.findall(r"`(?:\w+\.)?(\w+\.\w+|_\w+)(?:\(\))?`", MAP)) - {"logcore.durable"}
+    parts = {name.split(".")[-1] for name in named if not name.endswith((".py", ".pyx", ".md", ".toml"))}
+    gone = [part for part in sorted(parts) if not re.search(rf"\b(def|class) {part}\b|^ *{part} *[:=]", sources, re.M)]
+    assert not gone, gone

@@ -1,0 +1,116 @@
+"""Kafka's own dump tool on files that logcore wrote: it decides whether they are Kafka's.
+
+Needs Java 11 or later and Maven (Debian: apt-get install default-jdk-headless maven). Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import VECTORS
+
+import logcore
+
+pytestmark = pytest.mark.interop
+
+T0 = 1_700_000_000_000
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+
+
+@pytest.fixture(scope="session")
+def kafka_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of jars: Kafka 3.9 and what it needs, from Maven."""
+    for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program}: apt-get install {package}")
+    folder = Path(__file__).parents[1] / "build" / "kafka-classes"
+    if not any(folder.glob("kafka_2.13-*.jar")):
+        pom = Path(__file__).parent / "data" / "kafka" / "pom.xml"
+        target = tmp_path_factory.mktemp("pom")
+        shutil.copy(pom, target)
+        command = [
+            "mvn",
+            "-q",
+            "-f",
+            str(target / "pom.xml"),
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={folder}",
+        ]
+        subprocess.run(command, check=True, timeout=600)
+    return folder
+
+
+def dump(classes: Path, path: Path, *options: str) -> str:
+    command = ["java", "-cp", f"{classes}/*", "kafka.tools.DumpLogSegments", "--files", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def written(path: Path, codec: str) -> list[logcore.Record]:
+    """A partition of several segments with every kind of record; what it holds."""
+    config = {"compression.type": codec, "segment.bytes": 6000, "index.interval.bytes": 300, "batch.size": 900}
+    with logcore.open(path, create=True, config=config) as log:
+        for at in range(40):
+            key = None if at % 7 == 0 else b"key-%d" % at
+            value = None if at % 11 == 0 else b"" if at % 13 == 0 else b"value %d" % at
+            headers = [("h", b"%d" % at), ("none", None)] if at % 3 == 0 else []
+            log.append(value, key=key, headers=headers, timestamp_ms=T0 + at * 10 - at % 5)
+        log.append_many([(b"k%d" % at, b"many %d" % at * 3, (), T0 + 1000 - at) for at in range(300)])
+        log.truncate(333)
+        log.append_batch((VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes())
+        log.append_batch((VECTORS / "records" / "v2-zstd-40-records.librdkafka.bin").read_bytes())
+        return list(log.read(0))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_kafka_reads_every_record(tmp_path: Path, kafka_classes: Path, codec: str) -> None:
+    records = written(tmp_path / "orders-0", codec)
+    found = []
+    for path in sorted((tmp_path / "orders-0").glob("*.log")):
+        text = dump(kafka_classes, path, "--deep-iteration", "--print-data-log")
+        batches = re.findall(r"^baseOffset: .*$", text, re.M)
+        assert batches
+        assert all("isvalid: true" in batch for batch in batches)
+        assert "Found" not in text, text
+        assert "invalid" not in text.replace("isvalid", "").lower(), text
+        pattern = r"^\| offset: (\d+) CreateTime: (-?\d+) keySize: (-?\d+) valueSize: (-?\d+) .*?headerKeys: \[(.*?)\]"
+        found += [
+            (int(offset), int(time), int(key), int(value), names)
+            for offset, time, key, value, names in re.findall(pattern, text, re.M)
+        ]
+    assert found == [
+        (
+            record.offset,
+            record.timestamp_ms,
+            -1 if record.key is None else len(record.key),
+            -1 if record.value is None else len(record.value),
+            ",".join(name for name, _ in record.headers),
+        )
+        for record in records
+    ]
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_kafka_finds_the_indexes_sound(tmp_path: Path, kafka_classes: Path, codec: str) -> None:
+    written(tmp_path / "orders-0", codec)
+    indexes = sorted((tmp_path / "orders-0").glob("*.index")) + sorted((tmp_path / "orders-0").glob("*.timeindex"))
+    assert len(indexes) >= 4
+    for path in indexes:
+        for option in ("--index-sanity-check", "--verify-index-only"):
+            text = dump(kafka_classes, path, option)
+            assert "mismatch" not in text.lower(), text
+            assert "exception" not in text.lower(), text
+
+
+def test_kafka_sees_the_same_in_its_own_files_as_logcore(kafka_classes: Path) -> None:
+    for path in sorted((VECTORS / "partition-clean" / "orders-0").glob("*.log")):
+        text = dump(kafka_classes, path, "--deep-iteration")
+        offsets = [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        with logcore.open(path.parent, read_only=True) as log:
+            first = int(path.name[:20])
+            ours = [record.offset for batch in log.batches(first) for record in batch.records()]
+        assert offsets == [offset for offset in ours if offset <= offsets[-1]]

@@ -1,0 +1,122 @@
+"""What takes minutes: real sizes, many crashes, many random bytes. Run by `make slow`; a failure names its seed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import VECTORS
+
+import logcore
+from logcore.log import Log
+from logcore.recordbatch import read_batches
+
+pytestmark = pytest.mark.slow
+
+SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+
+
+@pytest.fixture(autouse=True)
+def tell_the_seed() -> None:
+    print(f"repeat with LOGCORE_TEST_SEED={SEED}")
+
+
+WRITER = """
+import random, sys, logcore
+rng = random.Random(int(sys.argv[3]))
+config = {"segment.bytes": 8_000, "index.interval.bytes": 200, "batch.size": 600}
+with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config=config) as log:
+    at = log.log_end_offset
+    while True:
+        choice = rng.random()
+        if choice < 0.7:
+            rows = [(None, b"value %d" % (at + step)) for step in range(rng.randrange(1, 90))]
+            at = log.append_many(rows).last_offset + 1
+        elif choice < 0.95:
+            at = log.append(b"value %d" % at).offset + 1
+        elif choice < 0.97:
+            log.roll()
+        else:
+            log.close()
+            log = logcore.open(sys.argv[1], durability=sys.argv[2], config=config)
+        print(at, flush=True)
+"""
+
+
+@pytest.mark.parametrize("policy", ["always", "group", "every(5)", "interval(3)", "os"])
+def test_hundreds_of_kills_lose_nothing_acknowledged(partition: Path, policy: str) -> None:
+    rng = random.Random(SEED)
+    for round_ in range(120):
+        command = [sys.executable, "-c", WRITER, str(partition), policy, str(rng.randrange(1 << 32))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            acknowledged = 0
+            for _ in range(rng.randrange(1, 60)):
+                acknowledged = int(writer.stdout.readline())
+            writer.send_signal(signal.SIGKILL)
+            for line in writer.stdout.read().split("\n")[:-1]:
+                acknowledged = int(line)
+        with logcore.open(partition, config={"segment.bytes": 8_000}) as log:
+            assert log.log_end_offset >= acknowledged, f"round {round_}"
+            start = max(0, acknowledged - 2_000)
+            found = [record.value for record in log.read(start)]
+            assert found == [b"value %d" % at for at in range(start, log.log_end_offset)], f"round {round_}"
+
+
+def test_gigabytes_come_back(partition: Path) -> None:
+    """3 GB in segments of 512 MiB: 25 million records, read back as columns, by offset, by time, after reopening."""
+    rows = 100_000
+    data = np.random.default_rng(SEED).integers(0, 256, rows * 100, np.uint8)
+    offsets = np.arange(rows + 1, dtype=np.int64) * 100
+    with logcore.open(partition, create=True, config={"segment.bytes": 1 << 29}, durability="os") as log:
+        for part in range(250):
+            log.append_columns(values=(data, offsets), timestamps_ms=np.arange(rows) + part * rows)
+        check_gigabytes(log, rows, data)
+    with logcore.open(partition) as log:
+        check_gigabytes(log, rows, data)
+
+
+def check_gigabytes(log: Log, rows: int, data: np.ndarray) -> None:
+    end = log.log_end_offset
+    assert end == 250 * rows
+    seen = 0
+    for columns in log.scan():
+        assert columns.offsets[0] == seen
+        assert np.array_equal(columns.timestamps_ms, columns.offsets)
+        assert (columns.value_sizes == 100).all()
+        seen += len(columns)
+    assert seen == end
+    rng = random.Random(SEED)
+    for _ in range(2_000):
+        offset = rng.randrange(end)
+        row = offset % rows
+        assert log.get(offset).value == data[row * 100 : row * 100 + 100].tobytes()
+    for _ in range(20):
+        time = rng.randrange(end)
+        assert log.offset_for_timestamp(time) == time
+
+
+def test_hundreds_of_thousands_of_flips_over_the_vectors_change_no_record() -> None:
+    rng = random.Random(SEED)
+    sound = {}
+    for path in (VECTORS / "records").glob("v2-*.bin"):
+        data = path.read_bytes()
+        sound[path.name] = (data, [tuple(record)[1:] for batch in read_batches(data) for record in batch.records()])
+    names = sorted(sound)
+    for _ in range(300_000):
+        data, records = sound[rng.choice(names)]
+        bad = bytearray(data)
+        for _ in range(rng.randrange(1, 5)):
+            at = rng.randrange(21, len(bad))  # what the CRC covers
+            bad[at] ^= 1 << rng.randrange(8)
+        if bad == data:
+            continue
+        with pytest.raises(logcore.LogcoreError):
+            found = [tuple(record)[1:] for batch in read_batches(bytes(bad)) for record in batch.records()]
+            assert found == records, "a change was not noticed"
