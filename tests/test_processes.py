@@ -246,3 +246,17 @@ def test_the_note_of_the_owner_is_only_a_courtesy(partition: Path) -> None:
             with pytest.raises(logcore.LogLockedError, match="another process"):
                 open_log(partition, fs=OsFS())
     assert not note.exists()
+
+
+def test_a_reader_follows_a_log_that_is_truncated_and_goes_on(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.bytes": 400}) as log:
+        log.append_many([(None, b"old %d" % at) for at in range(30)])
+        with logcore.open(partition, read_only=True) as reader:
+            assert len(list(reader.read(0))) == 30
+            log.truncate(11)
+            reader.refresh()
+            assert [record.value for record in reader.read(0)] == [b"old %d" % at for at in range(11)]
+            log.append_many([(None, b"new %d" % at) for at in range(11, 60)])
+            reader.refresh()
+            want = [b"old %d" % at for at in range(11)] + [b"new %d" % at for at in range(11, 60)]
+            assert [record.value for record in reader.read(0)] == want

@@ -226,6 +226,7 @@ def input_column(given: Any, what: str) -> InputColumn:
             )
         return _checked_column(np.ascontiguousarray(data), given[1], None, what)
     pa = _pyarrow()
+    array: Any
     try:
         array = given if isinstance(given, (pa.Array, pa.ChunkedArray)) else pa.array(given)
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Final
 
 from logcore.errors import DurabilityUnknownError, LogFailedError, StorageWriteError
@@ -83,7 +83,7 @@ class GroupCommit:
             self._lead()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None, None, None]:
         """Keeps syncs away, for work that replaces the file they would sync."""
         me = threading.get_ident()
         try:

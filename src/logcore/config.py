@@ -31,10 +31,6 @@ def _choice(name: str, default: str, choices: tuple[str, ...], doc: str = "") ->
     return attrs.field(default=default, metadata={"name": name, "choices": choices, "doc": doc})
 
 
-def _flag(name: str, default: bool, doc: str = "") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "flag": True, "doc": doc})
-
-
 @attrs.frozen(kw_only=True)
 class LogConfig:
     """Topic-level settings that this version acts on. Build one with LogConfig.parse({"segment.bytes": 1 << 20})."""
@@ -84,12 +80,12 @@ class LogConfig:
             values[field.name] = _checked(name, value, field.metadata)
         return cls(**values)
 
-    def as_mapping(self) -> dict[str, int | str | bool]:
+    def as_mapping(self) -> dict[str, int | str]:
         """All settings by Kafka's names."""
         return {field.metadata["name"]: getattr(self, field.name) for field in attrs.fields(type(self))}
 
 
-def _checked(name: str, value: object, facts: Mapping[str, Any]) -> int | str | bool:
+def _checked(name: str, value: object, facts: Mapping[str, Any]) -> int | str:
     if "choices" in facts:
         text = str(value).replace(" ", "")
         text = {"none": "uncompressed"}.get(text, text)
@@ -98,10 +94,6 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> int | str | 
                 f"config {name!r}", expected=f"one of {', '.join(facts['choices'])}", found=repr(value)
             )
         return text
-    if "flag" in facts:
-        if str(value).lower() not in ("true", "false"):
-            raise InvalidConfigError(f"config {name!r}", expected="true or false", found=repr(value))
-        return str(value).lower() == "true"
     low, high = facts["range"]
     try:
         number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else None

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -150,7 +150,7 @@ class _Demo:
         click.echo(f"\n{total:.1f} s: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.spent))
 
     @contextlib.contextmanager
-    def step(self, name: str, what: str) -> Iterator[None]:
+    def step(self, name: str, what: str) -> Generator[None, None, None]:
         click.secho(f"\n{len(self.spent) + 1}. {name}: {what}", bold=True)
         started = time.perf_counter()
         yield
@@ -251,7 +251,8 @@ class _Demo:
         self.say(f"{table.num_rows:,} rows, {size_text(table.nbytes)}: {', '.join(table.schema.names)}")
         values = table["value"].combine_chunks()
         whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-        text = b"\n".join([self.header, pc.binary_join(whole, b"\n")[0].as_py()])
+        joined = pc.call_function("binary_join", [whole, pa.scalar(b"\n")])
+        text = b"\n".join([self.header, joined[0].as_py()])
         options = csv.ConvertOptions(null_values=["NA"], column_types={"dep_delay": pa.float64()})
         flights = csv.read_csv(pa.py_buffer(text), convert_options=options)
         check(flights.num_rows == len(self.flights), f"{flights.num_rows:,} lines were parsed")

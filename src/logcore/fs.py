@@ -25,7 +25,7 @@ import select
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Final, NoReturn, Protocol
 
 import attrs
@@ -56,6 +56,7 @@ class Watch(Protocol):
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
+        ...
 
     def close(self) -> None: ...
 
@@ -94,6 +95,7 @@ class FS(Protocol):
     def map(self, handle: int, size: int) -> memoryview: ...
     def file_size(self, path: str) -> int: ...
     def modified_ms(self, path: str) -> int: ...
+    def identity(self, path_or_handle: str | int) -> tuple[int, int]: ...
     def exists(self, path: str) -> bool: ...
     def is_directory(self, path: str) -> bool: ...
     def listdir(self, path: str) -> list[str]: ...
@@ -111,7 +113,7 @@ class FS(Protocol):
 
 
 @contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
+def _reading(path: str) -> Generator[None, None, None]:
     try:
         yield
     except (FileNotFoundError, FileExistsError):
@@ -121,7 +123,7 @@ def _reading(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing(path: str) -> Iterator[None]:
+def _writing(path: str) -> Generator[None, None, None]:
     try:
         yield
     except (FileNotFoundError, FileExistsError):
@@ -245,6 +247,12 @@ class OsFS:
     def modified_ms(self, path: str) -> int:
         with _reading(path):
             return os.stat(path).st_mtime_ns // 1_000_000
+
+    def identity(self, path_or_handle: str | int) -> tuple[int, int]:
+        """What tells two files apart that had the same name at different times."""
+        with _reading(str(path_or_handle)):
+            facts = os.stat(path_or_handle)
+        return facts.st_dev, facts.st_ino
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)

@@ -37,6 +37,9 @@ from logcore.segment import ActiveSegment, GrowingSegment, Segment, base_offset_
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
+#: How often a reader looks again when files vanish between listing and opening them.
+_LOOKS: Final = 10
+
 _PARTITION_NAME: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
 
 
@@ -93,30 +96,34 @@ class LogReader:
 
     def _list_segments(self) -> None:
         """Reader: takes the present files as the log, keeping what is known of segments that are still there."""
-        # A writer rolls and retains while we list, so a file may be gone when it is opened: list again.
-        for attempt in range(10):
-            bases = list_bases(self._fs, self.path)
-            known = {segment.base_offset: segment for segment in self._segments}
-            segments: list[Segment] = []
+        for attempt in itertools.count(1):
             try:
-                for base in bases[:-1]:
-                    kept = known.get(base)
-                    if kept is None or isinstance(kept, GrowingSegment):
-                        kept = Segment(self._fs, self.path, base)
-                    segments.append(kept)
-                if bases:
-                    last = known.get(bases[-1])
-                    if not isinstance(last, GrowingSegment):
-                        last = GrowingSegment(self._fs, self.path, bases[-1])
-                    segments.append(last)
+                self._segments, self._bases = self._look_for_segments()
                 break
             except FileNotFoundError:
-                if attempt == 9:
-                    raise
-        self._segments, self._bases = segments, bases
+                # A writer rolls and deletes while we look, so a file may be gone when it is opened: look again.
+                if attempt == _LOOKS:
+                    raise LogNotFoundError("the files of the partition keep vanishing", path=self.path) from None
         starts = self._start_checkpoint()
-        self._log_start = max(starts, bases[0]) if bases else starts
+        self._log_start = max(starts, self._bases[0]) if self._bases else starts
         self._refresh_end()
+
+    def _look_for_segments(self) -> tuple[list[Segment], list[int]]:
+        bases = list_bases(self._fs, self.path)
+        # A truncation puts another file under an old name; what is known of the old one does not hold for it.
+        known = {segment.base_offset: segment for segment in self._segments if segment.is_current()}
+        segments: list[Segment] = []
+        for base in bases[:-1]:
+            kept = known.get(base)
+            if kept is None or isinstance(kept, GrowingSegment):
+                kept = Segment(self._fs, self.path, base)
+            segments.append(kept)
+        if bases:
+            last = known.get(bases[-1])
+            if not isinstance(last, GrowingSegment):
+                last = GrowingSegment(self._fs, self.path, bases[-1])
+            segments.append(last)
+        return segments, bases
 
     def _start_checkpoint(self) -> int:
         with contextlib.suppress(InvalidNameError):
@@ -301,7 +308,7 @@ class LogReader:
         with self._lock:
             before = self._visible
             bases = list_bases(self._fs, self.path)
-            if bases == self._bases:
+            if bases == self._bases and all(segment.is_current() for segment in self._segments[-1:]):
                 self._refresh_end()
             else:
                 self._list_segments()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
@@ -74,7 +74,7 @@ class Run:
             at += batch.size_bytes
 
     @contextlib.contextmanager
-    def _placed(self) -> Iterator[None]:
+    def _placed(self) -> Generator[None, None, None]:
         """Turns positions in the bytes read into positions in the file."""
         try:
             yield

@@ -70,6 +70,7 @@ class Segment:
         self.base_offset = base_offset
         self.path = self.file(LOG)
         self._view: memoryview | None = None
+        self._identity: tuple[int, int] | None = None
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
 
@@ -107,6 +108,7 @@ class Segment:
                     "the segment was removed by its writer", path=self.path, offset=self.base_offset
                 ) from None
             try:
+                self._identity = self.fs.identity(handle)
                 size = self.fs.size(handle)
                 self._view = self.fs.map(handle, size) if size else memoryview(b"")
             finally:
@@ -190,6 +192,13 @@ class Segment:
                 end = int(facts["last_offset"][-1]) + 1
         return end
 
+    def is_current(self) -> bool:
+        """Whether the file that was opened, if any was, still stands under its name."""
+        try:
+            return self._identity is None or self._identity == self.fs.identity(self.path)
+        except FileNotFoundError:
+            return False
+
     def keep(self) -> None:
         """Makes the segment readable by those who hold it after its files were removed."""
         self.view()
@@ -210,6 +219,7 @@ class GrowingSegment(Segment):
     def _hold(self, handle: int) -> None:
         self.handle = handle
         weakref.finalize(self, self.fs.close, handle)
+        self._identity = self.fs.identity(handle)
         self._size = self.fs.size(handle)
         self._whole_position = 0  # where the whole batches seen by next_offset end
         self._whole_end = self.base_offset

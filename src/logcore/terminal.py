@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import IO, Final
 
@@ -93,7 +93,7 @@ def _cell(value: object) -> str:
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress(label: str, total: int | None) -> Generator[Callable[[int], None], None, None]:
     """Gives a function to call with each amount done; shows a bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda amount: None
