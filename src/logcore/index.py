@@ -28,8 +28,6 @@ OFFSET_ENTRY: Final = np.dtype([("relative_offset", ">i4"), ("position", ">i4")]
 TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("relative_offset", ">i4")])
 _OFFSET: Final = struct.Struct(">ii")
 _TIME: Final = struct.Struct(">qi")
-#: Entries are written to the file when this many bytes are waiting: a system call for 512 entries instead of for each.
-_WRITE_BYTES: Final = 4096
 
 
 class _Entries:
@@ -59,14 +57,6 @@ class _Entries:
         finally:
             fs.close(handle)
         self._on_file = len(self.data)
-
-    @property
-    def waiting_bytes(self) -> int:
-        return len(self.data) - self._on_file
-
-    @property
-    def wants_writing(self) -> bool:
-        return self.waiting_bytes >= _WRITE_BYTES
 
 
 class OffsetIndex(_Entries):

@@ -33,6 +33,8 @@ _SEEK_BYTES: Final = 32 << 10
 _WALK_BATCHES: Final = 4096
 #: How much a segment may grow until its index is worth reading again.
 _REREAD_BYTES: Final = 1 << 20
+#: Index entries are written, and counted against the room for them, when this many have come.
+_LOOK_ENTRIES: Final = 512
 #: Later than every timestamp.
 _NEVER: Final = 1 << 64
 
@@ -348,6 +350,7 @@ class ActiveSegment(GrowingSegment):
         # An append that stays within these needs no further look at whether to roll; is_full() has the rules.
         self.limit_bytes = self.config.segment_bytes
         self.limit_timestamp = _NEVER
+        self._until_look = 1
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
@@ -363,20 +366,27 @@ class ActiveSegment(GrowingSegment):
         self.last_offset = last_offset
 
     def _add_entries(self, position: int, last_offset: int) -> None:
-        offsets, times = self._offset_index, self._time_index
-        assert offsets is not None and times is not None
-        offsets.add(last_offset - self.base_offset, position)
-        times.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+        assert self._offset_index is not None and self._time_index is not None
+        self._offset_index.add(last_offset - self.base_offset, position)
+        self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
         self.since_entry_bytes = 0
-        room = self.config.segment_index_bytes
-        # One time entry is kept back for the closing one (section 3.2).
-        if len(offsets) >= room // offsets.entry_size or len(times) >= room // times.entry_size - 1:
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self._look_at_indexes()
+
+    def _look_at_indexes(self) -> None:
+        """Writes waiting entries, and says how many more may come until the next look."""
+        offsets, times, room = self._offset_index, self._time_index, self.config.segment_index_bytes
+        assert offsets is not None and times is not None
+        # One time entry is kept back for the closing one (storage format section 3.2).
+        left = min(room // offsets.entry_size - len(offsets), room // times.entry_size - 1 - len(times))
+        if left <= 0:
             self.limit_bytes = -1
-        if offsets.wants_writing:
-            # For readers in other processes. An index is a cache: what does not reach the file now is written with the
-            # whole when the segment is sealed, where a failure counts.
-            with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-                self.write_indexes()
+        self._until_look = max(1, min(left, _LOOK_ENTRIES))
+        # For readers in other processes. An index is a cache: what does not reach the file now is written with the
+        # whole when the segment is sealed, where a failure counts.
+        with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+            self.write_indexes()
 
     def start_position(self, offset: int) -> int:
         index = self.offset_index  # our own, in memory: no need to look whether it is right
