@@ -209,14 +209,11 @@ def test_a_batch_missing_in_the_middle_is_found(own):
     assert verdicts(own)[path.name].status == "ok"
 
 
-def test_what_a_failed_roll_leaves_is_a_warning(own):
+def test_a_segment_that_the_one_before_has_outgrown_is_damage(own):
     (own / "00000000000000000015.log").write_bytes(b"")
-    found = verdicts(own)
-    assert found["00000000000000000015.log"].status == "warning"
-    assert found["00000000000000000012.log"].status == "ok"
-    with logcore.open(own) as log:
-        assert log.log_end_offset == 18
-    assert not (own / "00000000000000000015.log").exists()
+    assert verdicts(own)["00000000000000000012.log"].status == "damaged"
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(own)
 
 
 def test_leftovers_are_named(crash):

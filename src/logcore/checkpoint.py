@@ -138,14 +138,14 @@ def pack_durable_end(offset: int) -> bytes:
 
 
 def read_durable_end(fs: FS, directory: str) -> int | None:
-    """What logcore.durable says; None when there is no such file or it is damaged."""
+    """What logcore.durable says: None when there is no such file, -1 when it is damaged."""
     for _ in range(3):  # it is rewritten in place, so a reading may in theory meet a writing half way
         content = read(fs, directory, DURABLE_END)
         if content is None:
             return None
         if (offset := unpack_durable_end(content)) is not None:
             return offset
-    return None
+    return -1
 
 
 def unpack_durable_end(content: bytes) -> int | None:

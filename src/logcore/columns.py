@@ -219,7 +219,12 @@ def input_column(given: Any, what: str) -> InputColumn:
     end inside data. Raises InvalidRecordError for any other shape.
     """
     if isinstance(given, tuple) and len(given) == 2:
-        data = np.frombuffer(given[0], np.uint8) if not isinstance(given[0], np.ndarray) else given[0]
+        try:
+            data = np.frombuffer(given[0], np.uint8) if not isinstance(given[0], np.ndarray) else given[0]
+        except (TypeError, ValueError, BufferError) as error:
+            raise InvalidRecordError(
+                f"{what}: data must be bytes or a uint8 array", found=type(given[0]).__name__
+            ) from error
         if data.dtype != np.uint8 or data.ndim != 1:
             raise InvalidRecordError(
                 f"{what}: data must be bytes or a uint8 array", found=f"{data.dtype}, {data.ndim} dimensions"
@@ -286,7 +291,12 @@ def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
         given = given.to_numpy(zero_copy_only=False) if isinstance(given, pa.Array) else given.to_numpy()
     array = np.asarray(given)
     if array.dtype.kind == "M":
+        # Beyond this year the number of milliseconds does not fit, and numpy would wrap it without a word.
+        if np.any(np.abs(array.astype("datetime64[Y]").astype(np.int64)) > 200_000_000):
+            raise InvalidTimestampError("timestamps_ms are outside what milliseconds can hold")
         array = array.astype("datetime64[ms]").view(np.int64)
+    if array.dtype == np.uint64 and array.size and int(array.max()) > 2**63 - 1:
+        raise InvalidTimestampError("timestamps_ms are outside what milliseconds can hold", found=int(array.max()))
     if array.dtype.kind not in "iu" or array.shape != (count,):
         raise InvalidTimestampError(
             "timestamps_ms must be integers, one for each record",

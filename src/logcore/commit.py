@@ -83,14 +83,15 @@ class GroupCommit:
             self._lead()
 
     @contextlib.contextmanager
-    def held(self) -> Generator[None, None, None]:
-        """Keeps syncs away, for work that replaces the file they would sync."""
+    def held(self, *, failed: bool = False) -> Generator[None, None, None]:
+        """Keeps syncs away, for work that replaces the file they would sync. failed: also of a poisoned log."""
         me = threading.get_ident()
         try:
             with self._changed:
                 while self._leader not in (None, me):
                     self._changed.wait()
-                self._check()
+                if not failed:
+                    self._check()
                 self._leader = me
             yield
         finally:
@@ -143,6 +144,9 @@ class GroupCommit:
             raise DurabilityUnknownError(
                 "a sync failed: what was written may or may not be on disk", path=self._path
             ) from error
+        except BaseException as error:  # interrupted: nobody saw whether it failed, and asking again would not tell
+            self.poison(error)
+            raise
         self._note(target, written_bytes)
 
     def _note(self, end: int, written_bytes: int) -> None:

@@ -24,6 +24,7 @@ import os
 import select
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Final, NoReturn, Protocol
@@ -64,11 +65,12 @@ class Watch(Protocol):
 class Lock(Protocol):
     """One partition's share of the claim on a log directory, held until release().
 
-    shared: what the callers want to remember for as long as this process holds the directory. is_last: whether no other
-    partition of the directory is claimed by this process.
+    shared: what the callers want to remember for as long as this process holds the directory. mutex: for files that the
+    partitions of the directory share. is_last: whether no other partition is claimed by this process.
     """
 
     shared: dict[str, bool]
+    mutex: threading.Lock
 
     @property
     def is_last(self) -> bool: ...
@@ -355,6 +357,7 @@ class _DirectoryLock:
         self.pid = os.getpid()
         self.members: set[str] = set()
         self.shared: dict[str, bool] = {}
+        self.mutex = threading.Lock()
         path = os.path.join(directory, ".lock")
         with _writing(path):
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o644)
@@ -374,7 +377,7 @@ class _DirectoryLock:
                 pid=pid,
                 host=host,
             ) from None
-        with _writing(owner):  # who holds it, for the message above: record locks of this kind do not tell
+        with contextlib.suppress(OSError):  # who holds it, for the message above: record locks of this kind do not tell
             handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
             try:
                 os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
@@ -390,7 +393,7 @@ class _DirectoryLock:
                 host=os.uname().nodename,
             )
         self.members.add(member)
-        return _MemberLock(self, member, self.shared)
+        return _MemberLock(self, member, self.shared, self.mutex)
 
     def drop(self, member: str) -> None:
         if self.pid != os.getpid():  # a forked child: the lock is the parent's
@@ -398,9 +401,9 @@ class _DirectoryLock:
         self.members.discard(member)
         if not self.members:
             self.fs.forget_lock(self.identity)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.directory, "logcore.owner"))
             os.close(self.handle)
+            with contextlib.suppress(OSError):  # the note is a courtesy, the lock is what counts
+                os.unlink(os.path.join(self.directory, "logcore.owner"))
 
 
 @attrs.define
@@ -408,6 +411,7 @@ class _MemberLock:
     directory: _DirectoryLock
     member: str
     shared: dict[str, bool]
+    mutex: threading.Lock
     _released: bool = False
 
     @property

@@ -18,9 +18,10 @@ This module does not know other partitions. It starts no threads: tick() does wh
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
+import re
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
@@ -34,10 +35,12 @@ from logcore.commit import GroupCommit
 from logcore.compression import Codec
 from logcore.config import INT64_MAX, Durability, LogConfig
 from logcore.errors import (
+    CorruptBatchError,
     CorruptLogError,
     DiskFullError,
     ForkedWriterError,
     InvalidConfigError,
+    InvalidNameError,
     InvalidRecordError,
     LogClosedError,
     LogcoreError,
@@ -52,7 +55,8 @@ from logcore.fs import FS, OS, Lock
 from logcore.kernels import active
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.reader import LogReader, list_bases, parse_partition_name
-from logcore.recordbatch import check_timestamps, compressor, front_of, prepare_append, target_codec
+from logcore.reading import slot_of
+from logcore.recordbatch import check_timestamps, compressor, empty_batch, front_of, prepare_append, target_codec
 from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, file_name
 
 Level = Literal["os", "disk"]
@@ -61,6 +65,8 @@ Level = Literal["os", "disk"]
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 _RECOVERY_LAG_MS: Final = 5_000
 _NO_LIMIT: Final = 1 << 63
+#: What Python may hold in a path and no file system can: surrogates other than those that stand for undecodable bytes.
+_SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 #: A copy of part of a segment goes in pieces of this.
 _COPY_BYTES: Final = 1 << 20
 
@@ -119,6 +125,8 @@ def open_log(
     InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and ResourceError when the system fails.
     """
     directory = os.fspath(path)
+    if not isinstance(directory, str) or "\0" in directory or _SURROGATE.search(directory):
+        raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
     settings = LogConfig.parse(config)
     policy = Durability.parse(durability)
     if read_only:
@@ -194,9 +202,9 @@ class Log(LogReader):
             )
         self._log_start = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START).get(key, 0)
         recovery_point = checkpoint.read_offsets(fs, self._parent, checkpoint.RECOVERY_POINT).get(key, 0)
-        while len(bases) > 1 and self._is_left_over(bases[-2], bases[-1]):
-            self._remove_files(bases.pop())
-            fs.sync_dir(self.path)
+        for name in fs.listdir(self.path):
+            if name.endswith((".deleted", ".cleaned", ".tmp")):  # work that a crash ended; nothing refers to it
+                fs.unlink(os.path.join(self.path, name))
         created = not bases
         if created:
             if recovery_point > self._log_start:
@@ -209,7 +217,6 @@ class Log(LogReader):
             bases = [self._log_start]
         self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
         self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
-        self._bases = bases
         # Always: a killed writer may have made files and directories, and not come to making their names durable.
         fs.sync_dir(self.path)
         fs.sync_dir(self._parent)
@@ -236,9 +243,16 @@ class Log(LogReader):
             checkpoint.write_epochs(fs, self.path, self._epochs)
         self._durable_handle = -1
         if self.durability.waits:
-            path = os.path.join(self.path, checkpoint.DURABLE_END)
-            self._durable_handle = fs.open(path, write=True, create=True)
-            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._end), 0)
+            # On disk with its name: a reader after a crash takes a log without it for one that hides nothing.
+            handle = fs.open(os.path.join(self.path, checkpoint.DURABLE_END), write=True, create=True)
+            try:
+                fs.pwrite(handle, checkpoint.pack_durable_end(self._end), 0)
+                fs.fsync(handle)
+                fs.sync_dir(self.path)
+            except BaseException:
+                fs.close(handle)
+                raise
+            self._durable_handle = handle
         else:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
@@ -275,12 +289,6 @@ class Log(LogReader):
             self._save_recovery_point_locked()  # what Kafka wrote was checked by Kafka's rules; from here on ours hold
         self._writable = True
 
-    def _is_left_over(self, before: int, last: int) -> bool:
-        """Whether the last segment is empty and what belongs into it stands in the one before: a roll came half way."""
-        if self._fs.file_size(os.path.join(self.path, file_name(last, LOG))):
-            return False
-        return Segment(self._fs, self.path, before).next_offset() > last
-
     def __enter__(self) -> Self:
         return self
 
@@ -315,11 +323,14 @@ class Log(LogReader):
             finally:
                 if self._commit.failure is not None:
                     self._lock_held.shared["was_clean"] = False
-                # Files are closed when the last reader lets go of their segments, not under it.
-                self._segments = []
-                del self._active
-                if self._durable_handle >= 0:
-                    self._fs.close(self._durable_handle)
+                self._commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
+                with self._commit.held(failed=True):  # a sync under way in another thread still uses the files
+                    handle, self._durable_handle = self._durable_handle, -1
+                    if handle >= 0:
+                        self._fs.close(handle)
+                    # Segments are closed when the last reader lets go of them, not under it.
+                    self._segments = []
+                    del self._active
                 self._lock_held.release()
         self._wake()
 
@@ -330,13 +341,18 @@ class Log(LogReader):
             time_index = active_.time_index
             if active_.largest_timestamp_offset >= active_.base_offset:
                 time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
-            active_.write_indexes(whole=True)
+            try:
+                active_.write_indexes(whole=True)
+            except (DiskFullError, StorageWriteError, ResourceError):
+                self._lock_held.shared["was_clean"] = False  # Kafka believes the indexes of a clean directory
             self._save_recovery_point_locked()
             if self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
-                fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
-            if self._lock_held.is_last and self._lock_held.shared.get("was_clean"):
-                marker = b'{"version":0,"brokerEpoch":-1}'
-                checkpoint.write(fs, self._parent, checkpoint.CLEAN_SHUTDOWN, marker)
+                with contextlib.suppress(FileNotFoundError):
+                    fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
+            with self._lock_held.mutex:
+                if self._lock_held.is_last and self._lock_held.shared.get("was_clean"):
+                    marker = b'{"version":0,"brokerEpoch":-1}'
+                    checkpoint.write(fs, self._parent, checkpoint.CLEAN_SHUTDOWN, marker)
         except BaseException:
             self._lock_held.shared["was_clean"] = False
             raise
@@ -385,6 +401,8 @@ class Log(LogReader):
         """
         if durability is not None:
             _check_level(durability)
+        if headers.__class__ is not tuple and isinstance(headers, Iterable):
+            headers = tuple(headers)  # before the lock: what makes them may be slow, or append itself
         with self._lock:
             if self._closed or not self._writable or self._commit.failure or self._fs.forks != self._forks:
                 self._refuse_locked()
@@ -420,6 +438,8 @@ class Log(LogReader):
         - 1. Errors as append().
         """
         if not isinstance(records, (list, tuple)):
+            if not isinstance(records, Iterable):
+                raise InvalidRecordError("append_many takes records", found=type(records).__name__)
             records = list(records)  # before the lock: what makes the records may be slow, or append itself
         with self._lock:
             self._check_writable_locked()
@@ -611,14 +631,15 @@ class Log(LogReader):
 
     def _take_back_locked(self, size: int, end: int, written_bytes: int) -> None:
         """Removes what this call wrote to the active segment; nobody has seen it and no offset was given out."""
-        try:
-            self._active.cut(size)
-            recovery.rebuild(self._active)
-        except LogcoreError as error:
-            self._commit.poison(error)
-            raise
-        self._end, self._written_bytes = end, written_bytes
-        self._commit.set_back(min(end, self._commit.durable_end))
+        with self._commit.held():  # a sync that began before would count what is taken back
+            try:
+                self._active.cut(size)
+                recovery.rebuild(self._active)
+            except LogcoreError as error:
+                self._commit.poison(error)
+                raise
+            self._end, self._written_bytes = end, written_bytes
+            self._commit.set_back(min(end, self._commit.durable_end))
 
     def _acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
         """Waits for what was promised. Outside the append lock, so that others append meanwhile."""
@@ -648,8 +669,10 @@ class Log(LogReader):
     def _moved_durable_end(self, end: int) -> None:
         """What a sync brings: readers may see more, here and in other processes."""
         if self._durable_handle >= 0:
-            self._fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(end), 0)
             self._show(end)
+            # Readers elsewhere see it a sync later then; the append is on disk all the same.
+            with contextlib.suppress(DiskFullError, StorageWriteError):
+                self._fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(end), 0)
 
     def _sync_locked(self) -> None:
         if self._commit.durable_end < self._end:
@@ -657,9 +680,16 @@ class Log(LogReader):
 
     def _save_recovery_point_locked(self) -> None:
         point, synced_bytes = self._commit.durable_end, self._commit.synced_bytes
-        checkpoint.write_offset(self._fs, self._parent, checkpoint.RECOVERY_POINT, self._topic, self._partition, point)
-        self._recovery_point, self._recovery_bytes = point, synced_bytes
-        self._last_recovery_ms = self._fs.monotonic_ms()
+        self._recovery_bytes, self._last_recovery_ms = synced_bytes, self._fs.monotonic_ms()
+        # One that lags costs the next opening some checking and nothing else; no append is to fail for it.
+        with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+            self._set_checkpoint(checkpoint.RECOVERY_POINT, point)
+            self._recovery_point = point
+
+    def _set_checkpoint(self, name: str, offset: int) -> None:
+        """Sets this partition's entry in a file that all partitions of the directory share."""
+        with self._lock_held.mutex:
+            checkpoint.write_offset(self._fs, self._parent, name, self._topic, self._partition, offset)
 
     def tick(self) -> None:
         """Does what is due: the sync of an interval policy, and the recovery point. Bounded work; call it from a
@@ -701,7 +731,7 @@ class Log(LogReader):
                 sealed = old.seal()
                 new = ActiveSegment(self._fs, self.path, self._end, self.config, create=True)
                 self._fs.sync_dir(self.path)
-                self._segments, self._bases = [*self._segments[:-1], sealed, new], [*self._bases, new.base_offset]
+                self._segments = [*self._segments[:-1], sealed, new]
                 self._active = new
                 self._commit.advance(self._end, self._written_bytes)
             except BaseException as error:
@@ -709,6 +739,8 @@ class Log(LogReader):
                 # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
                 if not isinstance(error, (DiskFullError, ResourceError)) or self._fs.exists(path):
                     self._commit.poison(error)
+                if isinstance(error, (FileExistsError, FileNotFoundError)):
+                    raise CorruptLogError("another program changed the directory", path=path) from error
                 raise
         self._rolls += 1
         self._save_recovery_point_locked()
@@ -722,6 +754,7 @@ class Log(LogReader):
         """
         with self._lock:
             self._check_writable_locked()
+            before_offset = operator.index(before_offset)
             if not 0 <= before_offset <= self._visible:
                 raise OffsetOutOfRangeError(
                     "cannot delete up to there",
@@ -732,13 +765,11 @@ class Log(LogReader):
                 )
             if before_offset <= self._log_start:
                 return self._log_start
-            checkpoint.write_offset(
-                self._fs, self._parent, checkpoint.LOG_START, self._topic, self._partition, before_offset
-            )
+            self._set_checkpoint(checkpoint.LOG_START, before_offset)
             self._log_start = before_offset
-            gone = max(0, bisect_right(self._bases, before_offset) - 1)
+            gone = max(0, slot_of(self._segments, before_offset))
             removed = self._segments[:gone]
-            self._segments, self._bases = self._segments[gone:], self._bases[gone:]
+            self._segments = self._segments[gone:]
             for segment in removed:
                 segment.keep()
                 self._remove_files(segment.base_offset)
@@ -764,6 +795,7 @@ class Log(LogReader):
         replaced by a copy of its front, so that a crash leaves a longer log or the one asked for. Iterators that were
         made before keep what they hold. Raises OffsetOutOfRangeError outside [log start, log end].
         """
+        offset = operator.index(offset)
         with self._lock:
             self._check_writable_locked()
             if not self._log_start <= offset <= self._end:
@@ -778,35 +810,48 @@ class Log(LogReader):
                 return
             self._sync_locked()
             with self._commit.held():
+                slot = max(0, slot_of(self._segments, offset))
+                position, tail = self._plan_cut(self._segments[slot], offset)
                 try:
-                    self._truncate_locked(offset)
+                    self._truncate_locked(offset, slot, position, tail)
                 except BaseException as error:  # half done: the files are sound, but memory does not mirror them
                     self._commit.poison(error)
                     raise
 
-    def _truncate_locked(self, offset: int) -> None:
+    def _plan_cut(self, segment: Segment, offset: int) -> tuple[int, bytes]:
+        """(position, tail): the segment is to keep its bytes before position, and tail behind them.
+
+        Raises CorruptBatchError when damage stands in the way; what lies behind it is not given up for a truncation.
+        """
+        position = segment.find(offset)
+        batch = segment.batch(position)
+        if batch is None and position < segment.size_bytes:
+            raise CorruptBatchError("damaged batch before the offset to cut at", path=segment.path, position=position)
+        tail = b"" if batch is None else front_of(batch, offset, self.config)
+        end = segment.base_offset
+        for facts, _, _ in segment.walk(0, stop=position, crc=False):
+            if len(facts):
+                end = int(facts["last_offset"][-1]) + 1
+        if not tail and end < offset:  # compaction left a gap here; the offsets in it stay given out
+            tail = empty_batch(end, offset - 1, self._leader_epoch)
+        return position, tail
+
+    def _truncate_locked(self, offset: int, slot: int, position: int, tail: bytes) -> None:
         fs = self._fs
-        keep = max(0, bisect_right(self._bases, offset) - 1)
         # Below the cut everything is on disk, above it nothing is promised any more.
         if self._recovery_point > offset:
-            checkpoint.write_offset(fs, self._parent, checkpoint.RECOVERY_POINT, self._topic, self._partition, offset)
+            self._set_checkpoint(checkpoint.RECOVERY_POINT, offset)
             self._recovery_point = offset
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
-            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(min(self._visible, offset)), 0)
-        while len(self._segments) > keep + 1:
+            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._visible), 0)
+        while len(self._segments) > slot + 1:
             last = self._segments[-1]
-            self._segments, self._bases = self._segments[:-1], self._bases[:-1]
+            self._segments = self._segments[:-1]
             last.keep()
             self._remove_files(last.base_offset)
             fs.sync_dir(self.path)
         cut = self._segments[-1]
-        position = cut.find(offset)
-        tail = b""
-        batch = cut.batch(position)
-        if batch is not None:
-            tail = front_of(batch, offset, self.config)
-
         path = cut.path
         temporary = path + ".tmp"
         handle = fs.open(temporary, write=True, create=True)
@@ -846,7 +891,9 @@ class Log(LogReader):
         """Counters and sizes; a frozen value."""
         sizes = 0
         for segment in self._segments:
-            sizes += segment.size_bytes if isinstance(segment, GrowingSegment) else self._fs.file_size(segment.path)
+            with contextlib.suppress(FileNotFoundError):  # deleted by its writer since we looked
+                growing = isinstance(segment, GrowingSegment)
+                sizes += segment.size_bytes if growing else self._fs.file_size(segment.path)
         counters = (0,) * 5
         if self._writable:
             records = self._end - self._opened_end

@@ -10,54 +10,54 @@ This module reads no file: segments hand it the facts of their batches, in order
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 import attrs
-import numpy as np
 
 from logcore.kernels.layout import CONTROL_BIT, TRANSACTIONAL_BIT, Facts
 
 
-@attrs.frozen
-class AbortedTransaction:
-    """Data batches of a producer in [first_offset, last_offset] that no committed reader may see."""
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-
-
 @attrs.define
 class Transactions:
-    """Transactions up to, and without, next_offset."""
+    """Transactions up to, and without, next_offset.
+
+    open: producer id -> first offset. aborted: producer id -> (first offset, offset of the marker), rising.
+    """
 
     next_offset: int = 0
-    open: dict[int, int] = attrs.Factory(dict)  # producer id -> first offset
-    aborted: list[AbortedTransaction] = attrs.Factory(list)
+    open: dict[int, int] = attrs.Factory(dict)
+    aborted: dict[int, list[tuple[int, int]]] = attrs.Factory(dict)
 
     def add(self, facts: Facts, control_type: Callable[[int], str]) -> None:
-        """Takes in batches that follow on the last ones. control_type(position): the type of the control batch
-        there.
+        """Takes in batches that follow on the last ones. control_type(position): the type of the control batch there.
+
+        All or nothing: when control_type raises, nothing was taken in.
         """
         if not len(facts):
             return
-        self.next_offset = int(facts["last_offset"][-1]) + 1
-        marked = (facts["magic"] == 2) & ((facts["attributes"] & TRANSACTIONAL_BIT) != 0)
-        for row in np.flatnonzero(marked):
-            batch = facts[row]
-            producer_id, base_offset = int(batch["producer_id"]), int(batch["base_offset"])
-            if not batch["attributes"] & CONTROL_BIT:
+        rows = facts[(facts["magic"] == 2) & ((facts["attributes"] & TRANSACTIONAL_BIT) != 0)]
+        kinds = [
+            control_type(int(row["position"])) if row["attributes"] & CONTROL_BIT and row["record_count"] else ""
+            for row in rows
+        ]
+        for row, kind in zip(rows, kinds, strict=True):
+            producer_id, base_offset = int(row["producer_id"]), int(row["base_offset"])
+            if not row["attributes"] & CONTROL_BIT:
                 self.open.setdefault(producer_id, base_offset)
-            elif batch["record_count"] and (kind := control_type(int(batch["position"]))) in ("ABORT", "COMMIT"):
+            elif kind in ("ABORT", "COMMIT"):
                 first = self.open.pop(producer_id, None)
                 if first is not None and kind == "ABORT":
-                    self.aborted.append(AbortedTransaction(producer_id, first, base_offset))
+                    self.aborted.setdefault(producer_id, []).append((first, base_offset))
+        self.next_offset = int(facts["last_offset"][-1]) + 1
 
     def last_stable_offset(self, high_watermark: int) -> int:
         return min([high_watermark, *self.open.values()])
 
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
         """Whether a transactional data batch belongs to an aborted transaction."""
-        return any(
-            one.producer_id == producer_id and one.first_offset <= base_offset < one.last_offset for one in self.aborted
-        )
+        spans = self.aborted.get(producer_id, [])
+        at = bisect_right(spans, (base_offset, base_offset)) if spans else 0
+        # One producer's transactions follow each other, so only the last that began at or before can hold it.
+        near = spans[max(0, at - 1) : at + 1]
+        return any(first <= base_offset < last for first, last in near)

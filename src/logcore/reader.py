@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 import re
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, Self
+
+import numpy as np
 
 from logcore import checkpoint
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
+    CorruptBatchError,
     InvalidConfigError,
     InvalidNameError,
     LogClosedError,
@@ -31,7 +34,7 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.kernels import Record, layout
 from logcore.producers import Transactions
-from logcore.reading import Scan, Stretch
+from logcore.reading import Scan, Stretch, slot_of
 from logcore.recordbatch import RecordBatch
 from logcore.segment import ActiveSegment, GrowingSegment, Segment, base_offset_of
 
@@ -57,7 +60,11 @@ def parse_partition_name(name: str) -> tuple[str, int]:
 
 def list_bases(fs: FS, directory: str) -> list[int]:
     """Base offsets of the segments in a partition directory, rising."""
-    return sorted(base for name in fs.listdir(directory) if (base := base_offset_of(name)) is not None)
+    try:
+        names = fs.listdir(directory)
+    except FileNotFoundError:
+        raise LogNotFoundError("the partition directory is gone", path=directory) from None
+    return sorted(base for name in names if (base := base_offset_of(name)) is not None)
 
 
 class LogReader:
@@ -70,7 +77,6 @@ class LogReader:
         self.durability = policy
         self._fs = fs
         self._segments: list[Segment] = []  # in order; the last one is growing
-        self._bases: list[int] = []
         self._log_start = 0
         self._end = 0
         self._visible = 0
@@ -78,7 +84,9 @@ class LogReader:
         self._writable = False
         self._transactions: Transactions | None = None
         self._lock = threading.Lock()
-        self._moved = threading.Condition(threading.Lock())
+        # Reentrant: the collector may end an abandoned tail() while this thread holds it.
+        self._moved = threading.Condition(threading.RLock())
+        self._scanning = threading.RLock()
         self._tailing = 0
         self._forks = fs.forks
 
@@ -98,17 +106,15 @@ class LogReader:
         """Reader: takes the present files as the log, keeping what is known of segments that are still there."""
         for attempt in itertools.count(1):
             try:
-                self._segments, self._bases = self._look_for_segments()
+                self._segments = self._look_for_segments()
                 break
             except FileNotFoundError:
                 # A writer rolls and deletes while we look, so a file may be gone when it is opened: look again.
                 if attempt == _LOOKS:
                     raise LogNotFoundError("the files of the partition keep vanishing", path=self.path) from None
-        starts = self._start_checkpoint()
-        self._log_start = max(starts, self._bases[0]) if self._bases else starts
         self._refresh_end()
 
-    def _look_for_segments(self) -> tuple[list[Segment], list[int]]:
+    def _look_for_segments(self) -> list[Segment]:
         bases = list_bases(self._fs, self.path)
         # A truncation puts another file under an old name; what is known of the old one does not hold for it.
         known = {segment.base_offset: segment for segment in self._segments if segment.is_current()}
@@ -123,17 +129,22 @@ class LogReader:
             if not isinstance(last, GrowingSegment):
                 last = GrowingSegment(self._fs, self.path, bases[-1])
             segments.append(last)
-        return segments, bases
+        if len(known) < len(self._segments):
+            self._transactions = None
+        return segments
 
-    def _start_checkpoint(self) -> int:
+    def _checkpoint(self, name: str) -> int:
+        """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
         with contextlib.suppress(InvalidNameError):
-            topic, partition = parse_partition_name(os.path.basename(self._fs.real_path(self.path)))
-            parent = os.path.dirname(self._fs.real_path(self.path))
-            return checkpoint.read_offsets(self._fs, parent, checkpoint.LOG_START).get((topic, partition), 0)
+            parent, partition = os.path.split(self._fs.real_path(self.path))
+            return checkpoint.read_offsets(self._fs, parent, name).get(parse_partition_name(partition), 0)
         return 0
 
     def _refresh_end(self) -> None:
-        """Looks how far the files reach now."""
+        """Looks where the log begins and how far the files reach now."""
+        self._log_start = max(
+            [self._checkpoint(checkpoint.LOG_START), *(one.base_offset for one in self._segments[:1])]
+        )
         if not self._segments:
             self._end = self._visible = self._log_start
             return
@@ -143,6 +154,8 @@ class LogReader:
         self._end = max(self._log_start, last.next_offset())
         # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
         limit = checkpoint.read_durable_end(self._fs, self.path)
+        if limit == -1:  # damaged: a crash may have cut it, so only what certainly was on disk is shown
+            limit = self._checkpoint(checkpoint.RECOVERY_POINT)
         self._visible = self._end if limit is None else max(self._log_start, min(self._end, limit))
 
     def _check_open(self) -> None:
@@ -173,19 +186,20 @@ class LogReader:
 
     def _scan_transactions(self) -> Transactions:
         """Walks heads that were not walked before; the first call walks the whole log."""
-        with self._moved:
+        with self._scanning:
+            segments, visible = self._segments, self._visible
             state = self._transactions
             if state is None:
-                state = self._transactions = Transactions(next_offset=self._bases[0] if self._bases else 0)
-            while state.next_offset < self._visible:
-                at = max(0, bisect_right(self._bases, state.next_offset) - 1)
-                before = state.next_offset
-                for segment in self._segments[at:]:
-                    position = segment.find(state.next_offset)
-                    for facts, _, _ in segment.walk(position, crc=False):
-                        state.add(facts[facts["last_offset"] < self._visible], _control_types(segment))
-                if state.next_offset == before:
+                state = self._transactions = Transactions(next_offset=segments[0].base_offset if segments else 0)
+            for segment in segments[max(0, slot_of(segments, state.next_offset)) :]:
+                if state.next_offset >= visible:
                     break
+                for facts, position, why in segment.walk(segment.find(state.next_offset), crc=False):
+                    state.add(facts[facts["last_offset"] < visible], _control_types(segment))
+                    torn = why == layout.WALK_SHORT and isinstance(segment, GrowingSegment)
+                    if why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn:
+                        # Not to be passed over: a marker that is not seen would turn aborted data into committed.
+                        raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
             return state
 
     def read(
@@ -212,7 +226,8 @@ class LogReader:
         """
         visible = self._visible
         if self._log_start <= offset < visible and not self._closed:
-            segments, slot = self._segments, bisect_right(self._bases, offset) - 1
+            segments = self._segments
+            slot = slot_of(segments, offset)
             if 0 <= slot < len(segments):
                 found = segments[slot].read_one(offset)
                 if not isinstance(found, int) and found.offset < visible:
@@ -266,6 +281,8 @@ class LogReader:
         try:
             while True:
                 bound = self._visible
+                if offset > bound:
+                    raise OffsetOutOfRangeError("the log was truncated below here", path=self.path, offset=offset)
                 if offset < bound:
                     for records in self._stretch(offset, bound).record_lists():
                         yield from records
@@ -308,7 +325,8 @@ class LogReader:
         with self._lock:
             before = self._visible
             bases = list_bases(self._fs, self.path)
-            if bases == self._bases and all(segment.is_current() for segment in self._segments[-1:]):
+            known = [segment.base_offset for segment in self._segments]
+            if bases == known and all(segment.is_current() for segment in self._segments[-1:]):
                 self._refresh_end()
             else:
                 self._list_segments()
@@ -321,17 +339,16 @@ class LogReader:
         reaches it, and in it the first record that does.
         """
         self._check_open()
-        for slot, segment in enumerate(self._segments):
+        for segment in self._segments:
             largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
             if largest < timestamp_ms:
                 continue
-            start = segment.base_offset
-            if isinstance(segment, ActiveSegment) or not isinstance(segment, GrowingSegment):
-                slot = segment.time_index.find(timestamp_ms)
-                if slot >= 0:
-                    start += segment.time_index.entry(slot)[1]
-            for batch in self._stretch(max(start, self._log_start), None).batches():
-                if batch.max_timestamp >= timestamp_ms and not batch.is_control:
+            # By the heads of this one segment, 30 ns each; its time index could save a part of that, if it is right.
+            for facts, _, _ in segment.walk(0, crc=False):
+                for row in np.flatnonzero(facts["max_timestamp"] >= timestamp_ms).tolist():
+                    batch = segment.batch(int(facts["position"][row]))
+                    if batch is None or batch.is_control:
+                        continue
                     columns = batch.columns(max_size=self.config.max_decompressed_bytes)
                     late = columns.timestamps_ms >= timestamp_ms
                     late &= (columns.offsets >= self._log_start) & (columns.offsets < self._visible)
@@ -343,6 +360,7 @@ class LogReader:
     def _stretch(self, start: int, end: int | None, isolation: Isolation = "read_uncommitted") -> Stretch:
         """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
         self._check_open()
+        start = operator.index(start)
         if isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidConfigError(
                 "isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation)
@@ -356,9 +374,10 @@ class LogReader:
                 found=start,
             )
         committed = self._scan_transactions() if isolation == "read_committed" else None
+        segments = self._segments  # before the bound: a truncation in between then leaves the old files and the new end
         bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
-        bound = bound if end is None else min(end, bound)
-        return Stretch.of(self._segments, self._bases, start, bound, committed, self.config.max_decompressed_bytes)
+        bound = bound if end is None else min(operator.index(end), bound)
+        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes)
 
 
 def _control_types(segment: Segment) -> Callable[[int], str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
@@ -84,6 +85,12 @@ class Run:
             raise
 
 
+def slot_of(segments: Sequence[Segment], offset: int) -> int:
+    """Which segment an offset belongs to: the last whose base offset is at or below it, -1 for none."""
+    return bisect_right(segments, offset, key=_BASE_OFFSET) - 1
+
+
+_BASE_OFFSET = attrgetter("base_offset")
 _Item = TypeVar("_Item", Run | RecordBatch, RecordBatch)
 
 
@@ -105,13 +112,12 @@ class Stretch:
     def of(
         cls,
         segments: Sequence[Segment],
-        bases: Sequence[int],
         start: int,
         end: int,
         committed: Transactions | None,
         max_size: int,
     ) -> Stretch:
-        return cls(segments[max(0, bisect_right(bases, start) - 1) :], start, end, committed, max_size)
+        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size)
 
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
         """Lists of records, a few hundred each."""

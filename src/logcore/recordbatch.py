@@ -525,6 +525,14 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
     return bytes(raw)
 
 
+def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
+    """A v2 batch without records that covers offsets, as compaction leaves them (storage format section 1.4)."""
+    head = (base_offset, HEADER_SIZE - LOG_OVERHEAD, leader_epoch, 2, 0, 0, last_offset - base_offset)
+    raw = bytearray(_HEADER.pack(*head, -1, -1, -1, -1, -1, 0))
+    stamp_crc(raw)
+    return bytes(raw)
+
+
 def stamp_crc(raw: bytearray) -> None:
     """Writes the CRC of a whole v2 batch after its attributes or timestamps were changed."""
     struct.pack_into(">I", raw, PREFIX_SIZE, _crc_of(memoryview(raw)))

@@ -14,6 +14,7 @@ were sealed and are believed until they are read.
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 from collections.abc import Sequence
 
@@ -108,6 +109,7 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
         bad, why = _take(segment, recovery_position, size, crc=True, dense=policy is not None)
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
+        _write_again(fs, segment, recovery_position)
         fs.fsync(segment.handle)
         return RecoveryReport(segment.path, size - recovery_position)
     if bad is None:
@@ -129,6 +131,8 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
         )
     quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
     segment.cut(bad)
+    _write_again(fs, segment, min(recovery_position, bad))
+    fs.fsync(segment.handle)
     return RecoveryReport(segment.path, size - recovery_position, bad, size - bad, reason, quarantine)
 
 
@@ -209,22 +213,23 @@ def _in_order(facts: layout.Facts, expected: int, base_offset: int) -> int:
 
 
 def _position_of(segment: ActiveSegment, recovery_point: int) -> int:
-    """Where in the active segment the recovery point lies: everything before this position was on disk."""
-    if recovery_point <= segment.base_offset:
-        return 0
-    for facts, position, why in segment.walk(0, crc=False):
-        beyond = facts["last_offset"] >= recovery_point
-        if beyond.any():
-            return int(facts["position"][int(beyond.argmax())])
-        if why != layout.WALK_LIMIT:
-            return position
-    return 0
+    """Where in the active segment the recovery point lies: everything before this position was on disk.
+
+    That is behind the last whole batch that begins below it: an offset that was damaged upwards hides none of those.
+    """
+    found = 0
+    for facts, _, _ in segment.walk(0, crc=False):
+        below = np.flatnonzero(facts["base_offset"] < recovery_point)
+        if len(below):
+            last = facts[below[-1]]
+            found = int(last["position"] + last["size_bytes"])
+    return found
 
 
 def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
     """(only zeros follow, distance to a later whole batch that continues the log)."""
     only_zeros = True
-    end = min(segment.size_bytes, position + _SEARCH_BYTES)
+    end = segment.size_bytes
     at = position
     while at < end:
         chunk = segment.fs.pread(segment.handle, min(_CHUNK_BYTES, end - at), at)
@@ -236,6 +241,7 @@ def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[
         return True, None
     # Jump by the lengths in the heads, which damage inside a batch leaves alone.
     at = position
+    end = min(end, position + _SEARCH_BYTES)
     while at < end:
         data, start, limit = segment.head(at)
         facts, _, _ = active.walk(data, start, limit, 1, False)
@@ -248,12 +254,30 @@ def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[
     return False, None
 
 
+def _write_again(fs: FS, segment: ActiveSegment, position: int) -> None:
+    """Writes what stands from position on once more, so that the next sync really brings it to the disk.
+
+    After a sync that failed the page cache shows data that the disk does not have and calls it clean (ext4, xfs,
+    btrfs): a later sync then succeeds without writing. The same bytes at the same place change nothing for anybody
+    else.
+    """
+    while position < segment.size_bytes:
+        chunk = fs.pread(segment.handle, min(_CHUNK_BYTES, segment.size_bytes - position), position)
+        if not chunk:
+            return
+        fs.pwrite(segment.handle, chunk, position)
+        position += len(chunk)
+
+
 def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
     """Copies what is about to be cut to a file beside the segment, durably."""
-    path = f"{segment.path[: -len('.log')]}.{position}.quarantine"
-    handle = fs.open(path, write=True, create=True)
+    stem = f"{segment.path[: -len('.log')]}.{position}"
+    numbers = itertools.count(1)
+    path = f"{stem}.quarantine"
+    while fs.exists(path):  # what an earlier recovery put aside stays
+        path = f"{stem}.{next(numbers)}.quarantine"
+    handle = fs.open(path, write=True, create=True, exclusive=True)
     try:
-        fs.truncate(handle, 0)
         at = position
         while at < segment.size_bytes:
             chunk = fs.pread(segment.handle, min(_CHUNK_BYTES, segment.size_bytes - at), at)

@@ -180,9 +180,16 @@ class Segment:
                 return
 
     def max_timestamp(self) -> int:
-        """Largest timestamp of a sealed segment: its last time index entry, else by walking the heads. -1 for none."""
-        if len(self.time_index):
-            return self.time_index.last_timestamp
+        """Largest timestamp of a sealed segment, -1 for none: the closing entry of its time index, if the batches from
+        there on bear it out, else by walking all heads.
+        """
+        index = self.time_index
+        if len(index):
+            timestamp, relative_offset = index.entry(len(index) - 1)
+            position = self.find(self.base_offset + relative_offset)
+            newest = [int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(position, crc=False)]
+            if position < self.size_bytes and newest and max(newest) == timestamp:
+                return timestamp
         return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
 
     def next_offset(self) -> int:
@@ -245,14 +252,24 @@ class GrowingSegment(Segment):
 
     def next_offset(self) -> int:
         """As Segment.next_offset, going on where the last call ended."""
-        if not self._whole_position:
-            self._whole_position = self.start_position(self.base_offset + layout.INT32_MAX)
-            self._whole_end = self.base_offset
+        if self._whole_position and self._walk_on():
+            return self._whole_end
+        # The first look, or what was seen was cut back meanwhile and other batches stand there.
+        self._whole_position = self.start_position(self.base_offset + layout.INT32_MAX)
+        self._whole_end = self.base_offset if not self._whole_position else -1
+        self._walk_on()
+        return max(self._whole_end, self.base_offset)
+
+    def _walk_on(self) -> bool:
+        """Walks whole batches from where the last walk ended; False when what stands there does not go on from it."""
         for facts, position, _ in self.walk(self._whole_position, crc=False):
-            if len(facts):
-                self._whole_end = int(facts["last_offset"][-1]) + 1
-                self._whole_position = position
-        return self._whole_end
+            if not len(facts):
+                return position >= self._size
+            if self._whole_end >= 0 and facts["magic"][0] == 2 and int(facts["base_offset"][0]) < self._whole_end:
+                return False
+            self._whole_end = int(facts["last_offset"][-1]) + 1
+            self._whole_position = position
+        return True
 
     def piece(self, position: int, size: int) -> Piece:
         data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))

@@ -146,11 +146,6 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
         return  # deleted meanwhile
     bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
     known = set(bases)
-    if _is_failed_roll(fs, directory, bases):
-        name = file_name(bases.pop(), LOG)
-        if only is None or only == name:
-            detail = "empty, left by a roll that failed; opening the log removes it"
-            yield Verdict(path=os.path.join(directory, name), kind="log", status="warning", detail=detail)
     for base, next_base in zip(bases, [*bases[1:], None], strict=True):
         own = [
             name for name in names if name.startswith(f"{base:020d}.") and kind_of(name) and living_name(name) == name
@@ -165,16 +160,6 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
             other = _verify_other(fs, os.path.join(directory, name), name, known)
             if other is not None:
                 yield other
-
-
-def _is_failed_roll(fs: FS, directory: str, bases: list[int]) -> bool:
-    """Whether the last segment is an empty one that the segment before has outgrown, as log.py judges when it opens."""
-    try:
-        if len(bases) < 2 or fs.file_size(os.path.join(directory, file_name(bases[-1], LOG))):
-            return False
-        return Segment(fs, directory, bases[-2]).next_offset() > bases[-1]
-    except (FileNotFoundError, LogcoreError):
-        return False  # the verdict on that file says so
 
 
 def _recovery_point(fs: FS, directory: str) -> int:
