@@ -324,3 +324,85 @@ def test_an_interrupt_at_any_line_of_an_append_leaves_a_sound_log(tmp_path: Path
         if not reached and trace.left > 0:
             return
     pytest.fail("an append runs fewer lines than this")
+
+
+def test_partitions_of_one_directory_share_their_checkpoints_safely(tmp_path: Path) -> None:
+    def work(log: logcore.Log) -> None:
+        for _ in range(20):
+            log.append(b"x")
+            log.roll()
+
+    logs = [logcore.open(tmp_path / f"t-{at}", create=True, durability="os") for at in range(4)]
+    threads = [threading.Thread(target=work, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for log in logs:
+        assert log.log_end_offset == 20
+        log.close()
+    points = (tmp_path / "recovery-point-offset-checkpoint").read_text().split("\n")
+    assert points == ["0", "4", *(f"t {at} 20" for at in range(4)), ""]
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "fsync"])
+def test_a_note_that_cannot_be_written_does_not_fail_an_append(partition: Path, operation: str) -> None:
+    """The durable end for other processes, and the recovery point: the record itself is on disk."""
+    fs = FaultyFS()
+    with open_log(partition, create=True, config={"segment.bytes": 200}, fs=fs) as log:
+        fs.plan = lambda name, nth, path: (
+            errno.ENOSPC if name == operation and not path.endswith((".log", "index")) else None
+        )
+        for at in range(6):
+            receipt = log.append(b"%d" % at * 10)
+            assert (receipt.offset, receipt.durability) == (at, "disk")
+        assert log.high_watermark == 6
+        fs.plan = lambda *_: None
+    assert len(values(partition)) == 6
+
+
+def test_recovery_writes_what_it_keeps_again_before_it_is_believed(partition: Path) -> None:
+    """After a failed sync the system may take pages for clean that never reached the disk; only writing mends that."""
+
+    class Recording(FaultyFS):
+        def pwrite(self, handle: int, data: Any, position: int) -> None:
+            if self.path_of(handle).endswith(".log"):
+                written.append((position, len(data)))
+            super().pwrite(handle, data, position)
+
+    log = open_log(partition, create=True, fs=FaultyFS(always("fdatasync")))
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.append(b"perhaps on disk")
+    log.close()
+    written: list[tuple[int, int]] = []
+    with open_log(partition, fs=Recording()) as again:
+        assert again.log_end_offset == 1
+        assert written == [(0, (partition / LOG).stat().st_size)]
+
+
+def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None:
+    """A handle closed under a sync in another thread could be the next file's."""
+    for round_ in range(10):
+        log = logcore.open(tmp_path / f"t-{round_}", create=True)
+
+        def work(log: logcore.Log = log) -> None:
+            try:
+                while True:
+                    log.append(b"x" * 50)
+            except (logcore.LogClosedError, logcore.LogFailedError):
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while log.log_end_offset < 50:
+            threading.Event().wait(0.001)
+        log.close()
+        victims = [(tmp_path / f"v-{round_}-{at}").open("w+b") for at in range(8)]
+        for thread in threads:
+            thread.join()
+        for victim in victims:
+            assert victim.read() == b""
+            victim.close()
+        found = values(tmp_path / f"t-{round_}")
+        assert set(found) == {b"x" * 50}

@@ -288,3 +288,92 @@ def test_an_unfinished_compaction_is_left_to_kafka(tmp_path: Path) -> None:
 
 def test_reasons_have_words_for_every_stop() -> None:
     assert set(layout.WALK_REASONS) == set(range(7))
+
+
+def test_a_hole_between_segments_is_an_error_and_never_a_short_log(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(8):
+            log.append(b"%d" % at * 32)
+    middle = path / f"{2:020d}.log"
+    for data in (None, middle.read_bytes()[:100]):  # gone, and cut at the border of a batch
+        sound = middle.read_bytes()
+        middle.unlink()
+        if data is not None:
+            middle.write_bytes(data)
+        for read_only in (True, False):
+            with logcore.open(path, read_only=read_only) as log:
+                with pytest.raises(logcore.CorruptLogError, match="missing"):
+                    list(log.read(0))
+                with pytest.raises(logcore.CorruptLogError, match="missing"):
+                    list(log.scan())
+                assert [record.offset for record in log.read(4)] == [4, 5, 6, 7]
+        middle.write_bytes(sound)
+    with logcore.open(path) as log:
+        assert len(list(log.read(0))) == 8
+
+
+def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(tmp_path: Path) -> None:
+    path = tmp_path / "kafka-0"
+    path.mkdir()
+    rows = [(b"k", b"v")] * 5
+    (path / LOG).write_bytes(encode(rows, leader_epoch=0) + encode(rows, base_offset=10, leader_epoch=0))
+    with logcore.open(path) as log:
+        log.truncate(7)
+        assert log.append(b"next").offset == 7
+    with logcore.open(path) as log:
+        assert [record.offset for record in log.read(0)] == [0, 1, 2, 3, 4, 7]
+        assert log.log_end_offset == 8
+
+
+def test_a_truncation_does_not_give_up_what_lies_behind_damage(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"index.interval.bytes": 1 << 20}) as log:
+        for at in range(20):
+            log.append(b"%d" % at * 10)
+        position = next(log.batches(3)).position
+        with (path / LOG).open("r+b") as file:
+            file.seek(position + 8)
+            file.write(b"\xff")
+        size = (path / LOG).stat().st_size
+        with pytest.raises(logcore.CorruptBatchError):
+            log.truncate(15)
+        assert (path / LOG).stat().st_size == size
+
+
+def test_what_recovery_put_aside_is_never_written_over(tmp_path: Path) -> None:
+    path = crashed(tmp_path / "c-0", b"first tail")
+    for tail in (b"second tail", b"third"):
+        with logcore.open(path):
+            pass
+        with (path / LOG).open("ab") as file:
+            file.write(tail)
+    with logcore.open(path):
+        pass
+    kept = sorted(file.read_bytes() for file in path.glob("*.quarantine"))
+    assert kept == [b"first tail", b"second tail", b"third"]
+
+
+def test_zeros_before_data_are_kept_with_it(tmp_path: Path) -> None:
+    data = written(tmp_path / "w-0", [3])
+    path = crashed(tmp_path / "c-0", data + bytes(3 << 20) + b"data")
+    with logcore.open(path) as log:
+        assert log.recovery_report is not None
+        assert log.recovery_report.quarantine_path is not None
+        assert Path(log.recovery_report.quarantine_path).read_bytes().endswith(b"data")
+
+
+def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "kafka-0"
+    path.mkdir()
+    batches = [encode([(None, b"%d" % at)], base_offset=at, leader_epoch=0) for at in range(10)]
+    (path / LOG).write_bytes(b"".join(batches))
+    with logcore.open(path):
+        pass
+    (path / "logcore.policy").unlink()  # as Kafka leaves a directory
+    data = bytearray((path / LOG).read_bytes())
+    data[len(batches[0]) * 3 + 6] ^= 0x10
+    (path / LOG).write_bytes(data)
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    assert (path / LOG).read_bytes() == data

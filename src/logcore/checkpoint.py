@@ -26,6 +26,7 @@ from logcore.fs import FS
 
 RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
 LOG_START: Final = "log-start-offset-checkpoint"
+CLEANER: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCH: Final = "leader-epoch-checkpoint"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 POLICY: Final = "logcore.policy"
@@ -125,8 +126,17 @@ def read_policy(fs: FS, directory: str) -> Durability | None:
         return None
 
 
-def write_policy(fs: FS, directory: str, policy: Durability) -> None:
-    content = json.dumps({"durability": str(policy), "max_bytes": policy.max_bytes}).encode() + b"\n"
+def read_dense(fs: FS, directory: str) -> bool:
+    """Whether logcore made the log, and so left no gap in its offsets; False when unknown."""
+    try:
+        return json.loads(read(fs, directory, POLICY) or b"")["dense"] is True
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def write_policy(fs: FS, directory: str, policy: Durability, *, dense: bool) -> None:
+    facts = {"durability": str(policy), "max_bytes": policy.max_bytes, "dense": dense}
+    content = json.dumps(facts).encode() + b"\n"
     if read(fs, directory, POLICY) != content:
         write(fs, directory, POLICY, content)
 

@@ -235,7 +235,8 @@ class Log(LogReader):
         self._visible = self._end
         self._recovery_point = min(recovery_point, self._end)
         self._active.write_indexes(whole=True)
-        checkpoint.write_policy(fs, self.path, self.durability)
+        self._dense = created or self._is_dense()
+        checkpoint.write_policy(fs, self.path, self.durability, dense=self._dense)
         self._epochs = checkpoint.read_epochs(fs, self.path)
         self._leader_epoch = self._epochs[-1][0] if self._epochs else 0
         if not self._epochs:
@@ -505,6 +506,8 @@ class Log(LogReader):
         with self._lock:
             self._check_writable_locked()
             now_ms = self._fs.now_ms()
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise InvalidRecordError("append_batch takes the bytes of batches", found=type(data).__name__)
             raw, batches = prepare_append(
                 data, base_offset=self._end, leader_epoch=self._leader_epoch, now_ms=now_ms, config=self.config
             )
@@ -619,8 +622,7 @@ class Log(LogReader):
                 if self.durability.kind == "always" and stored < len(batches):
                     self._sync_locked()
         except DiskFullError as error:
-            if self._active is segment and self._visible <= end:
-                self._take_back_locked(start, end, written)
+            if self._active is segment and self._take_back_locked(start, end, written):
                 raise
             # Parts are in segments that are sealed, or were seen, so they stay; say so, or a retry would repeat them.
             raise DiskFullError(
@@ -629,9 +631,14 @@ class Log(LogReader):
                 offset=self._end,
             ) from error
 
-    def _take_back_locked(self, size: int, end: int, written_bytes: int) -> None:
-        """Removes what this call wrote to the active segment; nobody has seen it and no offset was given out."""
-        with self._commit.held():  # a sync that began before would count what is taken back
+    def _take_back_locked(self, size: int, end: int, written_bytes: int) -> bool:
+        """Removes what this call wrote to the active segment, to which no receipt was given out.
+
+        False when another thread's sync has shown whole batches of it meanwhile; then they stay.
+        """
+        with self._commit.held():  # a sync under way would count what is taken back
+            if self._visible > end:
+                return False
             try:
                 self._active.cut(size)
                 recovery.rebuild(self._active)
@@ -640,6 +647,7 @@ class Log(LogReader):
                 raise
             self._end, self._written_bytes = end, written_bytes
             self._commit.set_back(min(end, self._commit.durable_end))
+            return True
 
     def _acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
         """Waits for what was promised. Outside the append lock, so that others append meanwhile."""
@@ -879,6 +887,7 @@ class Log(LogReader):
         self._active.write_indexes(whole=True)
         self._segments = [*self._segments[:-1], self._active]
         self._end = self._visible = offset
+        self._cuts.append(offset)
         self._commit.set_back(offset)
         self._transactions = None
         kept = [(epoch, start) for epoch, start in self._epochs if start < offset] or self._epochs[:1]

@@ -82,6 +82,10 @@ class LogReader:
         self._visible = 0
         self._closed = False
         self._writable = False
+        self._dense = (
+            False  # whether a gap in the offsets is a loss: this library made the log, and nothing compacted it
+        )
+        self._cuts: list[int] = []  # where the log was truncated since it was opened
         self._transactions: Transactions | None = None
         self._lock = threading.Lock()
         # Reentrant: the collector may end an abandoned tail() while this thread holds it.
@@ -96,6 +100,7 @@ class LogReader:
             raise LogNotFoundError("there is no partition directory here", path=directory)
         log = cls(fs, directory, config, Durability("os"))
         try:
+            log._dense = log._is_dense()
             log._list_segments()
         except BaseException:
             log._segments = []
@@ -132,6 +137,9 @@ class LogReader:
         if len(known) < len(self._segments):
             self._transactions = None
         return segments
+
+    def _is_dense(self) -> bool:
+        return checkpoint.read_dense(self._fs, self.path) and not self._checkpoint(checkpoint.CLEANER)
 
     def _checkpoint(self, name: str) -> int:
         """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
@@ -278,10 +286,11 @@ class LogReader:
         watch = None if self._writable else self._fs.watch(self.path)
         with self._moved:
             self._tailing += 1
+        cuts = len(self._cuts)
         try:
             while True:
                 bound = self._visible
-                if offset > bound:
+                if offset > min([bound, *self._cuts[cuts:]]):
                     raise OffsetOutOfRangeError("the log was truncated below here", path=self.path, offset=offset)
                 if offset < bound:
                     for records in self._stretch(offset, bound).record_lists():
@@ -377,7 +386,7 @@ class LogReader:
         segments = self._segments  # before the bound: a truncation in between then leaves the old files and the new end
         bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
         bound = bound if end is None else min(operator.index(end), bound)
-        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes)
+        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._dense)
 
 
 def _control_types(segment: Segment) -> Callable[[int], str]:

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 
 from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
-from logcore.errors import CorruptBatchError, LogcoreError
+from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
 from logcore.kernels import Record, active, layout
 from logcore.producers import Transactions
 from logcore.recordbatch import RecordBatch
@@ -98,8 +98,8 @@ _Item = TypeVar("_Item", Run | RecordBatch, RecordBatch)
 class Stretch:
     """What lies in [start, end) of some segments, which stand in order and are the log's from start on.
 
-    committed: for read_committed, what is known of transactions; end is then at most the last stable offset.
-    max_size: the most that one batch may inflate to.
+    committed: for read_committed, what is known of transactions; end is then at most the last stable offset. max_size:
+    the most that one batch may inflate to. dense: offsets have no gaps, so that one between two segments is a loss.
     """
 
     segments: Sequence[Segment]
@@ -107,6 +107,7 @@ class Stretch:
     end: int
     committed: Transactions | None
     max_size: int
+    dense: bool
 
     @classmethod
     def of(
@@ -116,8 +117,9 @@ class Stretch:
         end: int,
         committed: Transactions | None,
         max_size: int,
+        dense: bool,
     ) -> Stretch:
-        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size)
+        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size, dense)
 
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
         """Lists of records, a few hundred each."""
@@ -172,7 +174,17 @@ class Stretch:
         """
         start, end, committed = self.start, self.end, self.committed
         most, want = 1, _FIRST_PIECE_BYTES
+        before: Segment | None = None
         for segment in self.segments:
+            if before is not None and self.dense and (reached := before.next_offset()) != segment.base_offset:
+                raise CorruptLogError(
+                    "the end of a segment, or a whole one, is missing",
+                    path=before.path,
+                    offset=reached,
+                    expected=f"records up to offset {segment.base_offset}",
+                    found=f"an end at offset {reached}",
+                )
+            before = segment
             if segment.base_offset >= end or start >= end:
                 return
             position = segment.find(start) if segment.base_offset < start else 0
