@@ -89,7 +89,9 @@ def opening(settings: Settings, path: Path, segments: int, bytes_of: dict[str, i
 
 
 def importing(settings: Settings) -> Result:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # With the byte code that an installed package has; some machines tell Python not to keep any.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     best = dict.fromkeys(("numpy", "logcore"), float("inf"))
     for _ in range(2 * settings.repeats):
         for name in best:

@@ -49,11 +49,13 @@ class GroupCommit:
         self.durable_end = durable_end
         self.synced_bytes = 0
         self.syncs = 0
-        self.last_sync_ms = fs.monotonic_ms()
         self.failure: LogFailedError | None = None
         self._fs, self._path = fs, path
         self._written, self._sync, self._moved = written, sync, moved
-        self._changed = threading.Condition(threading.Lock())
+        # The lock itself is entered in C, the condition around it in Python: 0.4 us of an append to disk.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
+        self._blocked = 0  # threads in _changed.wait()
         # The thread that syncs, or keeps syncs away. A thread never waits for itself: an interrupt may have left its
         # name here, between any two instructions.
         self._leader: int | None = None
@@ -64,10 +66,10 @@ class GroupCommit:
         """Returns when all offsets below target are on disk. Raises DurabilityUnknownError when the sync fails."""
         me = threading.get_ident()
         try:
-            with self._changed:
+            with self._mutex:
                 self._arrived += 1
                 while self._leader not in (None, me) and self.durable_end < target and self.failure is None:
-                    self._changed.wait()
+                    self._block()
                 if self.durable_end >= target:
                     return
                 self._check()
@@ -77,19 +79,14 @@ class GroupCommit:
         finally:
             self._release(me)
 
-    def sync_now(self) -> None:
-        """Syncs all that is written. Raises DurabilityUnknownError when it fails."""
-        with self.held():
-            self._lead()
-
     @contextlib.contextmanager
     def held(self, *, failed: bool = False) -> Generator[None, None, None]:
         """Keeps syncs away, for work that replaces the file they would sync. failed: also of a poisoned log."""
         me = threading.get_ident()
         try:
-            with self._changed:
+            with self._mutex:
                 while self._leader not in (None, me):
-                    self._changed.wait()
+                    self._block()
                 if not failed:
                     self._check()
                 self._leader = me
@@ -116,11 +113,19 @@ class GroupCommit:
         if self.failure is not None:
             raise DurabilityUnknownError("the sync failed that this call waited for", path=self._path) from self.failure
 
+    def _block(self) -> None:
+        self._blocked += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._blocked -= 1
+
     def _release(self, me: int) -> None:
-        with self._changed:
+        with self._mutex:
             if self._leader == me:
                 self._leader = None
-                self._changed.notify_all()
+                if self._blocked:
+                    self._changed.notify_all()
 
     def _gather(self) -> None:
         """Lets the threads that the last sync released append again before this one begins, as long as they do."""
@@ -151,7 +156,6 @@ class GroupCommit:
 
     def _note(self, end: int, written_bytes: int) -> None:
         self.syncs += 1
-        self.last_sync_ms = self._fs.monotonic_ms()
         self.synced_bytes = max(self.synced_bytes, written_bytes)
         if end > self.durable_end:
             self.durable_end = end

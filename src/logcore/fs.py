@@ -26,7 +26,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Final, NoReturn, Protocol
 
 import attrs
@@ -43,8 +43,6 @@ from logcore.errors import (
 #: Errors of a write that mean "no room here", after which a cut back leaves the file as it was.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-#: madvise(2) MADV_POPULATE_READ: fault a range in with one call instead of one trap per 64 KiB (Linux 5.14).
-_POPULATE_READ: Final = 22
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Data = bytes | bytearray | memoryview
@@ -514,16 +512,5 @@ class _Polling:
         pass
 
 
-def populate(view: memoryview, position: int, size: int) -> None:
-    """Faults a part of a mapping in ahead of a scan; does nothing where the system cannot."""
-    mapped = view.obj
-    if isinstance(mapped, mmap.mmap) and size > 0:
-        start = position & ~(mmap.PAGESIZE - 1)
-        with contextlib.suppress(OSError, ValueError):
-            mapped.madvise(_POPULATE_READ, start, min(position + size, len(mapped)) - start)
-
-
 #: The operating system's files, shared by all logs of this process: record locks belong to the process as a whole.
 OS: Final = OsFS()
-
-Clock = Callable[[], int]

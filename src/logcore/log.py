@@ -275,7 +275,7 @@ class Log(LogReader):
         limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
         self._checks_times = min(limits) < INT64_MAX and not config.is_append_time
         self._written_bytes = self._recovery_bytes = 0
-        self._last_recovery_ms = fs.monotonic_ms()
+        self._last_recovery_ms = self._last_sync_ms = fs.monotonic_ms()
         self._appends = self._rolls = 0
         self._opened_end = self._end
         self._commit = GroupCommit(
@@ -283,7 +283,7 @@ class Log(LogReader):
             self.path,
             durable_end=self._end,
             written=lambda: (self._written_bytes, self._end),
-            sync=lambda: self._active.sync(),  # noqa: PLW0108  the active segment changes
+            sync=lambda: fs.fdatasync(self._active.handle),
             moved=self._moved_durable_end,
         )
         if previous is None and self._end > self._recovery_point:
@@ -560,7 +560,7 @@ class Log(LogReader):
         if kind == "every":
             due = self._end - self._commit.durable_end >= self.durability.amount
         else:
-            due = kind == "interval" and self._fs.monotonic_ms() - self._commit.last_sync_ms >= self.durability.amount
+            due = kind == "interval" and self._fs.monotonic_ms() - self._last_sync_ms >= self.durability.amount
         if due:
             self._sync_locked()
 
@@ -684,7 +684,9 @@ class Log(LogReader):
 
     def _sync_locked(self) -> None:
         if self._commit.durable_end < self._end:
-            self._commit.sync_now()
+            self._commit.wait(self._end)
+        if self.durability.kind == "interval":
+            self._last_sync_ms = self._fs.monotonic_ms()
 
     def _save_recovery_point_locked(self) -> None:
         point, synced_bytes = self._commit.durable_end, self._commit.synced_bytes
@@ -706,7 +708,7 @@ class Log(LogReader):
         with self._lock:
             self._check_writable_locked()
             now_ms = self._fs.monotonic_ms()
-            if self.durability.kind == "interval" and now_ms - self._commit.last_sync_ms >= self.durability.amount:
+            if self.durability.kind == "interval" and now_ms - self._last_sync_ms >= self.durability.amount:
                 self._sync_locked()
             if self._commit.durable_end > self._recovery_point and now_ms - self._last_recovery_ms >= _RECOVERY_LAG_MS:
                 self._save_recovery_point_locked()

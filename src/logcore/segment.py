@@ -453,9 +453,6 @@ class ActiveSegment(GrowingSegment):
         self.fs.fsync(self.handle)
         self._size = size
 
-    def sync(self) -> None:
-        self.fs.fdatasync(self.handle)
-
     def write_indexes(self, *, whole: bool = False) -> None:
         assert self._offset_index is not None and self._time_index is not None
         self._offset_index.write(self.fs, whole=whole)
