@@ -143,8 +143,7 @@ def write_policy(fs: FS, directory: str, policy: Durability, *, dense: bool) -> 
 
 def pack_durable_end(offset: int) -> bytes:
     """Content of logcore.durable: the offset up to which readers in other processes may read, with its own CRC."""
-    raw = struct.pack(">q", offset)
-    return raw + struct.pack(">I", zlib.crc32(raw))
+    return _DURABLE.pack(offset, zlib.crc32(offset.to_bytes(8, "big")))
 
 
 def read_durable_end(fs: FS, directory: str) -> int | None:

@@ -678,9 +678,10 @@ class Log(LogReader):
         """What a sync brings: readers may see more, here and in other processes."""
         if self._durable_handle >= 0:
             self._show(end)
-            # Readers elsewhere see it a sync later then; the append is on disk all the same.
-            with contextlib.suppress(DiskFullError, StorageWriteError):
+            try:
                 self._fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(end), 0)
+            except (DiskFullError, StorageWriteError):
+                pass  # readers elsewhere see it a sync later then; the append is on disk all the same
 
     def _sync_locked(self) -> None:
         if self._commit.durable_end < self._end:
