@@ -157,6 +157,8 @@ def test_a_segment_is_rolled_by_size(partition: Path) -> None:
         assert segments(partition) == [0, 2, 4]
         with pytest.raises(logcore.RecordTooLargeError):
             log.append(b"x" * 300)
+        with pytest.raises(logcore.RecordTooLargeError):
+            log.append_batch(encode([(None, b"x" * 300)]))
         assert log.append(b"y").offset == 6
 
 

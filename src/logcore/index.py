@@ -6,7 +6,8 @@ Layout (storage format section 4), big-endian, no head and no checksum:
 
 Rules:
 - An index is never evidence about the log. Callers check what they find at the position, and start at 0 when it does
-  not fit; an index that is missing, short, zero-padded or garbage costs time only.
+  not fit; an index that is missing, short, zero-padded or garbage costs time only. (One forged to point at a batch
+  inside a value is believed: the files of a log are trusted as a whole, SECURITY.md.)
 - While its segment is active an index lives in memory and reaches the file in pieces; sealed ones are mapped.
 - Offsets in an offset index rise strictly; timestamps in a time index rise strictly and its offsets never fall.
 

@@ -48,6 +48,7 @@ from logcore.errors import (
     LogNotFoundError,
     OffsetOutOfRangeError,
     ReadOnlyLogError,
+    RecordTooLargeError,
     ResourceError,
     StorageWriteError,
 )
@@ -434,9 +435,10 @@ class Log(LogReader):
     def append_many(self, records: Iterable[Any], *, durability: Level | None = None) -> Receipt:
         """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more batches.
 
-        Batches are closed at batch.size bytes. All records are stored or none, unless together they exceed
-        segment.bytes: then each segment's share is. An empty iterable stores nothing and returns offsets end and end
-        - 1. Errors as append().
+        Batches are closed at batch.size bytes. All records are stored or none, as long as they fit into segment.bytes
+        and into what the policy lets be unsynced (1 MiB under group, one batch under always): beyond that they go in
+        parts, and an interrupt or a full disk may leave the first of them, which DiskFullError then says. An empty
+        iterable stores nothing and returns offsets end and end - 1. Errors as append().
         """
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Iterable):
@@ -511,6 +513,13 @@ class Log(LogReader):
             raw, batches = prepare_append(
                 data, base_offset=self._end, leader_epoch=self._leader_epoch, now_ms=now_ms, config=self.config
             )
+            largest = max(size for _, size, _, _ in batches)
+            if largest > self.config.segment_bytes:
+                raise RecordTooLargeError(
+                    "batch is larger than segment.bytes",
+                    expected=f"at most {self.config.segment_bytes} bytes",
+                    found=f"{largest} bytes",
+                )
             first = self._end
             self._store_locked(memoryview(raw), batches, now_ms, durability)
             last = self._end - 1
