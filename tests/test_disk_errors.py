@@ -361,23 +361,35 @@ def test_a_note_that_cannot_be_written_does_not_fail_an_append(partition: Path, 
     assert len(values(partition)) == 6
 
 
-def test_recovery_writes_what_it_keeps_again_before_it_is_believed(partition: Path) -> None:
-    """After a failed sync the system may take pages for clean that never reached the disk; only writing mends that."""
-
-    class Recording(FaultyFS):
-        def pwrite(self, handle: int, data: Any, position: int) -> None:
-            if self.path_of(handle).endswith(".log"):
-                written.append((position, len(data)))
-            super().pwrite(handle, data, position)
-
+def test_recovery_puts_what_it_keeps_into_a_new_file(partition: Path) -> None:
+    """After a failed sync the system may take pages for clean that never reached the disk; a new file has none."""
     log = open_log(partition, create=True, fs=FaultyFS(always("fdatasync")))
     with pytest.raises(logcore.DurabilityUnknownError):
         log.append(b"perhaps on disk")
     log.close()
-    written: list[tuple[int, int]] = []
-    with open_log(partition, fs=Recording()) as again:
+    before = (partition / LOG).stat().st_ino
+    with logcore.open(partition) as again:
         assert again.log_end_offset == 1
-        assert written == [(0, (partition / LOG).stat().st_size)]
+        assert (partition / LOG).stat().st_ino != before
+        assert again.append(b"next").offset == 1
+    kept = (partition / LOG).stat().st_ino
+    with logcore.open(partition):
+        assert (partition / LOG).stat().st_ino == kept, "a clean close leaves nothing to do"
+    assert values(partition) == [b"perhaps on disk", b"next"]
+
+
+def test_recovery_on_a_full_disk_still_opens(partition: Path) -> None:
+    log = open_log(partition, create=True, fs=FaultyFS(always("fdatasync")))
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.append(b"perhaps on disk")
+    log.close()
+    with (partition / LOG).open("ab") as file:
+        file.write(bytes(100))
+    with open_log(partition, fs=FaultyFS(always("pwrite", errno.ENOSPC, suffix=".log.tmp"))) as again:
+        assert again.log_end_offset == 1
+        assert again.append(b"next").offset == 1
+    assert values(partition) == [b"perhaps on disk", b"next"]
+    assert not list(partition.glob("*.tmp"))
 
 
 def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import attrs
 import numpy as np
 
 from logcore.config import Durability
-from logcore.errors import CorruptLogError
+from logcore.errors import CorruptLogError, DiskFullError, StorageReadError
 from logcore.fs import FS
 from logcore.kernels import active, layout
 from logcore.segment import ActiveSegment, Segment
@@ -109,8 +109,8 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
         bad, why = _take(segment, recovery_position, size, crc=True, dense=policy is not None)
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
-        _write_again(fs, segment, recovery_position)
-        fs.fsync(segment.handle)
+        if size > recovery_position:
+            _keep(fs, segment, size)
         return RecoveryReport(segment.path, size - recovery_position)
     if bad is None:
         bad, why = size, layout.WALK_SHORT
@@ -130,9 +130,7 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
             found=f"an end at offset {end_offset}" if end_offset < recovery_point else None,
         )
     quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
-    segment.cut(bad)
-    _write_again(fs, segment, min(recovery_position, bad))
-    fs.fsync(segment.handle)
+    _keep(fs, segment, bad)
     return RecoveryReport(segment.path, size - recovery_position, bad, size - bad, reason, quarantine)
 
 
@@ -254,19 +252,35 @@ def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[
     return False, None
 
 
-def _write_again(fs: FS, segment: ActiveSegment, position: int) -> None:
-    """Writes what stands from position on once more, so that the next sync really brings it to the disk.
+def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
+    """Makes the first size bytes all there is of the segment, and brings them to the disk, whatever is there now.
 
     After a sync that failed the page cache shows data that the disk does not have and calls it clean (ext4, xfs,
-    btrfs): a later sync then succeeds without writing. The same bytes at the same place change nothing for anybody
-    else.
+    btrfs): another sync of the same file succeeds without writing. So they go into a new file that takes the name.
+    With no room for one, the old file is cut and synced, which is as much as can be done.
     """
-    while position < segment.size_bytes:
-        chunk = fs.pread(segment.handle, min(_CHUNK_BYTES, segment.size_bytes - position), position)
-        if not chunk:
-            return
-        fs.pwrite(segment.handle, chunk, position)
-        position += len(chunk)
+    temporary = segment.path + ".tmp"
+    try:
+        handle = fs.open(temporary, write=True, create=True)
+        try:
+            fs.truncate(handle, 0)
+            position = 0
+            while position < size:
+                chunk = fs.pread(segment.handle, min(_CHUNK_BYTES, size - position), position)
+                if not chunk:
+                    raise StorageReadError("the file became shorter", path=segment.path, position=position)
+                fs.pwrite(handle, chunk, position)
+                position += len(chunk)
+            fs.fsync(handle)
+        finally:
+            fs.close(handle)
+    except DiskFullError:
+        fs.unlink(temporary)
+        segment.cut(size)
+        return
+    fs.rename(temporary, segment.path)
+    fs.sync_dir(segment.directory)
+    segment.reopen()
 
 
 def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:

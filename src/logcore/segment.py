@@ -447,6 +447,10 @@ class ActiveSegment(GrowingSegment):
             for at, batch_size, batch_last, batch_newest in batches:
                 self.note(start + at, batch_size, batch_last, batch_newest)
 
+    def reopen(self) -> None:
+        """Goes on with the file that stands under the name now, of the same batches."""
+        self._hold(self.fs.open(self.path, write=True))
+
     def cut(self, size: int) -> None:
         """Shortens the file, durably. For recovery and for taking back an append; readers never map this segment."""
         self.fs.truncate(self.handle, size)
