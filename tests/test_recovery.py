@@ -377,3 +377,20 @@ def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(tmp_path
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(path)
     assert (path / LOG).read_bytes() == data
+
+
+def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(tmp_path: Path) -> None:
+    """Written under always, recovered by an opening under os that is killed: what was on disk stays so."""
+    data = written(tmp_path / "w-0", [30, 30, 30])
+    path = crashed(tmp_path / "c-0", data, policy="always")
+    with logcore.open(path, durability="os"):
+        killed = tmp_path / "killed"
+        shutil.copytree(tmp_path, killed, ignore=shutil.ignore_patterns("killed", "w-0"))
+    bad = bytearray((killed / "c-0" / LOG).read_bytes())
+    bad[len(data) // 3 + 70] ^= 1
+    (killed / "c-0" / LOG).write_bytes(bad)
+    with logcore.open(killed / "c-0", read_only=True) as log, pytest.raises(logcore.CorruptBatchError):
+        list(log.read(0))
+    (killed / "c-0" / LOG).write_bytes(bad[:-5])
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(killed / "c-0")

@@ -287,8 +287,10 @@ class Log(LogReader):
             sync=lambda: fs.fdatasync(self._active.handle),
             moved=self._moved_durable_end,
         )
-        if previous is None and self._end > self._recovery_point:
-            self._save_recovery_point_locked()  # what Kafka wrote was checked by Kafka's rules; from here on ours hold
+        if self._end > self._recovery_point:
+            # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
+            # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
+            self._save_recovery_point_locked()
         self._writable = True
 
     def __enter__(self) -> Self:
@@ -611,8 +613,8 @@ class Log(LogReader):
         self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, most: int
     ) -> None:
         """Writes more than a segment, or than the policy lets be unsynced, in parts of at most that."""
-        max_timestamp = max(batch[3] for batch in batches)
-        if self._active.is_full(min(len(data), self.config.segment_bytes), max_timestamp, batches[-1][2], now_ms):
+        newest = max(batch[3] for batch in batches)
+        if self._active.is_full(min(len(data), self.config.segment_bytes), newest, batches[-1][2], now_ms):
             self._roll_locked()
         segment, start, end, written = self._active, self._active.size_bytes, self._end, self._written_bytes
         stored = 0
@@ -623,10 +625,9 @@ class Log(LogReader):
                 while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
                     stop += 1
                 part = [(at - first, size, last, newest) for at, size, last, newest in batches[stored:stop]]
-                _, _, last_offset, _ = part[-1]
-                self._write_locked(
-                    data[first : first + part[-1][0] + part[-1][1]], last_offset, max_timestamp, now_ms, part
-                )
+                at, size, last_offset, _ = part[-1]
+                newest = max(batch[3] for batch in part)
+                self._write_locked(data[first : first + at + size], last_offset, newest, now_ms, part)
                 stored = stop
                 if self.durability.kind == "always" and stored < len(batches):
                     self._sync_locked()
