@@ -34,12 +34,14 @@ from logcore.errors import (
     ResourceError,
     StorageReadError,
     StorageWriteError,
+    TopicExistsError,
     TopicNotFoundError,
     UnsupportedCodecError,
 )
 from logcore.kernels import Record
 from logcore.log import Log, LogStatistics, Receipt
 from logcore.log import open_log as open
+from logcore.logdir import LogDir, TopicDescription, open_dir
 from logcore.reading import Scan
 from logcore.recordbatch import RecordBatch
 from logcore.recovery import RecoveryReport
@@ -60,6 +62,7 @@ __all__ = [
     "Log",
     "LogClosedError",
     "LogConfig",
+    "LogDir",
     "LogFailedError",
     "LogLockedError",
     "LogNotFoundError",
@@ -78,9 +81,12 @@ __all__ = [
     "Scan",
     "StorageReadError",
     "StorageWriteError",
+    "TopicDescription",
+    "TopicExistsError",
     "TopicNotFoundError",
     "UnsupportedCodecError",
     "every",
     "interval",
     "open",
+    "open_dir",
 ]

@@ -15,7 +15,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -27,8 +27,12 @@ from logcore.fs import FS
 RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
 LOG_START: Final = "log-start-offset-checkpoint"
 CLEANER: Final = "cleaner-offset-checkpoint"
+HIGH_WATERMARK: Final = "replication-offset-checkpoint"
 LEADER_EPOCH: Final = "leader-epoch-checkpoint"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+META_PROPERTIES: Final = "meta.properties"
+PARTITION_METADATA: Final = "partition.metadata"
+TOPICS: Final = "logcore.topics"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
 
@@ -93,12 +97,12 @@ def read_offsets(fs: FS, directory: str, name: str) -> dict[tuple[str, int], int
     return offsets
 
 
-def write_offset(fs: FS, directory: str, name: str, topic: str, partition: int, offset: int) -> None:
-    """Sets one entry of an offset checkpoint and keeps the others."""
-    offsets = read_offsets(fs, directory, name)
-    if offsets.get((topic, partition)) == offset:
+def write_offsets(fs: FS, directory: str, name: str, changes: Mapping[tuple[str, int], int | None]) -> None:
+    """Sets entries of an offset checkpoint, or removes those that are None, and keeps the others."""
+    before = read_offsets(fs, directory, name)
+    offsets = {key: offset for key, offset in {**before, **changes}.items() if offset is not None}
+    if offsets == before:
         return
-    offsets[topic, partition] = offset
     rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
     write(fs, directory, name, _checkpoint(rows))
 

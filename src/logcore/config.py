@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import attrs
@@ -23,40 +23,77 @@ INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 
 
-def _number(name: str, default: int, low: int, high: int = INT64_MAX, doc: str = "") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "range": (low, high), "doc": doc})
+def _int(name: str, default: int, low: int, high: int = INT32_MAX, doc: str = "", *, ours: bool = False) -> Any:
+    return attrs.field(
+        default=default, metadata={"name": name, "type": "int", "range": (low, high), "doc": doc, "ours": ours}
+    )
 
 
-def _choice(name: str, default: str, choices: tuple[str, ...], doc: str = "") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "choices": choices, "doc": doc})
+def _long(name: str, default: int, low: int, high: int = INT64_MAX, doc: str = "") -> Any:
+    return attrs.field(default=default, metadata={"name": name, "type": "long", "range": (low, high), "doc": doc})
+
+
+def _choice(name: str, default: str, choices: tuple[str, ...], doc: str = "", kind: str = "string") -> Any:
+    return attrs.field(default=default, metadata={"name": name, "type": kind, "choices": choices, "doc": doc})
+
+
+def _boolean(name: str, default: bool, doc: str = "") -> Any:
+    return attrs.field(default=default, metadata={"name": name, "type": "boolean", "doc": doc})
+
+
+def _double(name: str, default: float, low: float, high: float, doc: str = "") -> Any:
+    return attrs.field(default=default, metadata={"name": name, "type": "double", "range": (low, high), "doc": doc})
 
 
 @attrs.frozen(kw_only=True)
 class LogConfig:
-    """Topic-level settings that this version acts on. Build one with LogConfig.parse({"segment.bytes": 1 << 20})."""
+    """Kafka's topic-level settings. Build one with LogConfig.parse({"segment.bytes": 1 << 20}).
 
-    segment_bytes: int = _number("segment.bytes", 1 << 30, 14, INT32_MAX, "roll before a segment grows above this")
-    segment_ms: int = _number("segment.ms", 604_800_000, 1, doc="roll when record times span more than this")
-    segment_index_bytes: int = _number("segment.index.bytes", 10_485_760, 12, INT32_MAX, "size of a full index file")
-    index_interval_bytes: int = _number("index.interval.bytes", 4096, 0, INT32_MAX, "bytes between index entries")
-    max_message_bytes: int = _number("max.message.bytes", 1_048_588, 0, INT32_MAX, "largest batch")
-    max_decompressed_bytes: int = _number(
-        "max.decompressed.message.bytes", 64 << 20, 1, INT32_MAX, "most that one batch may inflate to"
+    Those that concern what this library does not do, such as remote storage, are checked and kept for a Kafka that
+    takes the directory over.
+    """
+
+    segment_bytes: int = _int("segment.bytes", 1 << 30, 14, doc="roll before a segment grows above this")
+    segment_ms: int = _long("segment.ms", 604_800_000, 1, doc="roll when record times span more than this")
+    segment_jitter_ms: int = _long("segment.jitter.ms", 0, 0)
+    segment_index_bytes: int = _int("segment.index.bytes", 10_485_760, 12, doc="size of a full index file")
+    index_interval_bytes: int = _int("index.interval.bytes", 4096, 0, doc="bytes between index entries")
+    flush_messages: int = _long("flush.messages", INT64_MAX, 1, doc="sync when this many records are not on disk")
+    flush_ms: int = _long("flush.ms", INT64_MAX, 0, doc="sync when a record has not been on disk for this long")
+    retention_bytes: int = _long("retention.bytes", -1, -1)
+    retention_ms: int = _long("retention.ms", 604_800_000, -1)
+    max_message_bytes: int = _int("max.message.bytes", 1_048_588, 0, doc="largest batch")
+    max_decompressed_bytes: int = _int(
+        "max.decompressed.message.bytes", 64 << 20, 1, doc="most that one batch may inflate to", ours=True
     )
-    batch_size: int = _number("batch.size", 16_384, 1, INT32_MAX, "bytes at which append_many closes a batch")
+    batch_size: int = _int("batch.size", 16_384, 1, doc="bytes at which append_many closes a batch", ours=True)
+    cleanup_policy: str = _choice(
+        "cleanup.policy", "delete", ("delete", "compact", "compact,delete", "delete,compact"), kind="list"
+    )
+    delete_retention_ms: int = _long("delete.retention.ms", 86_400_000, 0)
+    min_compaction_lag_ms: int = _long("min.compaction.lag.ms", 0, 0)
+    max_compaction_lag_ms: int = _long("max.compaction.lag.ms", INT64_MAX, 1)
+    min_cleanable_dirty_ratio: float = _double("min.cleanable.dirty.ratio", 0.5, 0.0, 1.0)
+    file_delete_delay_ms: int = _long("file.delete.delay.ms", 60_000, 0)
     compression_type: str = _choice(
         "compression.type",
         "producer",
         ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
         "codec of what is written; producer keeps what comes",
     )
-    compression_gzip_level: int = _number("compression.gzip.level", -1, -1, 9)
-    compression_lz4_level: int = _number("compression.lz4.level", 9, 1, 17)
-    compression_zstd_level: int = _number("compression.zstd.level", 3, -131_072, 22)
+    compression_gzip_level: int = _int("compression.gzip.level", -1, -1, 9)
+    compression_lz4_level: int = _int("compression.lz4.level", 9, 1, 17)
+    compression_zstd_level: int = _int("compression.zstd.level", 3, -131_072, 22)
+    preallocate: bool = _boolean("preallocate", False)
     message_timestamp_type: str = _choice("message.timestamp.type", "CreateTime", ("CreateTime", "LogAppendTime"))
-    message_timestamp_before_max_ms: int = _number("message.timestamp.before.max.ms", INT64_MAX, 0)
-    message_timestamp_after_max_ms: int = _number("message.timestamp.after.max.ms", INT64_MAX, 0)
-    cleanup_policy: str = _choice("cleanup.policy", "delete", ("delete", "compact", "compact,delete", "delete,compact"))
+    message_timestamp_before_max_ms: int = _long("message.timestamp.before.max.ms", INT64_MAX, 0)
+    message_timestamp_after_max_ms: int = _long("message.timestamp.after.max.ms", INT64_MAX, 0)
+    message_downconversion_enable: bool = _boolean("message.downconversion.enable", True)
+    min_insync_replicas: int = _int("min.insync.replicas", 1, 1)
+    unclean_leader_election_enable: bool = _boolean("unclean.leader.election.enable", False)
+    remote_storage_enable: bool = _boolean("remote.storage.enable", False)
+    local_retention_ms: int = _long("local.retention.ms", -2, -2)
+    local_retention_bytes: int = _long("local.retention.bytes", -2, -2)
 
     @property
     def is_compacted(self) -> bool:
@@ -69,23 +106,45 @@ class LogConfig:
     @classmethod
     def parse(cls, given: Mapping[str, object] | None) -> LogConfig:
         """Checks names and values; raises InvalidConfigError for the first that is wrong."""
-        fields = {field.metadata["name"]: field for field in attrs.fields(cls)}
         values: dict[str, Any] = {}
         for name, value in (given or {}).items():
-            field = fields.get(name)
-            if field is None:
-                near = difflib.get_close_matches(str(name), fields, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(fields))}"
-                raise InvalidConfigError(f"unknown config {name!r}{hint}")
+            field = known_config(name)
             values[field.name] = _checked(name, value, field.metadata)
-        return cls(**values)
+        config = cls(**values)
+        if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+            raise InvalidConfigError(
+                "config 'min.compaction.lag.ms'",
+                expected=f"at most max.compaction.lag.ms, {config.max_compaction_lag_ms}",
+                found=config.min_compaction_lag_ms,
+            )
+        return config
 
-    def as_mapping(self) -> dict[str, int | str]:
+    def as_mapping(self) -> dict[str, int | float | bool | str]:
         """All settings by Kafka's names."""
-        return {field.metadata["name"]: getattr(self, field.name) for field in attrs.fields(type(self))}
+        return {name: getattr(self, field.name) for name, field in CONFIGS.items()}
 
 
-def _checked(name: str, value: object, facts: Mapping[str, Any]) -> int | str:
+#: Every setting by Kafka's name. The metadata of a field: type ("int", "long", "double", "boolean", "string", "list"),
+#: range or choices, doc, and ours: True for those that Kafka does not know.
+CONFIGS: Final[Mapping[str, Any]] = {field.metadata["name"]: field for field in attrs.fields(LogConfig)}
+
+
+def known_config(name: object) -> Any:
+    """The field of a setting, by Kafka's name. Raises InvalidConfigError, which names the nearest."""
+    field = CONFIGS.get(name) if isinstance(name, str) else None
+    if field is None:
+        near = difflib.get_close_matches(str(name), CONFIGS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(CONFIGS))}"
+        raise InvalidConfigError(f"unknown config {name!r}{hint}")
+    return field
+
+
+def config_text(value: float | bool | str) -> str:
+    """A setting's value as Kafka writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool | str:
     if "choices" in facts:
         text = str(value).replace(" ", "")
         text = {"none": "uncompressed"}.get(text, text)
@@ -94,13 +153,22 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> int | str:
                 f"config {name!r}", expected=f"one of {', '.join(facts['choices'])}", found=repr(value)
             )
         return text
+    if facts["type"] == "boolean":
+        truth = {"true": True, "false": False}.get(str(value).lower())
+        if truth is None:
+            raise InvalidConfigError(f"config {name!r}", expected="true or false", found=repr(value))
+        return truth
     low, high = facts["range"]
+    is_double = facts["type"] == "double"
+    parse: Callable[[Any], float] = float if is_double else int
+    kind = "a number" if is_double else "an integer"
     try:
-        number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+        taken = isinstance(value, (int, float, str) if is_double else (int, str)) and not isinstance(value, bool)
+        number = parse(value) if taken else None
     except ValueError:
         number = None
     if number is None or not low <= number <= high:
-        raise InvalidConfigError(f"config {name!r}", expected=f"an integer from {low} to {high}", found=repr(value))
+        raise InvalidConfigError(f"config {name!r}", expected=f"{kind} from {low} to {high}", found=repr(value))
     return number
 
 

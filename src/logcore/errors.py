@@ -19,7 +19,8 @@
     ├── ForkedWriterError         a child process used a log that its parent opened
     ├── ReadOnlyLogError          a write to a log that was opened read-only
     ├── LogNotFoundError          there is no log at that path
-    ├── TopicNotFoundError        there is no such topic
+    ├── TopicNotFoundError        there is no such topic, or no such partition of it
+    ├── TopicExistsError          there is such a topic already
     ├── InvalidNameError          a topic or directory name that Kafka would refuse
     ├── InvalidConfigError        an unknown config, or a value outside its range
     └── MissingDependencyError    an optional package is needed; the message names the extra
@@ -178,6 +179,10 @@ class LogNotFoundError(LogcoreError):
 
 class TopicNotFoundError(LogcoreError):
     """No such topic in the log directory. Kafka: UNKNOWN_TOPIC_OR_PARTITION."""
+
+
+class TopicExistsError(LogcoreError):
+    """A topic to be made is there already. Kafka: TOPIC_ALREADY_EXISTS."""
 
 
 class InvalidNameError(LogcoreError):

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import attrs
 
@@ -61,13 +61,13 @@ class Watch(Protocol):
 
 
 class Lock(Protocol):
-    """One partition's share of the claim on a log directory, held until release().
+    """One share of the claim on a log directory, a partition's or a LogDir's, held until release().
 
     shared: what the callers want to remember for as long as this process holds the directory. mutex: for files that the
-    partitions of the directory share. is_last: whether no other partition is claimed by this process.
+    partitions of the directory share. is_last: whether nothing else is claimed by this process.
     """
 
-    shared: dict[str, bool]
+    shared: dict[str, Any]
     mutex: threading.Lock
 
     @property
@@ -101,12 +101,14 @@ class FS(Protocol):
     def mkdir(self, path: str) -> None: ...
     def rename(self, source: str, target: str) -> None: ...
     def unlink(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
     def sync_dir(self, path: str) -> None: ...
     def real_path(self, path: str) -> str: ...
     def lock(self, directory: str, member: str) -> Lock: ...
     def watch(self, directory: str) -> Watch: ...
     def now_ms(self) -> int: ...
     def monotonic_ms(self) -> int: ...
+    def random_bytes(self, size: int) -> bytes: ...
     def yield_thread(self) -> None: ...
 
 
@@ -270,6 +272,10 @@ class OsFS:
         with _writing(path):
             os.unlink(path)
 
+    def rmdir(self, path: str) -> None:
+        with _writing(path):
+            os.rmdir(path)
+
     def sync_dir(self, path: str) -> None:
         """Makes the names in a directory durable."""
         with _reading(path):
@@ -291,6 +297,10 @@ class OsFS:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
+
+    def random_bytes(self, size: int) -> bytes:
+        """For ids that no other directory has."""
+        return os.urandom(size)
 
     def yield_thread(self) -> None:
         """Lets other threads of this process run, if any is ready; about a microsecond if none is."""
@@ -343,7 +353,7 @@ class _DirectoryLock:
         self.fs, self.identity, self.directory = fs, identity, directory
         self.pid = os.getpid()
         self.members: set[str] = set()
-        self.shared: dict[str, bool] = {}
+        self.shared: dict[str, Any] = {}
         self.mutex = threading.Lock()
         path = os.path.join(directory, ".lock")
         with _writing(path):
@@ -397,7 +407,7 @@ class _DirectoryLock:
 class _MemberLock:
     directory: _DirectoryLock
     member: str
-    shared: dict[str, bool]
+    shared: dict[str, Any]
     mutex: threading.Lock
     _released: bool = False
 

@@ -171,24 +171,19 @@ class Log(LogReader):
         if not fs.is_directory(parent):
             if not create:
                 raise LogNotFoundError("there is no log directory here", path=parent)
-            _make_directories(fs, parent)
-        lock = fs.lock(parent, name)
+            make_directories(fs, parent)
+        lock = claim_directory(fs, parent, name)
         log = cls(fs, directory, config, policy)
         log.path = real
         log._lock_held, log._parent, log._topic, log._partition = lock, parent, topic, partition
         try:
-            if "was_clean" not in lock.shared:
-                lock.shared["was_clean"] = fs.exists(os.path.join(parent, checkpoint.CLEAN_SHUTDOWN))
-                if lock.shared["was_clean"]:  # gone before the first write, or Kafka would not check what we leave
-                    fs.unlink(os.path.join(parent, checkpoint.CLEAN_SHUTDOWN))
-                    fs.sync_dir(parent)
             if not exists:
                 fs.mkdir(real)
                 fs.sync_dir(parent)
             log._start_writing()
         except BaseException:
             log._closed = True
-            lock.shared["was_clean"] = False
+            lock.shared["failed"] = True
             lock.release()
             raise
         return log
@@ -259,22 +254,10 @@ class Log(LogReader):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
         self._scratch = bytearray(1 << 16)
-        config = self.config
-        codec = target_codec(config, Codec.NONE)
-        attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
-        max_bytes = min(config.max_message_bytes, config.segment_bytes)
-        compress, require_key = compressor(codec, config), config.is_compacted
-        no_producer = (-1, -1, -1)
-        # What the encoders take behind the offset, epoch and time of an append: for one record, and for many.
-        self._encoding_one = (max_bytes, attributes, compress, require_key)
-        batch_bytes = min(config.batch_size, config.segment_bytes)
-        self._encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
-        self._is_os = self.durability.kind == "os"
+        self._apply_config()
         self._level: Level = "disk" if self.durability.waits else "os"
         # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
         self._unsynced_limit = {"group": self.durability.max_bytes, "always": 0}.get(self.durability.kind, _NO_LIMIT)
-        limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
-        self._checks_times = min(limits) < INT64_MAX and not config.is_append_time
         self._written_bytes = self._recovery_bytes = 0
         self._last_recovery_ms = self._last_sync_ms = fs.monotonic_ms()
         self._appends = self._rolls = 0
@@ -292,6 +275,34 @@ class Log(LogReader):
             # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
             self._save_recovery_point_locked()
         self._writable = True
+
+    def reconfigure(self, config: Mapping[str, object] | LogConfig) -> None:
+        """Sets all settings anew, those not given to their defaults; the next append follows them.
+
+        Raises InvalidConfigError before any effect.
+        """
+        settings = config if isinstance(config, LogConfig) else LogConfig.parse(config)
+        with self._lock:
+            self._check_writable_locked()
+            self.config = self._active.config = settings
+            self._active.limit_bytes = settings.segment_bytes
+            self._apply_config()
+
+    def _apply_config(self) -> None:
+        """What appending takes from the settings, worked out once."""
+        config = self.config
+        codec = target_codec(config, Codec.NONE)
+        attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
+        max_bytes = min(config.max_message_bytes, config.segment_bytes)
+        compress, require_key = compressor(codec, config), config.is_compacted
+        no_producer = (-1, -1, -1)
+        # What the encoders take behind the offset, epoch and time of an append: for one record, and for many.
+        self._encoding_one = (max_bytes, attributes, compress, require_key)
+        batch_bytes = min(config.batch_size, config.segment_bytes)
+        self._encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
+        self._is_os = self.durability.kind == "os" and config.flush_messages == INT64_MAX
+        limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+        self._checks_times = min(limits) < INT64_MAX and not config.is_append_time
 
     def __enter__(self) -> Self:
         return self
@@ -326,7 +337,7 @@ class Log(LogReader):
                     self._finish_locked()
             finally:
                 if self._commit.failure is not None:
-                    self._lock_held.shared["was_clean"] = False
+                    self._lock_held.shared["failed"] = True
                 self._commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
                 with self._commit.held(failed=True):  # a sync under way in another thread still uses the files
                     handle, self._durable_handle = self._durable_handle, -1
@@ -348,17 +359,18 @@ class Log(LogReader):
             try:
                 active_.write_indexes(whole=True)
             except (DiskFullError, StorageWriteError, ResourceError):
-                self._lock_held.shared["was_clean"] = False  # Kafka believes the indexes of a clean directory
-            self._save_recovery_point_locked()
+                self._lock_held.shared["failed"] = True  # Kafka believes the indexes of a clean directory
+            closing: dict[tuple[str, int], int] | None = self._lock_held.shared.get("closing")
+            if closing is None:
+                self._save_recovery_point_locked()
+            else:  # the LogDir closes all of them and writes the file once
+                closing[self._topic, self._partition] = self._commit.durable_end
             if self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
-            with self._lock_held.mutex:
-                if self._lock_held.is_last and self._lock_held.shared.get("was_clean"):
-                    marker = b'{"version":0,"brokerEpoch":-1}'
-                    checkpoint.write(fs, self._parent, checkpoint.CLEAN_SHUTDOWN, marker)
+            leave_directory(fs, self._parent, self._lock_held)
         except BaseException:
-            self._lock_held.shared["was_clean"] = False
+            self._lock_held.shared["failed"] = True
             raise
 
     def _check_writable_locked(self) -> None:
@@ -568,11 +580,12 @@ class Log(LogReader):
                 self._sync_locked()
             return
         self._show(self._end)
+        unsynced = self._end - self._commit.durable_end
         if kind == "every":
-            due = self._end - self._commit.durable_end >= self.durability.amount
+            due = unsynced >= self.durability.amount
         else:
             due = kind == "interval" and self._fs.monotonic_ms() - self._last_sync_ms >= self.durability.amount
-        if due:
+        if due or unsynced >= self.config.flush_messages:
             self._sync_locked()
 
     def _write_locked(
@@ -696,8 +709,7 @@ class Log(LogReader):
     def _sync_locked(self) -> None:
         if self._commit.durable_end < self._end:
             self._commit.wait(self._end)
-        if self.durability.kind == "interval":
-            self._last_sync_ms = self._fs.monotonic_ms()
+        self._last_sync_ms = self._fs.monotonic_ms()
 
     def _save_recovery_point_locked(self) -> None:
         point, synced_bytes = self._commit.durable_end, self._commit.synced_bytes
@@ -710,19 +722,34 @@ class Log(LogReader):
     def _set_checkpoint(self, name: str, offset: int) -> None:
         """Sets this partition's entry in a file that all partitions of the directory share."""
         with self._lock_held.mutex:
-            checkpoint.write_offset(self._fs, self._parent, name, self._topic, self._partition, offset)
+            checkpoint.write_offsets(self._fs, self._parent, name, {(self._topic, self._partition): offset})
 
-    def tick(self) -> None:
-        """Does what is due: the sync of an interval policy, and the recovery point. Bounded work; call it from a
-        timer.
+    def tick(self, now_ms: int | None = None) -> bool:
+        """Does what is due: the sync of an interval policy or of flush.ms, the roll of segment.ms, the recovery point.
+
+        now_ms: the wall clock, for the age of records; taken from the system when None. Bounded work; call it from a
+        timer. Returns whether there was anything to do.
         """
         with self._lock:
             self._check_writable_locked()
-            now_ms = self._fs.monotonic_ms()
-            if self.durability.kind == "interval" and now_ms - self._last_sync_ms >= self.durability.amount:
+            clock_ms, config, active_ = self._fs.monotonic_ms(), self.config, self._active
+            acted = False
+            unsynced_ms = clock_ms - self._last_sync_ms
+            wait_ms = self.durability.amount if self.durability.kind == "interval" else config.flush_ms
+            if self._commit.durable_end < self._end and unsynced_ms >= min(wait_ms, config.flush_ms):
                 self._sync_locked()
-            if self._commit.durable_end > self._recovery_point and now_ms - self._last_recovery_ms >= _RECOVERY_LAG_MS:
+                acted = True
+            if active_.size_bytes:
+                first_ms = active_.first_timestamp if active_.first_timestamp >= 0 else active_.created_ms
+                if (self._fs.now_ms() if now_ms is None else now_ms) - first_ms > config.segment_ms:
+                    self._roll_locked()
+                    return True
+            if self._commit.durable_end > self._recovery_point and (
+                clock_ms - self._last_recovery_ms >= _RECOVERY_LAG_MS
+            ):
                 self._save_recovery_point_locked()
+                acted = True
+            return acted
 
     def _show(self, end: int) -> None:
         """Moves the visible end and wakes those who wait for it."""
@@ -935,16 +962,47 @@ class Log(LogReader):
         )
 
 
+def claim_directory(fs: FS, parent: str, member: str) -> Lock:
+    """The lock on a log directory, or a share of it when this process holds it already.
+
+    Whoever takes it first looks at the marker of a clean shutdown and removes it, so that Kafka checks what a crash of
+    ours would leave.
+    """
+    lock = fs.lock(parent, member)
+    try:
+        with lock.mutex:
+            if "was_clean" not in lock.shared:
+                marker = os.path.join(parent, checkpoint.CLEAN_SHUTDOWN)
+                if fs.exists(marker):
+                    fs.unlink(marker)
+                    fs.sync_dir(parent)
+                    lock.shared["was_clean"] = True
+                else:  # a new directory has nothing to check
+                    names = fs.listdir(parent)
+                    lock.shared["was_clean"] = not any(fs.is_directory(os.path.join(parent, name)) for name in names)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def leave_directory(fs: FS, parent: str, lock: Lock) -> None:
+    """Puts the marker of a clean shutdown back, when this is the last to leave and all that was opened closed well."""
+    with lock.mutex:
+        if lock.is_last and lock.shared.get("was_clean") and not lock.shared.get("failed"):
+            checkpoint.write(fs, parent, checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+
+
 def _check_level(durability: object) -> None:
     if durability not in ("os", "disk"):
         raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
 
 
-def _make_directories(fs: FS, path: str) -> None:
+def make_directories(fs: FS, path: str) -> None:
     """mkdir -p, each new name made durable in its parent."""
     parent = os.path.dirname(path)
     if not fs.is_directory(parent):
-        _make_directories(fs, parent)
+        make_directories(fs, parent)
     with contextlib.suppress(FileExistsError):
         fs.mkdir(path)
     fs.sync_dir(parent)

@@ -171,6 +171,10 @@ class LogReader:
             raise LogClosedError("the log is closed", path=self.path)
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
         return self._log_start

@@ -1,0 +1,673 @@
+"""A directory of partition logs: its topics, their settings, and the logs opened in it.
+
+Rules:
+- One lock for the whole directory, Kafka's. Who opens it for writing first finishes what a crash left half done.
+- A topic is there, whole, or not at all: `logcore.topics` is replaced in one step when it is made, changed or deleted,
+  and only then do directories follow. Partition directories that Kafka or a copy put there are topics too.
+- Partitions are opened when they are first asked for and stay open until the directory is closed.
+- Names and settings are checked before there is any effect.
+
+This module appends and reads nothing itself (log.py), starts no thread, and has no notion of a consumer.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import operator
+import os
+import re
+import threading
+import uuid
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import attrs
+
+from logcore import checkpoint
+from logcore.config import INT32_MAX, Durability, LogConfig, config_text, known_config
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    InvalidNameError,
+    LogClosedError,
+    LogcoreError,
+    LogNotFoundError,
+    ReadOnlyLogError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from logcore.fs import FS, OS, Lock
+from logcore.log import Log, claim_directory, leave_directory, make_directories, open_log
+from logcore.reader import parse_partition_name
+
+#: The member under which the directory itself is claimed; no partition directory can have this name.
+_MEMBER: Final = "."
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+#: What Kafka and logcore rename a partition directory to before they delete it.
+_DELETED: Final = re.compile(r".*\.[0-9a-f]{32}-delete")
+_HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
+#: What one tick() may do that touches the disk, and how many logs it looks at.
+_TICK_ACTIONS: Final = 4
+_TICK_LOGS: Final = 1_000
+_NO_ID: Final = uuid.UUID(int=0)
+
+
+@attrs.frozen(kw_only=True)
+class PartitionDescription:
+    """One partition of a topic: its number and its directory."""
+
+    partition: int
+    path: str
+
+
+@attrs.frozen(kw_only=True)
+class TopicDescription:
+    """A topic as describe_topic() finds it.
+
+    topic_id: Kafka's topic id; all zero where it is not known, as in directories of a Kafka before 2.8. config: the
+    settings in force. overrides: those of them that were set for this topic, as text.
+    """
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: tuple[PartitionDescription, ...]
+    config: LogConfig
+    overrides: Mapping[str, str]
+
+
+@attrs.define
+class _Topic:
+    """What is known of a topic. count: its partitions are 0..count-1; 0 for one that only its directories tell of."""
+
+    name: str
+    topic_id: uuid.UUID | None = None  # None: not looked up yet
+    count: int = 0
+    overrides: dict[str, str] = attrs.Factory(dict)
+    numbers: tuple[int, ...] = ()
+
+    def as_json(self, *, deleting: bool = False) -> dict[str, Any]:
+        facts: dict[str, Any] = {"topic": self.name, "id": id_text(self.topic_id or _NO_ID), "partitions": self.count}
+        if self.overrides:
+            facts["config"] = self.overrides
+        if deleting:
+            facts["deleting"] = True
+        return facts
+
+
+def open_dir(
+    path: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    read_only: bool = False,
+    config: Mapping[str, object] | None = None,
+    durability: str | Durability = "group",
+    fs: FS = OS,
+) -> LogDir:
+    """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
+
+    create: make it if it is not there. read_only: take no lock and write nothing; works beside a running writer.
+    config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
+
+    Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
+    when the file of topics is damaged, and what the system raises.
+    """
+    directory = os.fspath(path)
+    if not isinstance(directory, str) or "\0" in directory:
+        raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
+    defaults = LogConfig.parse(config)
+    policy = Durability.parse(durability)
+    if read_only and create:
+        raise InvalidConfigError("a directory cannot be created read-only")
+    real = fs.real_path(directory)
+    if not fs.is_directory(real):
+        if not create:
+            raise LogNotFoundError("there is no log directory here; create=True makes one", path=directory)
+        make_directories(fs, real)
+    lock = None if read_only else claim_directory(fs, real, _MEMBER)
+    try:
+        return LogDir(fs, real, lock, dict(config or {}), defaults, policy)
+    except BaseException:
+        if lock is not None:
+            lock.shared["failed"] = True
+            lock.release()
+        raise
+
+
+def check_topic_name(name: object) -> str:
+    """The name, if Kafka takes it. Raises InvalidNameError, which says what a name may be."""
+    if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidNameError(
+            "not a topic name", expected="1 to 249 of letters, digits, '.', '_' and '-'", found=repr(name)
+        )
+    return name
+
+
+def id_text(topic_id: uuid.UUID) -> str:
+    """A topic or cluster id as Kafka writes it: 22 characters of base64url."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+def parse_id(text: str) -> uuid.UUID:
+    """The reverse of id_text(). Raises ValueError."""
+    return uuid.UUID(bytes=base64.b64decode(text + "==", b"-_", validate=True))
+
+
+def _new_id(fs: FS) -> uuid.UUID:
+    while True:
+        made = uuid.UUID(bytes=fs.random_bytes(16), version=4)
+        if not id_text(made).startswith("-"):  # Kafka: such a text would be taken for an option
+            return made
+
+
+class LogDir:
+    """A directory of partition logs. Made by logcore.open_dir(); a with block closes it.
+
+    All methods may be called from several threads. path: of the directory. config: what topics that set nothing get.
+    cluster_id: the text in meta.properties; node_id: the number there.
+    """
+
+    def __init__(
+        self,
+        fs: FS,
+        path: str,
+        lock: Lock | None,
+        given: Mapping[str, object],
+        defaults: LogConfig,
+        policy: Durability,
+    ) -> None:
+        """Not for users: see open_dir()."""
+        self.path = path
+        self.config = defaults
+        self.durability = policy
+        self._fs = fs
+        self._lock_held = lock
+        self._given = given
+        self._lock = threading.RLock()
+        self._logs: dict[tuple[str, int], Log] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._closed = True  # until it is open, there is nothing to close
+        self._ticked = 0
+        self._high_watermarks_saved_ms = fs.monotonic_ms()
+        self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
+        self._forks = fs.forks
+        self._properties = self._read_properties()
+        if lock is not None:
+            self._finish_interrupted()
+        self._look()
+        if lock is not None:
+            self._complete_topics()
+        self._closed = False
+
+    # -- opening and closing -------------------------------------------------------------------------------------
+
+    def _read_properties(self) -> dict[str, str]:
+        """meta.properties; written when there is none, kept as it is when Kafka wrote it (storage format section 6)."""
+        content = checkpoint.read(self._fs, self.path, checkpoint.META_PROPERTIES)
+        if content is not None:
+            lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
+            pairs = (line.partition("=") for line in lines if line and not line.startswith(("#", "!")))
+            return {name.strip(): value.strip() for name, _, value in pairs}
+        made = {
+            "version": "1",
+            "cluster.id": id_text(_new_id(self._fs)),
+            "node.id": "1",
+            "directory.id": id_text(_new_id(self._fs)),
+        }
+        if self._lock_held is not None:
+            text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
+            checkpoint.write(self._fs, self.path, checkpoint.META_PROPERTIES, text.encode())
+        return made
+
+    @property
+    def cluster_id(self) -> str:
+        return self._properties.get("cluster.id", "")
+
+    @property
+    def node_id(self) -> int:
+        text = self._properties.get("node.id") or self._properties.get("broker.id") or "1"
+        return int(text) if text.isdecimal() and int(text) <= INT32_MAX else 1
+
+    def _finish_interrupted(self) -> None:
+        """Ends deletions that a crash ended."""
+        rows = self._read_topics()
+        deleting = {row["topic"] for row in rows if row.get("deleting")}
+        names = self._fs.listdir(self.path)
+        for name in names:
+            with contextlib.suppress(InvalidNameError):
+                if parse_partition_name(name)[0] in deleting:
+                    self._rename_away(name)
+        if deleting:
+            self._fs.sync_dir(self.path)
+            self._write_topics(row for row in rows if not row.get("deleting"))
+        for name in self._fs.listdir(self.path):
+            if _DELETED.fullmatch(name):
+                self._remove_tree(name)
+
+    def _look(self) -> None:
+        """Takes what the file of topics and the directories say."""
+        topics = {
+            row["topic"]: _Topic(
+                row["topic"],
+                parse_id(row["id"]) if parse_id(row["id"]).int else None,
+                row["partitions"],
+                dict(row.get("config", {})),
+                tuple(range(row["partitions"])),
+            )
+            for row in self._read_topics()
+            if not row.get("deleting")
+        }
+        found: dict[str, list[int]] = {}
+        for name in self._fs.listdir(self.path):
+            if "-" in name and not name.startswith("."):
+                with contextlib.suppress(InvalidNameError):
+                    topic, number = parse_partition_name(name)
+                    if name == f"{topic}-{number}" and self._fs.is_directory(os.path.join(self.path, name)):
+                        found.setdefault(topic, []).append(number)
+        for name, numbers in found.items():
+            topic_ = topics.setdefault(name, _Topic(name))
+            topic_.numbers = tuple(sorted({*topic_.numbers, *numbers}))
+        self._topics = topics
+
+    def _complete_topics(self) -> None:
+        """Makes directories that a crash left unmade."""
+        made = False
+        present = set(self._fs.listdir(self.path))
+        for topic in self._topics.values():
+            for number in range(topic.count):
+                if f"{topic.name}-{number}" not in present:
+                    made = True
+                    self._make_partition(topic, number)
+        if made:
+            self._fs.sync_dir(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        held = getattr(self, "_lock_held", None)
+        if held is not None and not getattr(self, "_closed", True) and self._fs.forks == self._forks:
+            warnings.warn(f"log directory {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "read-only" if self._lock_held is None else "writing"
+        return f"<LogDir {self.path} {len(self._topics)} topics {state}>"
+
+    def close(self) -> None:
+        """Closes every log, writes the checkpoints once for all of them, and releases the lock. Closing twice is fine.
+
+        Raises the first error of closing a log, after all of them were closed.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            lock, logs = self._lock_held, self._logs
+            self._logs = {}
+            if lock is None or self._fs.forks != self._forks:
+                for log in logs.values():
+                    log.close()
+                return
+            failures: list[LogcoreError] = []
+            recovery_points: dict[tuple[str, int], int | None] = {}
+            with lock.mutex:
+                lock.shared["closing"] = recovery_points
+            try:
+                self._save_high_watermarks(logs)
+                for log in logs.values():
+                    try:
+                        log.close()
+                    except LogcoreError as error:
+                        failures.append(error)
+                with lock.mutex:
+                    checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, recovery_points)
+                    if not failures and not lock.shared.get("failed"):
+                        # Every log was checked and closed well, so the directory is as clean as if it had been before.
+                        everything = {(topic.name, n) for topic in self._topics.values() for n in topic.numbers}
+                        lock.shared["was_clean"] |= everything <= set(logs)
+                leave_directory(self._fs, self.path, lock)
+            finally:
+                lock.shared.pop("closing", None)
+                lock.release()
+            if failures:
+                raise failures[0]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosedError("the log directory is closed", path=self.path)
+
+    def _check_writable(self) -> Lock:
+        self._check_open()
+        if self._lock_held is None:
+            raise ReadOnlyLogError("the log directory was opened with read_only=True", path=self.path)
+        return self._lock_held
+
+    # -- the file of topics --------------------------------------------------------------------------------------
+
+    def _read_topics(self) -> list[dict[str, Any]]:
+        """Rows of logcore.topics. Raises CorruptLogError: settings that cannot be believed are not guessed."""
+        content = checkpoint.read(self._fs, self.path, checkpoint.TOPICS)
+        if content is None:
+            return []
+        head, _, body = content.partition(b"\n")
+        try:
+            facts = json.loads(head)
+            rows = [json.loads(line) for line in body.splitlines()]
+            sound = facts["version"] == 1 and facts["crc32"] == zlib.crc32(body) and facts["topics"] == len(rows)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            sound = False
+            rows = []
+        if not sound:
+            raise CorruptLogError(
+                "the file of topics is damaged; restore it from a copy, or remove it and set the topics' configs again",
+                path=os.path.join(self.path, checkpoint.TOPICS),
+                expected="a first line whose crc32 is that of the rest",
+                found=repr(head[:80]),
+            )
+        return rows
+
+    def _write_topics(self, rows: Iterable[dict[str, Any]]) -> None:
+        lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows]
+        body = b"".join(lines)
+        head = json.dumps({"version": 1, "crc32": zlib.crc32(body), "topics": len(lines)}).encode() + b"\n"
+        checkpoint.write(self._fs, self.path, checkpoint.TOPICS, head + body)
+
+    def _save(self, *changed: _Topic, deleting: Iterable[str] = ()) -> None:
+        """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place."""
+        gone = set(deleting)
+        topics = {**self._topics, **{topic.name: topic for topic in changed}}
+        self._write_topics(
+            topic.as_json(deleting=name in gone)
+            for name, topic in sorted(topics.items())
+            if topic.count or topic.overrides or topic.topic_id or name in gone
+        )
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Names of the topics, sorted."""
+        with self._lock:
+            self._check_open()
+            return sorted(self._topics)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._topics
+
+    def refresh(self) -> None:
+        """Looks at the directory again; for one that was opened read-only beside a writer."""
+        with self._lock:
+            self._check_open()
+            if self._lock_held is None:
+                self._look()
+
+    def _topic(self, name: str) -> _Topic:
+        self._check_open()
+        topic = self._topics.get(name)
+        if topic is None:
+            raise TopicNotFoundError("there is no such topic", path=self.path, found=repr(name))
+        return topic
+
+    def topic_id(self, name: str) -> uuid.UUID:
+        """Kafka's id of a topic; all zero when the directory does not say and is opened read-only."""
+        with self._lock:
+            topic = self._topic(name)
+            if topic.topic_id is None:
+                for number in topic.numbers:
+                    topic.topic_id = self._stored_id(name, number)
+                    if topic.topic_id is not None:
+                        break
+                else:
+                    if self._lock_held is None:
+                        return _NO_ID
+                    topic.topic_id = _new_id(self._fs)
+                    self._save(topic)
+            return topic.topic_id
+
+    def _stored_id(self, name: str, number: int) -> uuid.UUID | None:
+        content = checkpoint.read(self._fs, self._partition_path(name, number), checkpoint.PARTITION_METADATA)
+        found = re.search(rb"^topic_id: *(\S{22})$", content or b"", re.MULTILINE)
+        try:
+            return parse_id(found[1].decode()) if found else None
+        except ValueError:
+            return None
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """Raises TopicNotFoundError."""
+        with self._lock:
+            topic = self._topic(name)
+            return TopicDescription(
+                name=name,
+                topic_id=self.topic_id(name),
+                partitions=tuple(
+                    PartitionDescription(partition=number, path=self._partition_path(name, number))
+                    for number in topic.numbers
+                ),
+                config=self._settings(topic.overrides),
+                overrides=dict(topic.overrides),
+            )
+
+    def partitions(self, name: str) -> tuple[int, ...]:
+        """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
+        return self._topic(name).numbers
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None:
+        """Makes a topic with its partitions, each an empty log.
+
+        Raises InvalidNameError also when the name differs from another topic's only in '.' and '_', which Kafka's
+        metrics cannot tell apart; InvalidConfigError; TopicExistsError.
+        """
+        self.create_topics({name: (partitions, config)})
+
+    def create_topics(self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]]) -> None:
+        """Makes several topics, name -> (partitions, config), all of them or none; see create_topic()."""
+        with self._lock:
+            self._check_writable()
+            flat = {name.replace(".", "_"): name for name in self._topics}
+            made = []
+            for name, (partitions, config) in wanted.items():
+                check_topic_name(name)
+                if name in self._topics:
+                    raise TopicExistsError("there is such a topic already", path=self.path, found=repr(name))
+                other = flat.setdefault(name.replace(".", "_"), name)
+                if other != name:
+                    raise InvalidNameError(
+                        "the name differs from another topic's only in '.' and '_'",
+                        expected=f"not {other!r}",
+                        found=repr(name),
+                    )
+                count = _check_count(partitions, 1)
+                overrides = self._overrides({}, config or {})
+                made.append(_Topic(name, _new_id(self._fs), count, overrides, tuple(range(count))))
+            self._save(*made)
+            for topic in made:
+                self._topics[topic.name] = topic
+                for number in topic.numbers:
+                    self._make_partition(topic, number)
+            self._fs.sync_dir(self.path)
+
+    def add_partitions(self, name: str, count: int) -> None:
+        """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
+        with self._lock:
+            self._check_writable()
+            topic = self._topic(name)
+            present = len(topic.numbers)
+            if topic.numbers != tuple(range(present)):
+                raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(topic.numbers))
+            _check_count(count, present + 1)
+            grown = attrs.evolve(topic, topic_id=self.topic_id(name), count=count, numbers=tuple(range(count)))
+            self._save(grown)
+            self._topics[name] = grown
+            for number in range(present, count):
+                self._make_partition(grown, number)
+            self._fs.sync_dir(self.path)
+
+    def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:
+        """Sets settings of a topic by Kafka's names; None takes one back to the default. All of them or none."""
+        with self._lock:
+            self._check_writable()
+            topic = self._topic(name)
+            changed = attrs.evolve(
+                topic, topic_id=self.topic_id(name), overrides=self._overrides(topic.overrides, changes)
+            )
+            self._save(changed)
+            self._topics[name] = changed
+            settings = self._settings(changed.overrides)
+            for (of, _), log in self._logs.items():
+                if of == name and not log.is_closed:
+                    log.reconfigure(settings)
+
+    def delete_topic(self, name: str) -> None:
+        """Removes a topic with all its records.
+
+        A reader in the middle of it gets to the end of its segment and then OffsetOutOfRangeError.
+        """
+        with self._lock:
+            lock = self._check_writable()
+            topic = self._topic(name)
+            self._save(topic, deleting=[name])
+            del self._topics[name]
+            for number in topic.numbers:
+                log = self._logs.pop((name, number), None)
+                if log is not None:
+                    with contextlib.suppress(LogcoreError):
+                        log.close()
+            renamed = [self._rename_away(f"{name}-{number}") for number in topic.numbers]
+            self._fs.sync_dir(self.path)
+            self._save()
+            gone: dict[tuple[str, int], None] = {(name, number): None for number in topic.numbers}
+            with lock.mutex:
+                for file in (
+                    checkpoint.RECOVERY_POINT,
+                    checkpoint.LOG_START,
+                    checkpoint.HIGH_WATERMARK,
+                    checkpoint.CLEANER,
+                ):
+                    checkpoint.write_offsets(self._fs, self.path, file, gone)
+            for away in renamed:
+                self._remove_tree(away)
+
+    def _settings(self, overrides: Mapping[str, object]) -> LogConfig:
+        return LogConfig.parse({**self._given, **overrides})
+
+    def _overrides(self, present: Mapping[str, str], changes: Mapping[str, object | None]) -> dict[str, str]:
+        """The settings of a topic after changes, checked together with the defaults."""
+        result: dict[str, Any] = {**present, **changes}
+        for name in changes:
+            known_config(name)
+        result = {name: value for name, value in result.items() if value is not None}
+        settings = self._settings(result).as_mapping()
+        return {name: config_text(settings[name]) for name in result}
+
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    def partition(self, topic: str, number: int) -> Log:
+        """The log of a partition, opened when it is first asked for; the directory closes it.
+
+        Raises TopicNotFoundError, also for a partition that the topic does not have, and what logcore.open() raises.
+        """
+        log = self._logs.get((topic, number))
+        if log is not None and not log.is_closed:
+            return log
+        with self._lock:
+            known = self._topic(topic)
+            number = operator.index(number)
+            log = self._logs.get((topic, number))
+            if log is not None and not log.is_closed:
+                return log
+            if number not in known.numbers:
+                raise TopicNotFoundError(
+                    f"topic {topic!r} has no such partition",
+                    path=self.path,
+                    expected=f"one of {len(known.numbers)}, {known.numbers[0]} to {known.numbers[-1]}",
+                    found=number,
+                )
+            path, config = self._partition_path(topic, number), self._settings(known.overrides).as_mapping()
+            if self._lock_held is None:
+                log = open_log(path, read_only=True, config=config, fs=self._fs)
+            else:
+                log = open_log(path, config=config, durability=self.durability, fs=self._fs)
+            self._logs[topic, number] = log
+            return log
+
+    def open_logs(self) -> dict[tuple[str, int], Log]:
+        """The logs that are open now, by (topic, partition)."""
+        with self._lock:
+            return {key: log for key, log in self._logs.items() if not log.is_closed}
+
+    def _partition_path(self, topic: str, number: int) -> str:
+        return os.path.join(self.path, f"{topic}-{number}")
+
+    def _make_partition(self, topic: _Topic, number: int) -> None:
+        path = self._partition_path(topic.name, number)
+        with contextlib.suppress(FileExistsError):
+            self._fs.mkdir(path)
+        assert topic.topic_id is not None
+        metadata = f"version: 0\ntopic_id: {id_text(topic.topic_id)}"
+        checkpoint.write(self._fs, path, checkpoint.PARTITION_METADATA, metadata.encode())
+
+    def _rename_away(self, name: str) -> str:
+        """First step of deleting a partition directory, as Kafka does it, so that a crash leaves no half of one."""
+        suffix = f".{self._fs.random_bytes(16).hex()}-delete"
+        away = name[: 255 - len(suffix)] + suffix
+        self._fs.rename(os.path.join(self.path, name), os.path.join(self.path, away))
+        return away
+
+    def _remove_tree(self, name: str) -> None:
+        directory = os.path.join(self.path, name)
+        for file in self._fs.listdir(directory):
+            self._fs.unlink(os.path.join(directory, file))
+        self._fs.rmdir(directory)
+
+    # -- work in time --------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int | None = None) -> None:
+        """Does what is due, a bounded piece of it: syncs and rolls by time, checkpoints, writes that Spark published.
+
+        now_ms: the wall clock, taken from the system when None. Call it from a timer, a few times a second. A log that
+        an earlier error has poisoned is passed over; its next append tells its user.
+        """
+        lock = self._check_writable()
+        now_ms = self._fs.now_ms() if now_ms is None else now_ms
+        logs = list(self.open_logs().values())
+        self._ticked %= max(1, len(logs))
+        logs = [*logs[self._ticked :], *logs[: self._ticked]][:_TICK_LOGS]
+        actions = 0
+        for log in logs:
+            self._ticked += 1
+            with contextlib.suppress(LogcoreError):
+                actions += log.tick(now_ms)
+            if actions >= _TICK_ACTIONS:
+                return
+        if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
+            with self._lock, lock.mutex:
+                self._save_high_watermarks(self._logs)
+
+    def _save_high_watermarks(self, logs: Mapping[tuple[str, int], Log]) -> None:
+        """replication-offset-checkpoint: Kafka starts its high watermarks from it."""
+        self._high_watermarks_saved_ms = self._fs.monotonic_ms()
+        offsets: dict[tuple[str, int], int | None] = {
+            key: log.high_watermark for key, log in logs.items() if not log.is_closed
+        }
+        if offsets != self._saved_high_watermarks:
+            checkpoint.write_offsets(self._fs, self.path, checkpoint.HIGH_WATERMARK, offsets)
+            self._saved_high_watermarks = offsets
+
+
+def _check_count(partitions: object, least: int) -> int:
+    try:
+        count = operator.index(partitions)  # type: ignore[arg-type]
+    except TypeError:
+        count = -1
+    # Not Kafka's limit: each is a directory with files, and a slip of the keyboard must not make a million of them.
+    if not least <= count <= 100_000:
+        raise InvalidConfigError("number of partitions", expected=f"{least} to 100000", found=repr(partitions))
+    return count

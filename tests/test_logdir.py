@@ -1,0 +1,368 @@
+"""logcore.logdir: topics and their settings, lazily opened partitions, the files Kafka expects, crashes half way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import FaultyFS
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore import checkpoint
+from logcore.fs import OS
+from logcore.logdir import id_text, parse_id
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return str(tmp_path / "data")
+
+
+def test_a_directory_keeps_topics_settings_and_records(data: str) -> None:
+    with logcore.open_dir(data, create=True, config={"segment.ms": 1234}) as logdir:
+        logdir.create_topic("orders", partitions=3, config={"cleanup.policy": "compact", "retention.ms": 5})
+        logdir.create_topic("plain")
+        receipt = logdir.partition("orders", 2).append(b"v", key=b"k")
+        topic_id = logdir.topic_id("orders")
+        assert logdir.partition("orders", 2).config.segment_ms == 1234
+        assert logdir.partition("orders", 2).config.is_compacted
+    with logcore.open_dir(data) as logdir:
+        assert logdir.topics() == ["orders", "plain"]
+        described = logdir.describe_topic("orders")
+        assert [p.partition for p in described.partitions] == [0, 1, 2]
+        assert [os.path.basename(p.path) for p in described.partitions] == ["orders-0", "orders-1", "orders-2"]
+        assert described.overrides == {"cleanup.policy": "compact", "retention.ms": "5"}
+        assert described.config.retention_ms == 5
+        assert described.topic_id == topic_id
+        assert logdir.partition("orders", 2).get(receipt.offset).value == b"v"
+        assert logdir.partition("orders", 2) is logdir.partition("orders", 2)
+
+
+def test_kafkas_files_are_there(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions=2)
+        logdir.partition("t", 0).append_many([(None, b"x")] * 5)
+        logdir.partition("t", 1)
+        cluster, topic_id = logdir.cluster_id, logdir.topic_id("t")
+    properties = Path(data, "meta.properties").read_text()
+    assert "version=1\n" in properties and f"cluster.id={cluster}\n" in properties and "node.id=1\n" in properties
+    assert re.search(r"^directory.id=[\w-]{22}$", properties, re.M)
+    for n in (0, 1):
+        assert Path(data, f"t-{n}", "partition.metadata").read_text() == f"version: 0\ntopic_id: {id_text(topic_id)}"
+    assert Path(data, "recovery-point-offset-checkpoint").read_text() == "0\n2\nt 0 5\nt 1 0\n"
+    assert Path(data, "replication-offset-checkpoint").read_text() == "0\n2\nt 0 5\nt 1 0\n"
+    assert Path(data, ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
+    with logcore.open_dir(data) as logdir:
+        assert not Path(data, ".kafka_cleanshutdown").exists()
+        assert logdir.cluster_id == cluster
+    assert Path(data, ".kafka_cleanshutdown").exists()
+
+
+def test_kafkas_own_properties_are_kept(data: str) -> None:
+    os.mkdir(data)
+    text = "#Mon Jan 01\ncluster.id=abcDEF\nnode.id=7\nversion=1\n"
+    Path(data, "meta.properties").write_text(text)
+    with logcore.open_dir(data) as logdir:
+        assert (logdir.cluster_id, logdir.node_id) == ("abcDEF", 7)
+    assert Path(data, "meta.properties").read_text() == text
+
+
+def test_partitions_that_were_copied_in_are_topics(data: str, tmp_path: Path) -> None:
+    with logcore.open(os.path.join(data, "copied-3"), create=True) as log:
+        log.append(b"here")
+    os.mkdir(os.path.join(data, "not a topic"))
+    with logcore.open_dir(data) as logdir:
+        assert logdir.topics() == ["copied"]
+        assert logdir.partitions("copied") == (3,)
+        assert logdir.partition("copied", 3).get(0).value == b"here"
+        given_id = logdir.topic_id("copied")
+        assert given_id.int
+        with pytest.raises(logcore.TopicNotFoundError, match="no such partition"):
+            logdir.partition("copied", 0)
+    with logcore.open_dir(data) as logdir:
+        assert logdir.topic_id("copied") == given_id
+
+
+def test_one_writer_many_readers(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        logdir.partition("t", 0).append(b"1")
+        with pytest.raises(logcore.LogLockedError):
+            logcore.open_dir(data)
+        with logcore.open_dir(data, read_only=True) as reading:
+            assert [r.value for r in reading.partition("t", 0).read(0)] == [b"1"]
+            with pytest.raises(logcore.ReadOnlyLogError):
+                reading.create_topic("u")
+            logdir.create_topic("u")
+            assert "u" not in reading
+            reading.refresh()
+            assert "u" in reading
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\0", 5, None])
+def test_bad_names_are_refused_before_any_effect(data: str, name: Any) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        before = sorted(os.listdir(data))
+        with pytest.raises(logcore.InvalidNameError):
+            logdir.create_topic(name)
+        assert sorted(os.listdir(data)) == before
+
+
+def test_names_kafka_cannot_tell_apart(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("a.b")
+        with pytest.raises(logcore.InvalidNameError, match=r"a\.b"):
+            logdir.create_topic("a_b")
+        with pytest.raises(logcore.InvalidNameError):
+            logdir.create_topics({"c.d": (1, None), "c_d": (1, None)})
+        assert logdir.topics() == ["a.b"]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "config"),
+    [(0, {}), (-1, {}), (100_001, {}), ("2", {}), (1, {"retention.msx": 1}), (1, {"retention.ms": "soon"})],
+)
+def test_bad_topics_leave_nothing(data: str, partitions: Any, config: Any) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        with pytest.raises(logcore.InvalidConfigError):
+            logdir.create_topics({"fine": (1, None), "bad": (partitions, config)})
+        assert logdir.topics() == []
+        assert not [name for name in os.listdir(data) if os.path.isdir(os.path.join(data, name))]
+
+
+def test_topics_that_exist_or_do_not(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions=2)
+        with pytest.raises(logcore.TopicExistsError):
+            logdir.create_topic("t")
+        for act in (logdir.delete_topic, logdir.describe_topic, logdir.partitions, logdir.topic_id):
+            with pytest.raises(logcore.TopicNotFoundError):
+                act("u")
+        with pytest.raises(logcore.TopicNotFoundError):
+            logdir.partition("t", 2)
+        with pytest.raises(logcore.InvalidConfigError, match="3 to"):
+            logdir.add_partitions("t", 2)
+        logdir.add_partitions("t", 4)
+        assert logdir.partitions("t") == (0, 1, 2, 3)
+        logdir.partition("t", 3).append(b"new")
+
+
+def test_settings_reach_open_logs_and_stay(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", config={"max.message.bytes": 1000})
+        log = logdir.partition("t", 0)
+        with pytest.raises(logcore.RecordTooLargeError):
+            log.append(b"x" * 2000)
+        logdir.alter_topic("t", {"max.message.bytes": 5000, "segment.bytes": 3000})
+        log.append(b"x" * 2000)
+        log.append(b"x" * 2000)
+        assert log.statistics().rolls == 1
+        logdir.alter_topic("t", {"max.message.bytes": None})
+        log.append(b"x" * 2900)
+        with pytest.raises(logcore.InvalidConfigError):
+            logdir.alter_topic("t", {"retention.ms": 1, "segment.bytes": "many"})
+        with pytest.raises(logcore.InvalidConfigError, match="did you mean"):
+            logdir.alter_topic("t", {"retention.m": None})
+        assert logdir.describe_topic("t").overrides == {"segment.bytes": "3000"}
+    with logcore.open_dir(data) as logdir:
+        assert logdir.describe_topic("t").overrides == {"segment.bytes": "3000"}
+
+
+def test_deleting_a_topic_removes_its_files(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions=2, config={"segment.bytes": 2000})
+        logdir.create_topic("tt")
+        log = logdir.partition("t", 1)
+        for n in range(100):
+            log.append(b"%d" % n * 100)
+        reading = log.read(0)
+        first = next(reading)
+        old_id = logdir.topic_id("t")
+        logdir.delete_topic("t")
+        assert logdir.topics() == ["tt"]
+        assert sorted(name for name in os.listdir(data) if os.path.isdir(os.path.join(data, name))) == ["tt-0"]
+        assert first.value == b"0" * 100
+        with pytest.raises(logcore.OffsetOutOfRangeError, match="removed"):
+            list(reading)
+        with pytest.raises(logcore.LogClosedError):
+            log.append(b"late")
+        logdir.create_topic("t")
+        assert logdir.topic_id("t") != old_id
+        assert logdir.partition("t", 0).log_end_offset == 0
+    text = Path(data, "recovery-point-offset-checkpoint").read_text()
+    assert "t 1" not in text.splitlines()
+
+
+def test_tick_rolls_and_syncs_by_time(data: str) -> None:
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        logdir.create_topic("t", config={"segment.ms": 1000, "flush.ms": 0})
+        log = logdir.partition("t", 0)
+        log.append(b"v", timestamp_ms=10_000)
+        assert log.statistics().syncs == 0
+        logdir.tick(10_500)
+        assert log.statistics().syncs == 1 and log.statistics().segments == 1
+        logdir.tick(11_001)
+        assert log.statistics().segments == 2
+        logdir.tick(99_000)
+        assert log.statistics().segments == 2, "an empty segment is not rolled"
+
+
+def test_flush_messages(data: str) -> None:
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        logdir.create_topic("t", config={"flush.messages": 3})
+        log = logdir.partition("t", 0)
+        for _ in range(7):
+            log.append(b"v")
+        assert log.statistics().syncs == 2
+
+
+def test_many_ticks_visit_every_log(data: str) -> None:
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        logdir.create_topic("t", partitions=40, config={"flush.ms": 0})
+        for n in range(40):
+            logdir.partition("t", n).append(b"v")
+        for _ in range(10):
+            logdir.tick()
+        assert all(logdir.partition("t", n).durable_end_offset == 1 for n in range(40))
+
+
+def test_partitions_are_opened_by_many_threads_once(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions=4)
+        seen: list[Any] = []
+        threads = [threading.Thread(target=lambda n=n: seen.append(logdir.partition("t", n % 4))) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({id(log) for log in seen}) == 4
+
+
+@pytest.mark.parametrize("flip", range(0, 200, 7))
+def test_a_damaged_file_of_topics_is_refused_not_guessed(data: str, flip: int) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions=2, config={"retention.ms": 123456})
+        logdir.create_topic("u", partitions=2, config={"retention.ms": 123456})
+    path = Path(data, "logcore.topics")
+    content = bytearray(path.read_bytes())
+    content[flip % len(content)] ^= 1 << flip % 8
+    path.write_bytes(content)
+    for read_only in (True, False):
+        try:
+            with logcore.open_dir(data, read_only=read_only) as logdir:
+                assert logdir.describe_topic("t").overrides == {"retention.ms": "123456"}
+        except logcore.CorruptLogError as error:
+            assert "logcore.topics" in str(error)
+
+
+def _crashing(stop: int) -> FaultyFS:
+    """A disk that stops at the stop-th operation that changes it; what was done before stays."""
+
+    class Stop(FaultyFS):
+        done = 0
+
+        def _step(self) -> None:
+            self.done += 1
+            if self.done > stop:
+                raise logcore.StorageWriteError("stopped") from OSError(errno.EIO, "stopped")
+
+    for name in ("pwrite", "fsync", "fdatasync", "rename", "unlink", "mkdir", "rmdir", "sync_dir", "truncate"):
+        real = getattr(FaultyFS, name)
+
+        def call(self: Any, *args: Any, real: Any = real) -> Any:
+            self._step()
+            return real(self, *args)
+
+        setattr(Stop, name, call)
+    return Stop()
+
+
+@pytest.mark.parametrize("act", ["create", "delete", "grow", "alter"])
+def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str, tmp_path: Path, act: str) -> None:
+    for stop in range(200):
+        where = os.path.join(data, f"{act}{stop}")
+        with logcore.open_dir(where, create=True) as logdir:
+            logdir.create_topic("t", partitions=2)
+            logdir.create_topic("stays", config={"retention.ms": 7})
+            logdir.partition("t", 0).append(b"kept")
+        fs = _crashing(10**9)
+        crashed = False
+        logdir = logcore.open_dir(where, fs=fs)
+        fs.__class__._step = _crashing_step(fs.done + stop)
+        try:
+            if act == "create":
+                logdir.create_topic("new", partitions=3, config={"retention.ms": 9})
+            elif act == "delete":
+                logdir.delete_topic("t")
+            elif act == "grow":
+                logdir.add_partitions("t", 5)
+            else:
+                logdir.alter_topic("t", {"retention.ms": 9})
+        except logcore.StorageWriteError:
+            crashed = True
+        fs.__class__._step = lambda self: None
+        logdir.close()
+        with logcore.open_dir(where) as logdir:
+            assert logdir.describe_topic("stays").overrides == {"retention.ms": "7"}
+            if act == "create" and "new" in logdir:
+                assert logdir.partitions("new") == (0, 1, 2)
+                assert logdir.describe_topic("new").overrides == {"retention.ms": "9"}
+                assert logdir.partition("new", 2).append(b"x").offset == 0
+            if "t" in logdir:
+                assert logdir.partition("t", 0).get(0).value == b"kept"
+                assert logdir.partitions("t") in ((0, 1), (0, 1, 2, 3, 4))
+            else:
+                assert act == "delete"
+                assert not [name for name in os.listdir(where) if name.startswith("t-")]
+        if not crashed:
+            assert stop > 2
+            return
+    raise AssertionError("the loop did not reach the end of the operation")
+
+
+def _crashing_step(limit: int) -> Any:
+    def step(self: Any) -> None:
+        self.done += 1
+        if self.done > limit:
+            raise logcore.StorageWriteError("stopped") from OSError(errno.EIO, "stopped")
+
+    return step
+
+
+def test_a_thousand_partitions_write_each_checkpoint_once_when_closed(data: str, monkeypatch: Any) -> None:
+    logdir = logcore.open_dir(data, create=True, durability="os")
+    logdir.create_topic("t", partitions=50)
+    for n in range(50):
+        logdir.partition("t", n).append(b"v")
+    written: list[str] = []
+    real = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda fs, d, name, c: (written.append(name), real(fs, d, name, c))[1])
+    logdir.close()
+    assert written.count(checkpoint.RECOVERY_POINT) == 1
+    assert len(checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT)) == 50
+
+
+@given(st.uuids())
+def test_ids_as_text(value: Any) -> None:
+    assert parse_id(id_text(value)) == value and len(id_text(value)) == 22
+
+
+def test_closed_directories_say_so(data: str) -> None:
+    logdir = logcore.open_dir(data, create=True)
+    logdir.create_topic("t")
+    logdir.close()
+    logdir.close()
+    for act in (logdir.topics, logdir.tick, lambda: logdir.create_topic("u")):
+        with pytest.raises(logcore.LogClosedError):
+            act()
+    with pytest.raises(logcore.LogNotFoundError):
+        logcore.open_dir(data + "x")
+    with pytest.raises(logcore.InvalidConfigError):
+        logcore.open_dir(data, create=True, read_only=True)
