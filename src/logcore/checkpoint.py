@@ -33,6 +33,7 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 META_PROPERTIES: Final = "meta.properties"
 PARTITION_METADATA: Final = "partition.metadata"
 TOPICS: Final = "logcore.topics"
+PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
 

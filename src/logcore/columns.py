@@ -139,6 +139,10 @@ class RecordColumns:
         arrays = [_ARROW_BUILDERS[field.name](self, pa) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
+    def arrow_array(self, column: str) -> Any:
+        """One of ARROW_COLUMNS as a pyarrow array; what is given for a record without headers is an empty list."""
+        return _ARROW_BUILDERS[column](self, _pyarrow())
+
     def _binary(self, pa: Any, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> Any:
         offsets, pieces = active.gather(self.data, positions, sizes)
         nulls = sizes < 0

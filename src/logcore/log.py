@@ -17,19 +17,20 @@ This module does not know other partitions. It starts no threads: tick() does wh
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import operator
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
 
 import attrs
 import numpy as np
 
-from logcore import checkpoint, recovery
+from logcore import checkpoint, recovery, staging
 from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
 from logcore.compression import Codec
@@ -396,6 +397,24 @@ class Log(LogReader):
         `interval` may not be on disk yet.
         """
         return self._commit.durable_end if self._writable else self._visible
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that appended batches are stamped with."""
+        return self._leader_epoch
+
+    def end_of_epoch(self, leader_epoch: int) -> tuple[int, int]:
+        """(epoch, end offset): the largest epoch at or below leader_epoch, and where it ends; (-1, -1) when unknown.
+
+        Storage format section 11.4, Kafka's OffsetForLeaderEpoch.
+        """
+        epochs = self._epochs
+        if leader_epoch == self._leader_epoch:
+            return leader_epoch, self._end
+        if leader_epoch < 0 or leader_epoch > self._leader_epoch:
+            return -1, -1
+        slot = bisect.bisect_right(epochs, (leader_epoch, INT64_MAX)) - 1
+        return (leader_epoch, epochs[0][1]) if slot < 0 else (epochs[slot][0], epochs[slot + 1][1])
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -793,6 +812,52 @@ class Log(LogReader):
         self._rolls += 1
         self._save_recovery_point_locked()
 
+    @contextlib.contextmanager
+    def adopting(self) -> Generator[_Adoption, None, None]:
+        """For staging.apply_ready(): inside, appends wait, all is on disk, and files may be put behind the log's end."""
+        with self._lock:
+            self._check_writable_locked()
+            self._sync_locked()
+            with self._commit.held():
+                yield _Adoption(self)
+
+    def _seal_locked(self) -> None:
+        """Makes the active segment one that others may follow; appending to it goes on being possible."""
+        try:
+            self._active.seal()
+        except BaseException as error:
+            if not isinstance(error, (DiskFullError, ResourceError)):
+                self._commit.poison(error)
+            raise
+
+    def _take_locked(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
+        """Takes note of records that were put behind the log's end, durably: in segments at bases, the last of which
+        becomes the active one, or in the active segment.
+        """
+        assert end > self._end, (end, self._end)
+        if bases:
+            before = self._segments if self._active.size_bytes else self._segments[:-1]
+            sealed = [*(segment.base_offset for segment in before[-1:]), *bases[:-1]]
+            new = ActiveSegment(self._fs, self.path, bases[-1], self.config, create=False)
+            recovery.rebuild(new)
+            new.write_indexes(whole=True)
+            self._segments = [*before[:-1], *(Segment(self._fs, self.path, base) for base in sealed), new]
+            self._active = new
+        else:
+            self._active.refresh()
+            recovery.rebuild(self._active)
+        assert self._active.last_offset + 1 == end, (self._active.last_offset, end)
+        self._end = end
+        self._written_bytes += size_bytes
+        self._appends += 1
+        self._rolls += len(bases)
+
+    def _show_taken_locked(self) -> None:
+        self._commit.advance(self._end, self._written_bytes)
+        if self._visible < self._end:
+            self._show(self._end)
+        self._save_recovery_point_locked()
+
     def delete_records(self, before_offset: int) -> int:
         """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.
 
@@ -962,6 +1027,33 @@ class Log(LogReader):
         )
 
 
+class _Adoption:
+    """A log inside Log.adopting(): what staging.Target describes."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.path, self.end, self.leader_epoch = log.path, log.log_end_offset, log._leader_epoch
+        self.segment, self.size_bytes = log._active.base_offset, log._active.size_bytes
+        self.segment_bytes = log.config.segment_bytes
+
+    def has_room(self, size: int, max_timestamp: int, last_offset: int) -> bool:
+        return not self._log._active.is_full(size, max_timestamp, last_offset, self._log._fs.now_ms())
+
+    def seal(self) -> None:
+        self._log._seal_locked()
+
+    def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
+        self._log._take_locked(bases, end, size_bytes)
+
+    def show(self) -> None:
+        self._log._show_taken_locked()
+
+    def fail(self, cause: BaseException) -> None:
+        """The files say more than memory does: no more appends, and whoever opens the log next ends the work."""
+        self._log._commit.poison(cause)
+        self._log._lock_held.shared["unfinished"] = True
+
+
 def claim_directory(fs: FS, parent: str, member: str) -> Lock:
     """The lock on a log directory, or a share of it when this process holds it already.
 
@@ -980,6 +1072,10 @@ def claim_directory(fs: FS, parent: str, member: str) -> Lock:
                 else:  # a new directory has nothing to check
                     names = fs.listdir(parent)
                     lock.shared["was_clean"] = not any(fs.is_directory(os.path.join(parent, name)) for name in names)
+                lock.shared["unfinished"] = True
+            if lock.shared.get("unfinished"):  # also of this process, when it failed in the middle
+                staging.roll_forward(fs, parent)
+                lock.shared["unfinished"] = False
     except BaseException:
         lock.release()
         raise

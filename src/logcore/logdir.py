@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 
 import attrs
 
-from logcore import checkpoint
+from logcore import checkpoint, staging
 from logcore.config import INT32_MAX, Durability, LogConfig, config_text, known_config
 from logcore.errors import (
     CorruptLogError,
@@ -54,6 +54,7 @@ _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.in
 #: What one tick() may do that touches the disk, and how many logs it looks at.
 _TICK_ACTIONS: Final = 4
 _TICK_LOGS: Final = 1_000
+_PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 _NO_ID: Final = uuid.UUID(int=0)
 
 
@@ -186,12 +187,13 @@ class LogDir:
         self.durability = policy
         self._fs = fs
         self._lock_held = lock
-        self._given = given
+        self.given_config = given
         self._lock = threading.RLock()
         self._logs: dict[tuple[str, int], Log] = {}
         self._topics: dict[str, _Topic] = {}
         self._closed = True  # until it is open, there is nothing to close
         self._ticked = 0
+        self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
         self._forks = fs.forks
@@ -202,6 +204,9 @@ class LogDir:
         if lock is not None:
             self._complete_topics()
         self._closed = False
+        if lock is not None:
+            with contextlib.suppress(LogcoreError):  # what cannot be done now waits, and the others do not wait for it
+                staging.apply_ready(fs, self)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -467,8 +472,13 @@ class LogDir:
         """
         self.create_topics({name: (partitions, config)})
 
-    def create_topics(self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]]) -> None:
-        """Makes several topics, name -> (partitions, config), all of them or none; see create_topic()."""
+    def create_topics(
+        self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]], *, check_only: bool = False
+    ) -> None:
+        """Makes several topics, name -> (partitions, config), all of them or none; see create_topic().
+
+        check_only: only raise what making them would, here and below.
+        """
         with self._lock:
             self._check_writable()
             flat = {name.replace(".", "_"): name for name in self._topics}
@@ -487,6 +497,8 @@ class LogDir:
                 count = _check_count(partitions, 1)
                 overrides = self._overrides({}, config or {})
                 made.append(_Topic(name, _new_id(self._fs), count, overrides, tuple(range(count))))
+            if check_only or not made:
+                return
             self._save(*made)
             for topic in made:
                 self._topics[topic.name] = topic
@@ -494,7 +506,7 @@ class LogDir:
                     self._make_partition(topic, number)
             self._fs.sync_dir(self.path)
 
-    def add_partitions(self, name: str, count: int) -> None:
+    def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
         with self._lock:
             self._check_writable()
@@ -503,6 +515,8 @@ class LogDir:
             if topic.numbers != tuple(range(present)):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(topic.numbers))
             _check_count(count, present + 1)
+            if check_only:
+                return
             grown = attrs.evolve(topic, topic_id=self.topic_id(name), count=count, numbers=tuple(range(count)))
             self._save(grown)
             self._topics[name] = grown
@@ -510,14 +524,15 @@ class LogDir:
                 self._make_partition(grown, number)
             self._fs.sync_dir(self.path)
 
-    def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:
+    def alter_topic(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
         """Sets settings of a topic by Kafka's names; None takes one back to the default. All of them or none."""
         with self._lock:
             self._check_writable()
             topic = self._topic(name)
-            changed = attrs.evolve(
-                topic, topic_id=self.topic_id(name), overrides=self._overrides(topic.overrides, changes)
-            )
+            overrides = self._overrides(topic.overrides, changes)
+            if check_only:
+                return
+            changed = attrs.evolve(topic, topic_id=self.topic_id(name), overrides=overrides)
             self._save(changed)
             self._topics[name] = changed
             settings = self._settings(changed.overrides)
@@ -556,7 +571,7 @@ class LogDir:
                 self._remove_tree(away)
 
     def _settings(self, overrides: Mapping[str, object]) -> LogConfig:
-        return LogConfig.parse({**self._given, **overrides})
+        return LogConfig.parse({**self.given_config, **overrides})
 
     def _overrides(self, present: Mapping[str, str], changes: Mapping[str, object | None]) -> dict[str, str]:
         """The settings of a topic after changes, checked together with the defaults."""
@@ -566,6 +581,27 @@ class LogDir:
         result = {name: value for name, value in result.items() if value is not None}
         settings = self._settings(result).as_mapping()
         return {name: config_text(settings[name]) for name in result}
+
+    def next_producer_id(self) -> int:
+        """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""
+        with self._lock:
+            self._check_writable()
+            if self._producer_ids[0] >= self._producer_ids[1]:
+                content = checkpoint.read(self._fs, self.path, checkpoint.PRODUCER_IDS)
+                if content is not None and not re.fullmatch(rb"\d{1,18}\n", content):
+                    raise CorruptLogError(
+                        "the note of given producer ids is damaged; write a number above all of them into it",
+                        path=os.path.join(self.path, checkpoint.PRODUCER_IDS),
+                        expected="one number",
+                        found=repr(content[:40]),
+                    )
+                first = int(content or b"0")
+                end = first + _PRODUCER_ID_BLOCK
+                checkpoint.write(self._fs, self.path, checkpoint.PRODUCER_IDS, b"%d\n" % end)
+                self._producer_ids = first, end
+            given, end = self._producer_ids
+            self._producer_ids = given + 1, end
+            return given
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
@@ -646,6 +682,9 @@ class LogDir:
             with contextlib.suppress(LogcoreError):
                 actions += log.tick(now_ms)
             if actions >= _TICK_ACTIONS:
+                return
+        with contextlib.suppress(LogcoreError):  # whoever published it is told
+            if staging.apply_ready(self._fs, self, most=1):
                 return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
             with self._lock, lock.mutex:

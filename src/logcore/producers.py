@@ -54,6 +54,16 @@ class Transactions:
     def last_stable_offset(self, high_watermark: int) -> int:
         return min([high_watermark, *self.open.values()])
 
+    def aborted_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of aborted transactions that reach into [start, end), by first offset."""
+        found = [
+            (producer_id, first)
+            for producer_id, spans in self.aborted.items()
+            for first, marker in spans
+            if first < end and marker >= start
+        ]
+        return sorted(found, key=lambda each: each[1])
+
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
         """Whether a transactional data batch belongs to an aborted transaction."""
         spans = self.aborted.get(producer_id, [])

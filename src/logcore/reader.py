@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from logcore import checkpoint
+from logcore.columns import RecordColumns
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
     CorruptBatchError,
@@ -262,6 +264,41 @@ class LogReader:
         """
         return self._stretch(start, end).batches(max_bytes)
 
+    def stored(
+        self,
+        start: int,
+        *,
+        max_bytes: int,
+        isolation: Isolation = "read_uncommitted",
+        at_least_one: bool = True,
+    ) -> list[memoryview]:
+        """The bytes of whole batches as they lie in the files, from the one that holds start on: what a fetch sends.
+
+        At most max_bytes, but with at_least_one never less than one batch where there is one; up to the high watermark,
+        for "read_committed" up to the last stable offset. Sealed segments give views of their mapping, the growing one
+        bytes just read; both stay valid as long as they are kept. Nothing is decoded and no CRC is checked. Raises
+        OffsetOutOfRangeError, CorruptBatchError where no batch can be made out, StorageReadError.
+        """
+        stretch = self._stretch(start, None, isolation)
+        pieces: list[memoryview] = []
+        offset, left = stretch.start, max_bytes
+        for segment in stretch.segments:
+            if offset >= stretch.end or segment.base_offset >= stretch.end:
+                break
+            piece, whole = segment.stored(segment.find(offset), left, stretch.end, at_least_one and not pieces)
+            if piece:
+                pieces.append(piece)
+                left -= len(piece)
+            if not whole:
+                break
+        return pieces
+
+    def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of aborted transactions that a reader of [start, end) must know of to leave them
+        out.
+        """
+        return self._scan_transactions().aborted_between(start, end)
+
     def scan(
         self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "read_uncommitted"
     ) -> Scan:
@@ -275,6 +312,30 @@ class LogReader:
         stretch = self._stretch(first, end, isolation)
         # Asked again for each reading, so that a scan that is kept does not read segments that are gone.
         return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))
+
+    def scan_typed(
+        self, start: int, end: int, *, isolation: Isolation, rows: int, size_bytes: int
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+        """The columns in [start, end) in chunks of at most that many rows and bytes, but not less than a batch, each
+        with the timestamp types of its records. See Stretch.typed_columns(). Errors as read().
+        """
+        return self._stretch(start, end, isolation).typed_columns(rows, size_bytes)
+
+    def segments_between(self, start: int, end: int) -> list[Segment]:
+        """The segments that hold [start, end), in order."""
+        segments = self._segments
+        return segments[max(0, slot_of(segments, start)) : slot_of(segments, max(start, end - 1)) + 1]
+
+    def avoid_mapping(self) -> None:
+        """Of a log opened read-only: reads with pread from now on, for a process that may not map as much as a segment.
+
+        A mapping counts against RLIMIT_AS in full, whatever of it is read.
+        """
+        assert not self._writable
+        self._segments = [
+            one if isinstance(one, GrowingSegment) else GrowingSegment(self._fs, self.path, one.base_offset)
+            for one in self._segments
+        ]
 
     def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
         """Records from start on, by default the present end, and then new ones as they come, each once and in order.
@@ -369,6 +430,19 @@ class LogReader:
                         return int(columns.offsets[int(late.argmax())])
             return None
         return None
+
+    def newest(self) -> tuple[int, int] | None:
+        """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
+        self._check_open()
+        segments = self._segments
+        largest = [
+            segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
+            for segment in segments
+        ]
+        if not segments or max(largest) < 0:
+            return None
+        offset = self.offset_for_timestamp(max(largest))
+        return None if offset is None else (offset, max(largest))
 
     def _stretch(self, start: int, end: int | None, isolation: Isolation = "read_uncommitted") -> Stretch:
         """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
@@ -55,6 +56,12 @@ class Run:
     def size_bytes(self) -> int:
         return self.stop - self.at
 
+    @property
+    def next_offset(self) -> int:
+        """The offset after its last batch, found by walking the heads."""
+        facts, _, _ = active.walk(self.data, self.at, self.stop, self.rows + 1, False)
+        return int(facts["last_offset"][-1]) + 1
+
     def records(self, *, max_size: int) -> list[Record]:
         with self._placed():
             return active.decode_objects(self.data, self.at, self.stop, self.path)
@@ -65,6 +72,12 @@ class Run:
             rows = active.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
         assert rows == self.rows, (rows, self.rows)
         return RecordColumns.from_block(self.data, block, rows)
+
+    def timestamp_types(self) -> npt.NDArray[np.int32]:
+        """Of each record, as Stretch.typed_columns() gives them."""
+        facts, _, _ = active.walk(self.data, self.at, self.stop, self.rows + 1, False)
+        types = ((facts["attributes"] & layout.APPEND_TIME_BIT) != 0).astype(np.int32)
+        return np.repeat(types, facts["record_count"]) if types.any() else np.zeros(self.rows, np.int32)
 
     def batches(self) -> Iterator[RecordBatch]:
         at = self.at
@@ -143,6 +156,23 @@ class Stretch:
             if len(columns):
                 yield columns
 
+    def typed_columns(self, rows: int, size_bytes: int) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+        """Chunks of columns, each with the timestamp types of its records: 0 CreateTime, 1 LogAppendTime, -1 none.
+
+        rows, size_bytes: of a chunk at most, but not less than a batch.
+        """
+        for item in self._runs(size_bytes, rows):
+            if isinstance(item, RecordBatch) and item.is_control:
+                continue
+            columns = item.columns(max_size=self.max_size).between(self.start, self.end)
+            if not len(columns):
+                continue
+            if isinstance(item, RecordBatch):
+                types = np.full(len(columns), item.timestamp_type, np.int32)
+            else:  # all of it, or cut at the start of the stretch, which only a run of one batch is
+                types = item.timestamp_types()[: len(columns)]
+            yield columns, types
+
     def batches(self, max_bytes: int | None = None) -> Iterator[RecordBatch]:
         """Whole batches, control batches too."""
 
@@ -175,6 +205,7 @@ class Stretch:
         start, end, committed = self.start, self.end, self.committed
         most, want = 1, _FIRST_PIECE_BYTES
         before: Segment | None = None
+        run: Run | None = None
         for segment in self.segments:
             if before is not None and self.dense and (reached := before.next_offset()) != segment.base_offset:
                 raise CorruptLogError(
@@ -200,9 +231,14 @@ class Stretch:
                         stop, rows = active.plan_run(data, at, limit, run_rows, most, end)
                     if stop > at:
                         most = run_bytes
-                        yield Run(data, at, stop, rows, origin, segment.path)
+                        run = Run(data, at, stop, rows, origin, segment.path)
+                        yield run
                         at = stop
                         continue
+                    if run is not None:
+                        if run.next_offset >= end:  # what follows is not ours to read: the torn tail of a writer, say
+                            return
+                        run = None
                     batch = RecordBatch.parse(data, at, limit, path=segment.path, origin=origin)
                     if batch is None and at == begin:  # larger than the piece, or not whole at all
                         batch = segment.batch(position)

@@ -18,9 +18,17 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import attrs
+import numpy as np
 
 from logcore.config import INT64_MAX, LogConfig
-from logcore.errors import DiskFullError, LogcoreError, OffsetOutOfRangeError, ResourceError, StorageWriteError
+from logcore.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    LogcoreError,
+    OffsetOutOfRangeError,
+    ResourceError,
+    StorageWriteError,
+)
 from logcore.fs import FS
 from logcore.index import OffsetIndex, TimeIndex, load
 from logcore.kernels import Record, active, layout
@@ -178,6 +186,33 @@ class Segment:
             yield facts, position, why
             if why != layout.WALK_LIMIT:
                 return
+
+    def stored(self, position: int, max_bytes: int, end: int, at_least_one: bool) -> tuple[memoryview, bool]:
+        """(bytes, whole): whole batches from position on, up to max_bytes, that lie below offset end.
+
+        at_least_one: the first even if it is larger. whole: whether they reach the end of the segment. Raises
+        CorruptBatchError.
+        """
+        size = self.size_bytes
+        piece = self.piece(position, max(0, min(max_bytes, size - position)))
+        data, start, origin = piece.data, piece.at, piece.origin
+        at, stop = start, min(piece.limit, start + max(0, max_bytes))
+        while True:
+            facts, next_at, why = active.walk(data, at, stop, _WALK_BATCHES, False)
+            above = np.flatnonzero(facts["last_offset"] >= end)
+            if len(above):
+                return data[start : int(facts["position"][above[0]])], False
+            if why == layout.WALK_SHORT and next_at == start and at_least_one and origin + stop < size:
+                data, start, limit = self.head(position)
+                at, origin, at_least_one = start, position - start, False
+                length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True) if limit - at >= 12 else 0
+                stop = min(limit, at + max(layout.HEADER_SIZE, length + layout.LOG_OVERHEAD))
+                continue
+            if why not in (layout.WALK_LIMIT, layout.WALK_END, layout.WALK_SHORT) and next_at == start:
+                raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=origin + next_at)
+            if why != layout.WALK_LIMIT:
+                return data[start:next_at], origin + next_at >= size
+            at = next_at
 
     def max_timestamp(self) -> int:
         """Largest timestamp of a sealed segment, -1 for none: the closing entry of its time index, if the batches from
@@ -347,9 +382,8 @@ class ActiveSegment(GrowingSegment):
     """The segment that is written, with what appends need to know of it in plain attributes."""
 
     def __init__(self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool) -> None:
-        path = os.path.join(directory, file_name(base_offset, LOG))
         Segment.__init__(self, fs, directory, base_offset)
-        self._hold(fs.open(path, write=True, create=create, exclusive=create))
+        self._hold(fs.open(self.path, write=True, create=create, exclusive=create))
         self.config = config
         self.created_ms = fs.now_ms()
         self.limit_offset = base_offset + layout.INT32_MAX

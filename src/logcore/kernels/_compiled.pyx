@@ -212,6 +212,7 @@ cdef enum:
     CODEC_MASK = 0x07
     APPEND_TIME_BIT = 0x08
     CONTROL_BIT = 0x20
+    TRANSACTIONAL_BIT = 0x10
     ROW_SIZE = 40
     INT32_LIMIT = 2147483647
     OVERHEAD = 41
@@ -644,6 +645,45 @@ def decode_columns(data, Py_ssize_t position, Py_ssize_t limit, block, Py_ssize_
             return at
         finally:
             PyBuffer_Release(&target)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def sound_batch(data):
+    """What a plain client batch holds, if it may be stored as it is. See plain.sound_batch."""
+    cdef Py_buffer view
+    cdef Facts facts
+    cdef Row row
+    cdef const uint8_t *p
+    cdef const uint8_t *end
+    cdef int64_t timestamp, newest = -1, oldest = -1
+    cdef int32_t at = 0, keyless = 0
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t *>view.buf
+        if check_head(p, view.len) != WALK_END or p[16] != 2:
+            return None
+        read_facts(p, 0, &facts)
+        if (facts.size_bytes != view.len or facts.attributes & ~TRANSACTIONAL_BIT or facts.record_count < 1
+                or facts.last_offset - facts.base_offset != facts.record_count - 1
+                or (facts.producer_id >= 0 and facts.base_sequence < 0)
+                or crc_of(p + CRC_START, facts.size_bytes - CRC_START) != facts.crc):
+            return None
+        end = p + view.len
+        p += HEADER_SIZE
+        while at < facts.record_count:
+            if read_row(&p, end, &row) or row.offset_delta != at:
+                return None
+            timestamp = <int64_t>(<uint64_t>facts.base_timestamp + <uint64_t>row.timestamp_delta)
+            if timestamp > newest:
+                newest = timestamp
+            if timestamp != -1 and (timestamp < oldest or oldest == -1):
+                oldest = timestamp
+            keyless += row.key_size < 0
+            at += 1
+        if p != end or newest != facts.max_timestamp:
+            return None
+        return facts.record_count, oldest, newest, keyless
     finally:
         PyBuffer_Release(&view)
 

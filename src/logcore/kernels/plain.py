@@ -21,7 +21,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from logcore.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    LogcoreError,
+    RecordTooLargeError,
+)
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
     BATCH_FACTS,
@@ -48,6 +54,8 @@ from logcore.kernels.layout import (
     MIN_RECORD_SIZE,
     OVERHEAD,
     PREFIX_SIZE,
+    ROW_SIZE,
+    TRANSACTIONAL_BIT,
     WALK_COUNT,
     WALK_CRC,
     WALK_END,
@@ -507,6 +515,43 @@ def decode_columns(
         at += count
         position += size
     return at
+
+
+def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
+    """Whether data is exactly one v2 batch that a leader may store as a client sent it, but for offset and epoch.
+
+    That is: uncompressed, no control batch, times of its own, CRC right, its records sound, numbered 0, 1, 2, ... and
+    the largest of their times the one in the head. Then (record count, oldest time or -1 if no record has one, newest
+    time, number of records without a key); None for everything else, good or bad, which takes a closer look.
+    """
+    view = memoryview(data).cast("B")
+    facts, _, why = walk(view, 0, len(view), 2, True)
+    if why != WALK_END or len(facts) != 1:
+        return None
+    head = facts[0]
+    count = int(head["record_count"])
+    if (
+        head["magic"] != 2
+        or head["attributes"] & ~TRANSACTIONAL_BIT
+        or not 1 <= count <= len(view)
+        or head["last_offset"] - head["base_offset"] != count - 1
+        or (head["producer_id"] >= 0 and head["base_sequence"] < 0)
+    ):
+        return None
+    block = np.empty(count * ROW_SIZE, np.uint8)
+    try:
+        if decode_columns(view, 0, len(view), block, count) != count:
+            return None
+    except LogcoreError:
+        return None
+    columns = dict(zip((name for name, _ in COLUMNS), _columns(block, count), strict=True))
+    times = columns["timestamps_ms"]
+    newest = max(-1, int(times.max()))
+    offsets = columns["offsets"] - int(head["base_offset"])
+    if newest != int(head["max_timestamp"]) or not np.array_equal(offsets, np.arange(count)):
+        return None
+    given = times[times != -1]
+    return count, int(given.min()) if len(given) else -1, newest, int((columns["key_sizes"] < 0).sum())
 
 
 def decode_body_columns(

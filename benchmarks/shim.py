@@ -1,0 +1,456 @@
+"""What does a broker cost: from start to first delivery, per produce request, per byte fetched, beside brokers that store nothing?
+
+Method:
+- The broker, and what it is measured against, each run in a process of their own and are driven by the same client over
+  loopback, in turns. CPU seconds are the server process's, from the system's own count.
+- produce requests: one connection keeps 16 Produce v9 requests outstanding, each with one batch of one 1 KB record. The
+  bare loop is an asyncio.BufferedProtocol that cuts frames, decodes the request and encodes a response with the same
+  codec, with no log behind it. Policy os on our side, because the bare loop has no disk; group is shown too.
+- fetch: one connection keeps 4 Fetch v11 requests of 1 MB outstanding over a sealed log of 512 MB. The bare loop writes
+  as large a view of the mapped file for each request, whatever it says.
+- confluent-kafka: 1 KB messages through its Producer, and back through its Consumer, beside librdkafka's mock cluster,
+  which lives in a client's process and keeps what it is sent in memory: the last 5 MB of a partition, so what is
+  consumed lies in 4 MB of each of many partitions, on both sides.
+
+Not shown: other machines than one, TLS, many connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import common
+from common import Result, Settings
+
+import logcore
+import netshim
+from logcore import recordbatch
+from netshim import wire
+
+_VALUE: Final = b"v" * 1_000
+_OUTSTANDING: Final = 16
+_FETCH_BYTES: Final = 1 << 20
+_FETCH_OUTSTANDING: Final = 4
+_REPEATS: Final = 5
+_KEPT: Final = 4_000
+
+
+def run(settings: Settings) -> Iterator[Result]:
+    yield from starting(settings)
+    yield from produce_requests(settings)
+    yield fetch_bytes(settings)
+    yield from clients(settings)
+
+
+# -- starting ------------------------------------------------------------------------------------------------------
+
+
+def starting(settings: Settings) -> Iterator[Result]:
+    import subprocess
+
+    script = (
+        "import sys, time, resource\n"
+        "import confluent_kafka, netshim\n"
+        "started = time.perf_counter()\n"
+        "with netshim.serve(sys.argv[1]) as server:\n"
+        "    producer = confluent_kafka.Producer({'bootstrap.servers': server.bootstrap_servers})\n"
+        "    told = []\n"
+        "    producer.produce('t', b'v', on_delivery=lambda error, message: told.append(error))\n"
+        "    producer.flush(10)\n"
+        "    assert told == [None], told\n"
+        "    print(time.perf_counter() - started)\n"
+    )
+    idle = (
+        "import sys, netshim\n"
+        "with netshim.serve(sys.argv[1]):\n"
+        "    text = open('/proc/self/status').read()\n"
+        "    print(int(text.split('VmRSS:')[1].split()[0]) / 1024)\n"
+    )
+    times, sizes = [], []
+    for turn in range(settings.repeats):
+        with common.scratch(settings, "shim") as path:
+            for code, into in ((script, times), (idle, sizes)):
+                done = subprocess.run(
+                    [sys.executable, "-c", code, str(path / f"data{turn}")], capture_output=True, text=True, check=True
+                )
+                into.append(float(done.stdout))
+    times.sort()
+    best = times[len(times) // 2] * 1e3
+    yield Result(
+        question="serve to first delivery acknowledged",
+        unit="ms",
+        ours=best,
+        peer_name="the limit",
+        peer=0,
+        ratio=best,
+        target=100,
+        bound="at most",
+        ratio_unit=" ms",
+        method="netshim.serve, a confluent-kafka Producer, one message, its delivery report; topic made on the way. Median.",
+    )
+    size = min(sizes)
+    yield Result(
+        question="memory of an idle broker's process",
+        unit="MB",
+        ours=size,
+        peer_name="the limit",
+        peer=0,
+        ratio=size,
+        target=60,
+        bound="at most",
+        ratio_unit=" MB",
+        method="Resident size of a Python process with netshim serving an empty directory.",
+    )
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _process(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, Callable[[], float]]]:
+    """A server in a process of its own: its port, and what CPU it has used so far."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    port = ours.recv()
+
+    def cpu_seconds() -> float:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    try:
+        yield port, cpu_seconds
+    finally:
+        ours.send(None)
+        process.join(20)
+        if process.is_alive():
+            process.kill()
+
+
+def _serve_shim(pipe: Any, path: str, durability: str) -> None:
+    with netshim.serve(path, durability=durability, num_partitions=4) as server:
+        pipe.send(server.port)
+        pipe.recv()
+
+
+class _BareProtocol(asyncio.BufferedProtocol):
+    """Cuts frames and has each answered."""
+
+    def __init__(self, answer: Callable[[asyncio.Transport, memoryview], None]) -> None:
+        self.answer = answer
+        self.buffer = bytearray(1 << 20)
+        self.view = memoryview(self.buffer)
+        self.end = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.view[self.end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.end += nbytes
+        at = 0
+        while self.end - at >= 4:
+            size = int.from_bytes(self.view[at : at + 4], "big")
+            if self.end - at - 4 < size:
+                break
+            self.answer(self.transport, self.view[at + 4 : at + 4 + size])
+            at += 4 + size
+        if at:
+            self.buffer[: self.end - at] = self.buffer[at : self.end]
+            self.end -= at
+
+
+def _serve_bare(pipe: Any, path: str) -> None:
+    """Answers Produce as if it had stored something; when path names a file, any request with a view of it."""
+    response_type = wire.PRODUCE.Response
+
+    if path:
+        with open(path, "rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        at = 0
+
+        def answer(transport: asyncio.Transport, frame: memoryview) -> None:
+            nonlocal at
+            correlation_id = int.from_bytes(frame[4:8], "big")
+            view = mapped[at : at + _FETCH_BYTES]
+            at = at + _FETCH_BYTES if at + 2 * _FETCH_BYTES <= len(mapped) else 0
+            transport.write((len(view) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big"))
+            transport.write(view)
+    else:
+
+        def answer(transport: asyncio.Transport, frame: memoryview) -> None:
+            header = wire.decode_header(frame)
+            request = wire.decode_request(header, frame)
+            topics = [
+                response_type.Topic(
+                    name=topic.name,
+                    partition_responses=[
+                        response_type.Topic.Partition(index=partition.index) for partition in topic.partition_data
+                    ],
+                )
+                for topic in request.topic_data
+            ]
+            response = response_type(responses=topics)
+            pieces = wire.encode_response(wire.PRODUCE, header.api_version, header.correlation_id, response)
+            transport.write(b"".join(pieces))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _BareProtocol(answer), "127.0.0.1", 0)
+        pipe.send(server.sockets[0].getsockname()[1])
+        while not pipe.poll():
+            await asyncio.sleep(0.1)
+
+    from netshim.server import loop_factory
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main())
+
+
+def _pipelined(port: int, requests: Iterator[bytes], count: int, outstanding: int) -> None:
+    """Sends count requests and reads as many answers, never more than outstanding under way."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        buffer = bytearray(4 << 20)
+        view = memoryview(buffer)
+        start = end = answered = 0
+        for _ in range(min(outstanding, count)):
+            sock.sendall(next(requests))
+        sent = min(outstanding, count)
+        left = 0  # of a large answer whose bytes are only counted
+        while answered < count:
+            got = sock.recv_into(view[end:])
+            assert got, "the server hung up"
+            end += got
+            done = 0
+            while True:
+                if left:
+                    step = min(left, end - start)
+                    left -= step
+                    start += step
+                    if left:
+                        break
+                    done += 1
+                if end - start < 4:
+                    break
+                left = int.from_bytes(view[start : start + 4], "big")
+                start += 4
+            answered += done
+            if start == end:
+                start = end = 0
+            more = min(done, count - sent)
+            if more:
+                sock.sendall(b"".join(next(requests) for _ in range(more)))
+                sent += more
+            if end == len(buffer):
+                buffer[: end - start] = buffer[start:end]
+                start, end = 0, end - start
+
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+def _produce_frame() -> bytes:
+    batch = recordbatch.encode([(None, _VALUE)], now_ms=common.NOW_MS)
+    request_type = wire.PRODUCE.Request
+    partition = request_type.Topic.Partition(index=0, records=batch)
+    request = request_type(
+        acks=-1, timeout_ms=1000, topic_data=[request_type.Topic(name="t", partition_data=[partition])]
+    )
+    return wire.encode_request(wire.PRODUCE, 9, 7, "bench", request)
+
+
+def produce_requests(settings: Settings) -> Iterator[Result]:
+    import itertools
+
+    frame = _produce_frame()
+    count = 20_000 if settings.quick else 60_000
+    with common.scratch(settings, "shim") as path:
+        for policy in ("os", "group"):
+            with logcore.open_dir(path / policy, create=True) as logdir:
+                logdir.create_topic("t")
+        with (
+            _process(_serve_shim, str(path / "os"), "os") as (ours, _),
+            _process(_serve_shim, str(path / "group"), "group") as (grouped, _),
+            _process(_serve_bare, "") as (bare, _),
+        ):
+            rates: dict[str, list[float]] = {}
+            for _ in range(_REPEATS):
+                for name, port in (("ours", ours), ("bare", bare), ("group", grouped)):
+                    started = time.perf_counter()
+                    _pipelined(port, itertools.repeat(frame), count, _OUTSTANDING)
+                    rates.setdefault(name, []).append(count / (time.perf_counter() - started))
+    best = {name: max(values) for name, values in rates.items()}
+    for name, question, target in (
+        ("ours", "1 KB produce requests, 16 outstanding", 0.4),
+        ("group", "1 KB produce requests, 16 outstanding, to disk (group)", None),
+    ):
+        yield Result(
+            question=question,
+            unit="requests/s",
+            ours=best[name],
+            peer_name="bare BufferedProtocol, no log",
+            peer=best["bare"],
+            ratio=best[name] / best["bare"],
+            target=target,
+            method="Produce v9, one record a batch, one connection; the best of turns.",
+        )
+
+
+def fetch_bytes(settings: Settings) -> Result:
+    size = (128 if settings.quick else 512) << 20
+    with common.scratch(settings, "shim") as path:
+        with logcore.open_dir(path / "data", create=True, durability="os", config={"segment.bytes": size}) as logdir:
+            logdir.create_topic("t")
+            log = logdir.partition("t", 0)
+            common.fill(log, common.make_rows(1_000), size)
+            log.roll()
+            starts = [batch.base_offset for batch in log.batches(0)]
+            per_request = max(1, _FETCH_BYTES // (size // len(starts)))
+            offsets = starts[:: per_request][:-2]
+            segment = path / "data" / "t-0" / f"{0:020d}.log"
+        request_type = wire.FETCH.Request
+        frames = []
+        for offset in offsets:
+            partition = request_type.Topic.Partition(
+                partition=0, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
+            )
+            request = request_type(
+                max_wait_ms=100, min_bytes=1, topics=[request_type.Topic(topic="t", partitions=[partition])]
+            )
+            frames.append(wire.encode_request(wire.FETCH, 11, 7, "bench", request))
+        rates: dict[str, list[float]] = {}
+        with (
+            _process(_serve_shim, str(path / "data"), "os") as ours,
+            _process(_serve_bare, str(segment)) as bare,
+        ):
+            for _ in range(_REPEATS):
+                for name, (port, cpu_seconds) in (("ours", ours), ("bare", bare)):
+                    before = cpu_seconds()
+                    for _ in range(4):
+                        _pipelined(port, iter(frames), len(frames), _FETCH_OUTSTANDING)
+                    spent = cpu_seconds() - before
+                    rates.setdefault(name, []).append(4 * len(frames) * _FETCH_BYTES / 1e6 / spent)
+    best = {name: max(values) for name, values in rates.items()}
+    return Result(
+        question="fetch, MB per CPU second",
+        unit="MB/s",
+        ours=best["ours"],
+        peer_name="bare loop writing mapped views",
+        peer=best["bare"],
+        ratio=best["ours"] / best["bare"],
+        target=0.6,
+        method="Fetch v11 of 1 MB each over a sealed segment; CPU of the server process.",
+    )
+
+
+# -- a real client -------------------------------------------------------------------------------------------------
+
+
+def clients(settings: Settings) -> Iterator[Result]:
+    kafka = common.peer("confluent_kafka", "the rows with confluent-kafka")
+    if kafka is None:
+        return
+    count = 100_000 if settings.quick else 300_000
+    turns = 3 if settings.quick else _REPEATS
+    fast = {"linger.ms": 5, "batch.num.messages": 10_000, "queue.buffering.max.messages": count}
+    produced: dict[str, list[float]] = {}
+    consumed: dict[str, list[float]] = {}
+    with (
+        common.scratch(settings, "shim") as path,
+        _process(_serve_shim, str(path / "data"), "group") as (port, _),
+    ):
+        mock = kafka.Producer({"test.mock.num.brokers": 1, **fast})
+        broker = next(iter(mock.list_topics(timeout=10).brokers.values()))
+        sides = {"ours": f"127.0.0.1:{port}", "mock": f"{broker.host}:{broker.port}"}
+        producers = {name: kafka.Producer({"bootstrap.servers": address, **fast}) for name, address in sides.items()}
+        # Four partitions each, which is what the mock makes of a topic.
+        topics = [f"read{n}" for n in range(4 if settings.quick else 16)]
+        for producer in producers.values():
+            for topic in topics:
+                producer.list_topics(topic, timeout=10)
+                for partition in range(4):
+                    _produce(producer, topic, _KEPT, partition)
+        for turn in range(turns):
+            for name, address in sides.items():
+                topic = f"write{turn}"
+                producers[name].list_topics(topic, timeout=10)
+                produced.setdefault(name, []).append(count / _produce(producers[name], topic, count))
+                wanted = [kafka.TopicPartition(topic, n, 0) for topic in topics for n in range(4)]
+                total = len(wanted) * _KEPT
+                consumed.setdefault(name, []).append(total / _consume(kafka, address, wanted, total))
+        del producers, mock
+    for question, rates, target in (
+        ("produce 1 KB messages through confluent-kafka", produced, 0.5),
+        ("consume 1 KB messages through confluent-kafka", consumed, 2.0),
+    ):
+        ours, peer = max(rates["ours"]), max(rates["mock"])
+        yield Result(
+            question=question,
+            unit="messages/s",
+            ours=ours,
+            peer_name="librdkafka's mock cluster",
+            peer=peer,
+            ratio=ours / peer,
+            target=target,
+            method="acks=all; to disk under group on our side, to memory in the mock. The best of turns.",
+        )
+
+
+def _produce(producer: Any, topic: str, count: int, partition: int = -1) -> float:
+    failed: list[Any] = []
+
+    def told(error: Any, message: Any) -> None:
+        if error is not None:
+            failed.append(error)
+
+    started = time.perf_counter()
+    for _ in range(count):
+        while True:
+            try:
+                producer.produce(topic, _VALUE, partition=partition, on_delivery=told)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    left = producer.flush(120)
+    spent = time.perf_counter() - started
+    assert not left and not failed, (left, failed[:3])
+    return spent
+
+
+def _consume(kafka: Any, address: str, wanted: list[Any], count: int) -> float:
+    consumer = kafka.Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "queued.min.messages": 10 * count,
+            "queued.max.messages.kbytes": 2_000_000,
+        }
+    )
+    consumer.assign(wanted)
+    seen = 0
+    started = time.perf_counter()
+    while seen < count:
+        messages = consumer.consume(min(10_000, count - seen), timeout=1)
+        assert messages or time.perf_counter() - started < 60, f"{seen} of {count} came"
+        if messages:
+            assert messages[-1].error() is None, messages[-1].error()
+        seen += len(messages)
+    spent = time.perf_counter() - started
+    consumer.close()
+    return spent

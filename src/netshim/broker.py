@@ -1,0 +1,92 @@
+"""A broker without sockets, threads or a clock: frames in, responses out, work to be done in time.
+
+Who hosts it (server.py, or a test) gives it the time with each call, runs what it submits, and calls tick() when
+next_ms says so. So the same broker runs on a network, or in one test on a simulated disk and clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from logcore import LogDir
+from netshim import wire
+from netshim.groups import Groups
+from netshim.handlers import HANDLERS, served_versions
+from netshim.state import Answer, Call, CloseConnection, Settings, State, Submit
+from netshim.wire import codes
+
+_log = logging.getLogger("netshim")
+
+Piece = wire.Buffer
+
+
+class Broker:
+    """One broker over a LogDir that is open for writing. submit(work, done): runs work where it may wait for the disk,
+    then calls done(result or exception) in the broker's thread.
+    """
+
+    def __init__(self, logdir: LogDir, settings: Settings, submit: Submit) -> None:
+        self.state = State(logdir, settings, submit)
+        self.state.groups = Groups(self.state)
+
+    def handler(self, host: str, port: int, peer: str) -> Callable[[memoryview, int], list[Piece] | Answer | None]:
+        """What answers the frames of one connection. host, port: how the client reached us; peer: its address."""
+
+        def handle(frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
+            return self._handle(frame, host, port, peer, now_ms)
+
+        return handle
+
+    def _handle(self, frame: memoryview, host: str, port: int, peer: str, now_ms: int) -> list[Piece] | Answer | None:
+        try:
+            header = wire.decode_header(frame)
+            api = wire.APIS[header.api_key]
+            version = header.api_version
+            if api is wire.API_VERSIONS and not api.min_version <= version <= api.max_version:
+                refusal = served_versions(codes.UNSUPPORTED_VERSION, api.key)
+                return wire.encode_response(api, 0, header.correlation_id, refusal)
+            handler = HANDLERS.get(header.api_key)
+            if handler is None:
+                raise CloseConnection(f"{api.name} is not served")
+            request = wire.decode_request(header, frame)
+        except wire.ProtocolError as error:
+            raise CloseConnection(str(error)) from error
+        call = Call(header.api_key, version, header.client_id, host, port, peer, now_ms)
+        try:
+            response = handler(request, call, self.state)
+        except CloseConnection:
+            raise
+        except Exception as error:
+            response = error
+        if isinstance(response, Answer):
+            encoded = Answer()
+            response.then(lambda value: encoded.set(self._encode(api, version, header.correlation_id, value)))
+            return encoded
+        return None if response is None else self._encode(api, version, header.correlation_id, response)
+
+    def _encode(self, api: Any, version: int, correlation_id: int, response: Any) -> list[Piece] | None:
+        if isinstance(response, Exception):
+            _log.error("%s v%d failed", api.name, version, exc_info=response)
+            response = api.Response()
+            if hasattr(response, "error_code"):
+                response.error_code = codes.UNKNOWN_SERVER_ERROR
+        return wire.encode_response(api, version, correlation_id, response)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When tick() is to be called next at the latest."""
+        return self.state.timers.next_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Does what is due: answers those who have waited long enough, ends sessions, notices appends by others."""
+        self.state.timers.run(now_ms)
+        self.state.wake_readers(now_ms)
+
+    def stop(self, now_ms: int) -> None:
+        """Answers everything that waits, so that connections can be drained; nothing is to be handled afterwards."""
+        self.state.is_stopping = True
+        for key in self.state.fetches.waited_for():
+            self.state.fetches.wake(key, now_ms)
+        self.state.groups.stop(now_ms)

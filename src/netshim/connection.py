@@ -1,0 +1,198 @@
+"""One client's connection without its socket: bytes in, requests out; responses in, bytes out, in order.
+
+Rules (wire protocol section 2, reliability section 9):
+- Responses leave in the order of their requests, whichever is ready first.
+- A frame is 4 bytes of size and as many bytes. A size below 0 or above the limit ends the connection without an answer.
+- The buffer grows with the bytes that came, never with the size that was announced.
+- Reading pauses while too many requests or too many response bytes are outstanding, and goes on by itself.
+
+This module decodes no request and owns no socket: it is given a function that answers frames.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from netshim.state import Answer, CloseConnection, Settings
+
+Piece = bytes | bytearray | memoryview
+#: What a handler of frames gives: the pieces of a response, an Answer that will hold them, or None for no response.
+Reply = list[Piece] | Answer | None
+Handle = Callable[[memoryview, int], Reply]
+
+_SMALL_BYTES: Final = 64 << 10
+#: A frame that is not complete must grow by this much in each request timeout.
+_LEAST_RATE_BYTES: Final = 1_024 * 30
+
+
+class Budget:
+    """Bytes that all connections together may hold beyond their small buffers."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def take(self, size: int) -> bool:
+        if self.used_bytes + size > self.limit_bytes:
+            return False
+        self.used_bytes += size
+        return True
+
+    def give(self, size: int) -> None:
+        self.used_bytes -= size
+
+
+class Connection:
+    """State of one connection. ready: called when there may be something to take() or reading may go on."""
+
+    def __init__(
+        self, handle: Handle, settings: Settings, budget: Budget, now_ms: int, ready: Callable[[], None]
+    ) -> None:
+        self._handle, self._settings, self._budget, self._ready = handle, settings, budget, ready
+        self._buffer = bytearray(_SMALL_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0  # the bytes not yet used are buffer[start:end]
+        self._slots: deque[list[Piece] | Answer] = deque()
+        self._outgoing: list[Piece] = []
+        self._draining = False
+        self.active_ms = now_ms  # when the last byte came or a response left
+        self._frame_since_ms: int | None = None  # since when a frame has been incomplete
+        self._frame_bytes = 0
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def get_buffer(self) -> memoryview:
+        """Room for what comes next; valid until the next call of received()."""
+        if self._end == len(self._buffer):
+            self._make_room()
+        return self._view[self._end :]
+
+    def has_room(self) -> bool:
+        """Whether get_buffer() has any room; False while all connections together hold too much."""
+        return len(self.get_buffer()) > 0
+
+    def received(self, size: int, now_ms: int) -> None:
+        """Takes in size bytes of the buffer and answers the frames that are complete. Raises CloseConnection."""
+        self._end += size
+        self.active_ms = now_ms
+        self.process(now_ms)
+
+    def process(self, now_ms: int) -> None:
+        """Answers complete frames as far as the limits allow. Raises CloseConnection."""
+        view, limit, handle = self._view, self._settings.max_request_bytes, self._handle
+        before = self._start
+        while self._end - self._start >= 4 and not self.is_full:
+            start = self._start
+            size = int.from_bytes(view[start : start + 4], "big", signed=True)
+            if not 0 < size <= limit:
+                raise CloseConnection(f"a frame of {size} bytes; expected 1 to {limit}")
+            stop = start + 4 + size
+            if stop > self._end:
+                break
+            self._start = stop
+            reply = handle(view[start + 4 : stop], now_ms)
+            if reply is None:
+                continue
+            if isinstance(reply, Answer) or self._slots:
+                self._slots.append(reply)
+                if isinstance(reply, Answer):
+                    reply.then(self._settled)
+            else:
+                self._outgoing += reply
+        if self._start == self._end:
+            self._start = self._end = 0
+            self._frame_since_ms = None
+            if len(self._buffer) > _SMALL_BYTES:
+                self._resize(_SMALL_BYTES)
+        elif self._frame_since_ms is None or self._start != before:
+            self._frame_since_ms, self._frame_bytes = now_ms, self._end - self._start
+
+    def _make_room(self) -> None:
+        """Moves what is left to the front, into a larger buffer if it fills this one."""
+        used = self._end - self._start
+        if self._start > len(self._buffer) // 2 or (self._start and used + _SMALL_BYTES <= len(self._buffer)):
+            self._buffer[:used] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, used
+            return
+        self._resize(min(2 * max(used, _SMALL_BYTES), max(used + 1, self._settings.max_request_bytes + 4)))
+
+    def _resize(self, size: int) -> None:
+        grown = size - len(self._buffer)
+        if grown > 0 and not self._budget.take(grown):
+            return
+        self._budget.give(max(0, -grown))
+        buffer = bytearray(size)
+        used = self._end - self._start
+        buffer[:used] = self._view[self._start : self._end]
+        self._buffer, self._view = buffer, memoryview(buffer)
+        self._start, self._end = 0, used
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further request is to be taken before some are answered and read."""
+        return self._draining or len(self._slots) >= self._settings.max_pipelined_requests
+
+    def overdue(self, now_ms: int) -> str | None:
+        """Why the connection should be ended now, None if it should not: slow frames, no traffic."""
+        since = self._frame_since_ms
+        if since is not None and now_ms - since >= self._settings.request_timeout_ms and not self.is_full:
+            came = self._end - self._start
+            if came - self._frame_bytes < _LEAST_RATE_BYTES:
+                return f"a request of which {came} bytes came in {now_ms - since} ms"
+            self._frame_since_ms, self._frame_bytes = now_ms, came
+        if not self._slots and now_ms - self.active_ms >= self._settings.idle_timeout_ms:
+            return f"no request for {now_ms - self.active_ms} ms"
+        return None
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def _settled(self, _: object) -> None:
+        slots = self._slots
+        while slots:
+            head = slots[0]
+            if isinstance(head, Answer):
+                if not head.is_set:
+                    break
+                head = head.value
+            slots.popleft()
+            if head is not None:
+                self._outgoing += head
+        self._ready()
+
+    def take(self) -> list[Piece]:
+        """The bytes to send now, in order; small ones are joined."""
+        pieces, self._outgoing = self._outgoing, []
+        if len(pieces) < 2:
+            return pieces
+        joined: list[Piece] = []
+        small: list[Piece] = []
+        for piece in pieces:
+            if len(piece) < 16_384:
+                small.append(piece)
+                continue
+            if small:
+                joined.append(b"".join(small))
+                small = []
+            joined.append(piece)
+        if small:
+            joined.append(b"".join(small))
+        return joined
+
+    def drain(self) -> None:
+        """Takes no further requests; those that were taken are still answered."""
+        self._draining = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request that was taken has been answered."""
+        return not self._slots and not self._outgoing
+
+    def close(self) -> None:
+        """Gives back what it held."""
+        self._budget.give(len(self._buffer) - _SMALL_BYTES)
+        self._buffer, self._view = bytearray(_SMALL_BYTES), memoryview(b"")
+        self._draining = True
+        self._slots.clear()
+        self._outgoing = []

@@ -1,0 +1,89 @@
+"""What the broker answers to each request: plain functions of (request, call, state).
+
+A handler returns the response, an Answer that will hold it, or None where the protocol has no response. It raises
+CloseConnection where Kafka would hang up. Requests and responses are values of netshim.wire.
+
+HANDLERS is the list of what is served: what is not in it is not advertised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from netshim import wire
+from netshim.handlers import admin, data, group, producer
+from netshim.state import Call, State
+
+Handler = Callable[[Any, Call, State], Any]
+
+
+def api_versions(request: Any, call: Call, state: State) -> Any:
+    """What is served. No features are listed: every client copes, and none turns on what we do not have."""
+    if call.version >= 3 and not (
+        _is_software(request.client_software_name) and _is_software(request.client_software_version)
+    ):
+        return wire.API_VERSIONS.Response(error_code=wire.codes.INVALID_REQUEST)
+    return served_versions()
+
+
+def served_versions(error_code: int = 0, *keys: int) -> Any:
+    """The answer to ApiVersions; with keys, of these APIs only."""
+    response_type = wire.API_VERSIONS.Response
+    return response_type(
+        error_code=error_code,
+        api_keys=[
+            response_type.ApiKey(
+                api_key=key, min_version=wire.APIS[key].advertised_min, max_version=wire.APIS[key].max_version
+            )
+            for key in keys or sorted(HANDLERS)
+        ],
+    )
+
+
+def _is_software(name: str) -> bool:
+    """`[a-zA-Z0-9](?:[a-zA-Z0-9\\\\-.]*[a-zA-Z0-9])?`, as Kafka demands of a client's name and version."""
+    return (
+        name.isascii()
+        and name.replace("-", "a").replace(".", "a").isalnum()
+        and name[0].isalnum()
+        and name[-1].isalnum()
+    )
+
+
+HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
+    {
+        api.key: handler
+        for api, handler in (
+            (wire.PRODUCE, data.produce),
+            (wire.FETCH, data.fetch),
+            (wire.LIST_OFFSETS, data.list_offsets),
+            (wire.METADATA, admin.metadata),
+            (wire.OFFSET_COMMIT, group.offset_commit),
+            (wire.OFFSET_FETCH, group.offset_fetch),
+            (wire.FIND_COORDINATOR, group.find_coordinator),
+            (wire.JOIN_GROUP, group.join_group),
+            (wire.HEARTBEAT, group.heartbeat),
+            (wire.LEAVE_GROUP, group.leave_group),
+            (wire.SYNC_GROUP, group.sync_group),
+            (wire.DESCRIBE_GROUPS, group.describe_groups),
+            (wire.LIST_GROUPS, group.list_groups),
+            (wire.API_VERSIONS, api_versions),
+            (wire.CREATE_TOPICS, admin.create_topics),
+            (wire.DELETE_TOPICS, admin.delete_topics),
+            (wire.DELETE_RECORDS, data.delete_records),
+            (wire.INIT_PRODUCER_ID, producer.init_producer_id),
+            (wire.OFFSET_FOR_LEADER_EPOCH, data.offset_for_leader_epoch),
+            (wire.DESCRIBE_CONFIGS, admin.describe_configs),
+            (wire.ALTER_CONFIGS, admin.alter_configs),
+            (wire.DESCRIBE_LOG_DIRS, admin.describe_log_dirs),
+            (wire.CREATE_PARTITIONS, admin.create_partitions),
+            (wire.DELETE_GROUPS, group.delete_groups),
+            (wire.INCREMENTAL_ALTER_CONFIGS, admin.incremental_alter_configs),
+            (wire.OFFSET_DELETE, group.offset_delete),
+            (wire.DESCRIBE_CLUSTER, admin.describe_cluster),
+            (wire.DESCRIBE_TOPIC_PARTITIONS, admin.describe_topic_partitions),
+        )
+    }
+)

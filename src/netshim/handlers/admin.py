@@ -1,0 +1,561 @@
+"""Metadata, topics and their settings, the cluster: what admin clients ask, and every client before anything else.
+
+Rules (wire protocol section 6):
+- There is one broker, this one: it leads every partition, and is controller and coordinator.
+- The address that is told to a client is the one by which it reached us.
+- Topics are made and deleted by LogDir; here requests are checked for what only the protocol can get wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from logcore import InvalidNameError, LogConfig, LogcoreError
+from logcore.config import CONFIGS, config_text
+from logcore.logdir import check_topic_name
+from netshim import wire
+from netshim.handlers.data import INTERNAL_TOPICS
+from netshim.handlers.failures import code_of
+from netshim.state import Answer, Call, State
+from netshim.wire import codes
+
+_NO_ID: Final = bytes(16)
+#: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
+_TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+_CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+_TOPIC_RESOURCE: Final = 2
+_BROKER_RESOURCE: Final = 4
+_CONFIG_TYPES: Final = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
+_FROM_TOPIC: Final = 1
+_FROM_BROKER: Final = 4
+_FROM_DEFAULT: Final = 5
+_SET: Final = 0
+_DELETE: Final = 1
+_APPEND: Final = 2
+_SUBTRACT: Final = 3
+
+
+# -- metadata ------------------------------------------------------------------------------------------------------
+
+
+def metadata(request: Any, call: Call, state: State) -> Any:
+    """Brokers and topics. A topic that is asked for by name and not there is made first, if that is allowed."""
+    response_type = wire.METADATA.Response
+    every = request.topics is None or (call.version == 0 and not request.topics)
+    results = []
+    if every:
+        results = [_topic_metadata(name, request, state) for name in state.logdir.topics()]
+    for asked in () if every else request.topics:
+        if call.version >= 12 and asked.topic_id != _NO_ID:
+            name = state.topic_of(asked.topic_id)
+            if name is None:
+                results.append(
+                    response_type.Topic(error_code=codes.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
+                )
+            else:
+                results.append(_topic_metadata(name, request, state))
+            continue
+        name = asked.name or ""
+        try:
+            if name not in state.logdir:
+                check_topic_name(name)
+                if not (request.allow_auto_topic_creation and state.settings.auto_create_topics):
+                    results.append(response_type.Topic(error_code=codes.UNKNOWN_TOPIC_OR_PARTITION, name=name))
+                    continue
+                if name in INTERNAL_TOPICS:
+                    state.logdir.create_topic(name, state.settings.offsets_partitions, {"cleanup.policy": "compact"})
+                else:
+                    state.logdir.create_topic(name, state.settings.num_partitions)
+            results.append(_topic_metadata(name, request, state))
+        except LogcoreError as error:
+            results.append(response_type.Topic(error_code=code_of(error), name=name))
+    return response_type(
+        brokers=[response_type.Broker(node_id=state.node_id, host=call.host, port=call.port)],
+        cluster_id=state.logdir.cluster_id,
+        controller_id=state.node_id,
+        topics=results,
+        cluster_authorized_operations=_asked(request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS),
+    )
+
+
+def _asked(wanted: bool, operations: int) -> int:
+    return operations if wanted else -(2**31)
+
+
+def _topic_metadata(name: str, request: Any, state: State) -> Any:
+    topic_type = wire.METADATA.Response.Topic
+    partition_type = topic_type.Partition
+    node = [state.node_id]
+    open_logs = state.logdir.open_logs()
+    try:
+        numbers, topic_id = state.logdir.partitions(name), state.topic_id(name)
+    except LogcoreError as error:
+        return topic_type(error_code=code_of(error), name=name)
+    partitions = []
+    for number in numbers:
+        log = open_logs.get((name, number))
+        partitions.append(
+            partition_type(
+                partition_index=number,
+                leader_id=node[0],
+                leader_epoch=0 if log is None else log.leader_epoch,
+                replica_nodes=node,
+                isr_nodes=node,
+                offline_replicas=[],
+            )
+        )
+    return topic_type(
+        name=name,
+        topic_id=topic_id,
+        is_internal=name in INTERNAL_TOPICS,
+        partitions=partitions,
+        topic_authorized_operations=_asked(request.include_topic_authorized_operations, _TOPIC_OPERATIONS),
+    )
+
+
+def describe_cluster(request: Any, call: Call, state: State) -> Any:
+    response_type = wire.DESCRIBE_CLUSTER.Response
+    if request.endpoint_type != 1:
+        mismatched = request.endpoint_type == 2
+        return response_type(
+            error_code=codes.MISMATCHED_ENDPOINT_TYPE if mismatched else codes.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this is a broker, not a controller" if mismatched else "unknown endpoint type",
+            endpoint_type=request.endpoint_type,
+        )
+    return response_type(
+        cluster_id=state.logdir.cluster_id,
+        controller_id=state.node_id,
+        endpoint_type=1,
+        brokers=[response_type.Broker(broker_id=state.node_id, host=call.host, port=call.port)],
+        cluster_authorized_operations=_asked(request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS),
+    )
+
+
+def describe_topic_partitions(request: Any, call: Call, state: State) -> Any:
+    """What newer admin clients ask instead of Metadata; empty lists where Kafka would name other replicas."""
+    response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
+    topic_type = response_type.Topic
+    names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
+    cursor = request.cursor
+    left = max(1, min(request.response_partition_limit, 2_000))
+    topics: list[Any] = []
+    next_cursor = None
+    for name in names:
+        if cursor is not None and name < cursor.topic_name:
+            continue
+        if name not in state.logdir:
+            code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            try:
+                check_topic_name(name)
+            except InvalidNameError:
+                code = codes.INVALID_TOPIC_EXCEPTION
+            topics.append(topic_type(error_code=code, name=name))
+            continue
+        first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
+        described = _topic_metadata(name, _NOTHING_ASKED, state)
+        partitions = [partition for partition in described.partitions if partition.partition_index >= first]
+        if left <= 0 or len(partitions) > left:
+            next_cursor = response_type.Cursor(
+                topic_name=name, partition_index=partitions[left].partition_index if left > 0 else first
+            )
+        if left > 0:
+            topics.append(
+                topic_type(
+                    name=name,
+                    topic_id=described.topic_id,
+                    is_internal=described.is_internal,
+                    topic_authorized_operations=_TOPIC_OPERATIONS,
+                    partitions=[
+                        topic_type.Partition(
+                            partition_index=partition.partition_index,
+                            leader_id=partition.leader_id,
+                            leader_epoch=partition.leader_epoch,
+                            replica_nodes=partition.replica_nodes,
+                            isr_nodes=partition.isr_nodes,
+                            eligible_leader_replicas=[],  # null makes the Java admin client fail
+                            last_known_elr=[],
+                            offline_replicas=[],
+                        )
+                        for partition in partitions[:left]
+                    ],
+                )
+            )
+        left -= len(partitions)
+        if next_cursor is not None:
+            break
+    return response_type(topics=topics, next_cursor=next_cursor)
+
+
+class _NothingAsked:
+    include_topic_authorized_operations = False
+
+
+_NOTHING_ASKED: Final = _NothingAsked()
+
+
+def describe_log_dirs(request: Any, call: Call, state: State) -> Any:
+    response_type = wire.DESCRIBE_LOG_DIRS.Response
+    wanted = (
+        {name: state.logdir.partitions(name) for name in state.logdir.topics()}
+        if request.topics is None
+        else {topic.topic: topic.partitions for topic in request.topics}
+    )
+    dir_type = response_type.LogDir
+    topics = []
+    for name, numbers in wanted.items():
+        partitions = []
+        for number in numbers:
+            try:
+                size = state.log(name, number).statistics().size_bytes
+            except LogcoreError:
+                continue
+            partitions.append(dir_type.Topic.Partition(partition_index=number, partition_size=size))
+        topics.append(dir_type.Topic(name=name, partitions=partitions))
+    return response_type(results=[dir_type(log_dir=state.logdir.path, topics=topics)])
+
+
+# -- topics --------------------------------------------------------------------------------------------------------
+
+
+def _in_background(state: State, work: Callable[[], Any]) -> Answer:
+    """Work that syncs files, off the broker's thread; an error of it becomes the answer's."""
+    answer = Answer()
+    state.submit(work, answer.set)
+    return answer
+
+
+def create_topics(request: Any, call: Call, state: State) -> Answer:
+    response_type = wire.CREATE_TOPICS.Response
+    logdir = state.logdir
+    times = Counter(topic.name for topic in request.topics)
+
+    def work() -> Any:
+        results: dict[str, Any] = {}
+        wanted: dict[str, tuple[int, dict[str, object]]] = {}
+        for topic in request.topics:
+            result = results[topic.name] = response_type.Topic(name=topic.name)
+            result.error_code, result.error_message = _check_new_topic(topic, times[topic.name], state)
+            if result.error_code:
+                continue
+            count = _partition_count(topic, state)
+            config = {each.name: each.value for each in topic.configs}
+            try:
+                logdir.create_topics({**wanted, topic.name: (count, config)}, check_only=True)
+                wanted[topic.name] = count, config
+            except LogcoreError as error:
+                result.error_code, result.error_message = code_of(error), str(error)
+        try:
+            logdir.create_topics(wanted, check_only=request.validate_only)
+        except LogcoreError as error:
+            for name in wanted:
+                results[name].error_code, results[name].error_message = code_of(error), str(error)
+            wanted = {}
+        for name, (count, config) in wanted.items():
+            result = results[name]
+            result.num_partitions, result.replication_factor = count, 1
+            overrides: Iterable[str] = config
+            if request.validate_only:
+                settings = LogConfig.parse({**logdir.given_config, **config})
+            else:
+                described = logdir.describe_topic(name)
+                overrides, settings = described.overrides, described.config
+                result.topic_id = described.topic_id.bytes
+            result.configs = [
+                response_type.Topic.Config(
+                    name=key,
+                    value=config_text(value),
+                    config_source=_source(key, overrides, logdir.given_config),
+                )
+                for key, value in settings.as_mapping().items()
+                if not CONFIGS[key].metadata.get("ours")
+            ]
+        return response_type(topics=list(results.values()))
+
+    return _in_background(state, work)
+
+
+def _partition_count(topic: Any, state: State) -> int:
+    if topic.assignments:
+        return len(topic.assignments)
+    count: int = topic.num_partitions
+    return state.settings.num_partitions if count == -1 else count
+
+
+def _check_new_topic(topic: Any, times: int, state: State) -> tuple[int, str | None]:
+    """What only the request can get wrong: (code, message)."""
+    if times > 1:
+        return codes.INVALID_REQUEST, "the topic is named twice in this request"
+    if topic.assignments:
+        if topic.num_partitions != -1 or topic.replication_factor != -1:
+            return codes.INVALID_REQUEST, "a manual assignment excludes a number of partitions and replicas"
+        if sorted(each.partition_index for each in topic.assignments) != list(range(len(topic.assignments))):
+            return codes.INVALID_REPLICA_ASSIGNMENT, "expected partitions 0, 1, 2, ..."
+        if any(set(each.broker_ids) != {state.node_id} for each in topic.assignments):
+            return codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {state.node_id}"
+    else:
+        if topic.num_partitions == 0 or topic.num_partitions < -1:
+            return codes.INVALID_PARTITIONS, f"expected 1 or more partitions, found {topic.num_partitions}"
+        factor = topic.replication_factor
+        if factor == 0 or factor < -1 or factor > state.settings.max_replication_factor:
+            most = state.settings.max_replication_factor
+            return codes.INVALID_REPLICATION_FACTOR, f"expected a replication factor of 1 to {most}, found {factor}"
+    if any(each.value is None for each in topic.configs):
+        return codes.INVALID_CONFIG, "a config without a value"
+    if len({each.name for each in topic.configs}) < len(topic.configs):
+        return codes.INVALID_REQUEST, "a config is set twice"
+    return codes.NONE, None
+
+
+def create_partitions(request: Any, call: Call, state: State) -> Answer:
+    response_type = wire.CREATE_PARTITIONS.Response
+
+    def work() -> Any:
+        results = []
+        for topic in request.topics:
+            result = response_type.Topic(name=topic.name)
+            results.append(result)
+            try:
+                present = len(state.logdir.partitions(topic.name))
+                if topic.count <= present:
+                    result.error_code = codes.INVALID_PARTITIONS
+                    result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
+                elif topic.assignments is not None and (
+                    len(topic.assignments) != topic.count - present
+                    or any(set(each.broker_ids) != {state.node_id} for each in topic.assignments)
+                ):
+                    result.error_code = codes.INVALID_REPLICA_ASSIGNMENT
+                    result.error_message = f"expected {topic.count - present} assignments to broker {state.node_id}"
+                else:
+                    state.logdir.add_partitions(topic.name, topic.count, check_only=request.validate_only)
+            except LogcoreError as error:
+                code = code_of(error)
+                result.error_code = codes.INVALID_PARTITIONS if code == codes.INVALID_CONFIG else code
+                result.error_message = str(error)
+        return response_type(results=results)
+
+    return _in_background(state, work)
+
+
+def delete_topics(request: Any, call: Call, state: State) -> Answer:
+    response_type = wire.DELETE_TOPICS.Response
+    results, doomed = [], []
+    if call.version < 6:
+        results = [response_type.Topic(name=name) for name in request.topic_names]
+        doomed = list(results)
+    for topic in request.topics if call.version >= 6 else ():
+        result = response_type.Topic(name=topic.name, topic_id=topic.topic_id)
+        results.append(result)
+        if (topic.name is None) == (topic.topic_id == _NO_ID):
+            result.error_code = codes.INVALID_REQUEST
+            result.error_message = "expected a name or an id, and not both"
+            continue
+        if topic.name is None:
+            result.name = state.topic_of(topic.topic_id)
+        if result.name is None:
+            result.error_code = codes.UNKNOWN_TOPIC_ID
+        else:
+            doomed.append(result)
+
+    def work() -> None:
+        for result in doomed:
+            try:
+                result.topic_id = state.logdir.topic_id(result.name).bytes
+                state.logdir.delete_topic(result.name)
+            except LogcoreError as error:
+                result.error_code, result.error_message = code_of(error), str(error)
+
+    answer = Answer()
+
+    def done(error: Any) -> None:
+        gone = {result.name for result in doomed if not result.error_code}
+        for key in state.fetches.waited_for():  # those who wait for its records are told that it is gone
+            if key[0] in gone:
+                state.fetches.wake(key, call.now_ms)
+        if gone:
+            state.groups.topics_deleted(gone, call.now_ms)
+        answer.set(error if isinstance(error, Exception) else response_type(responses=results))
+
+    state.submit(work, done)
+    return answer
+
+
+# -- settings ------------------------------------------------------------------------------------------------------
+
+
+def _source(name: str, overrides: Iterable[str], given: Iterable[str]) -> int:
+    return _FROM_TOPIC if name in overrides else _FROM_BROKER if name in given else _FROM_DEFAULT
+
+
+def describe_configs(request: Any, call: Call, state: State) -> Any:
+    response_type = wire.DESCRIBE_CONFIGS.Response
+    results = []
+    for asked in request.resources:
+        result = response_type.Resource(
+            resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[]
+        )
+        results.append(result)
+        try:
+            if asked.resource_type == _TOPIC_RESOURCE:
+                check_topic_name(asked.resource_name)
+                described = state.logdir.describe_topic(asked.resource_name)
+                result.configs = list(_topic_configs(asked, request, described, state))
+            elif asked.resource_type == _BROKER_RESOURCE and asked.resource_name in ("", str(state.node_id)):
+                result.configs = list(_broker_configs(asked, state))
+            elif asked.resource_type == _BROKER_RESOURCE:
+                result.error_code = codes.INVALID_REQUEST
+                result.error_message = f"the only broker is {state.node_id}"
+            else:
+                result.error_code = codes.INVALID_REQUEST
+                result.error_message = f"resources of type {asked.resource_type} have no settings here"
+        except LogcoreError as error:
+            result.error_code, result.error_message = code_of(error), str(error)
+    return response_type(results=results)
+
+
+def _topic_configs(asked: Any, request: Any, described: Any, state: State) -> Iterable[Any]:
+    config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
+    given = state.logdir.given_config
+    for name, value in described.config.as_mapping().items():
+        facts = CONFIGS[name].metadata
+        if facts.get("ours") or (asked.configuration_keys and name not in asked.configuration_keys):
+            continue
+        synonyms = []
+        if request.include_synonyms:
+            default = CONFIGS[name].default
+            chain = [(described.overrides.get(name), _FROM_TOPIC), (given.get(name), _FROM_BROKER)]
+            chain.append((default, _FROM_DEFAULT))
+            synonyms = [
+                config_type.Synonym(name=name, value=config_text(of), source=source)
+                for of, source in chain
+                if of is not None
+            ]
+        yield config_type(
+            name=name,
+            value=config_text(value),
+            config_source=_source(name, described.overrides, given),
+            synonyms=synonyms,
+            config_type=_CONFIG_TYPES[facts["type"]],
+            documentation=facts["doc"] if request.include_documentation else None,
+        )
+
+
+def _broker_configs(asked: Any, state: State) -> Iterable[Any]:
+    """The settings that tools look for, by Kafka's names; they are set when the broker is started."""
+    config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
+    settings, defaults = state.settings, state.logdir.config
+    known: dict[str, tuple[float | bool | str, str]] = {
+        "node.id": (state.node_id, "int"),
+        "broker.id": (state.node_id, "int"),
+        "log.dirs": (state.logdir.path, "string"),
+        "auto.create.topics.enable": (settings.auto_create_topics, "boolean"),
+        "delete.topic.enable": (True, "boolean"),
+        "num.partitions": (settings.num_partitions, "int"),
+        "default.replication.factor": (1, "int"),
+        "offsets.topic.num.partitions": (settings.offsets_partitions, "int"),
+        "offset.metadata.max.bytes": (settings.offset_metadata_max_bytes, "int"),
+        "group.initial.rebalance.delay.ms": (settings.rebalance_delay_ms, "int"),
+        "group.min.session.timeout.ms": (settings.min_session_timeout_ms, "int"),
+        "group.max.session.timeout.ms": (settings.max_session_timeout_ms, "int"),
+        "group.max.size": (settings.group_max_size, "int"),
+        "socket.request.max.bytes": (settings.max_request_bytes, "int"),
+        "fetch.max.bytes": (settings.fetch_max_bytes, "int"),
+        "connections.max.idle.ms": (settings.idle_timeout_ms, "long"),
+        "message.max.bytes": (defaults.max_message_bytes, "int"),
+        "compression.type": (defaults.compression_type, "string"),
+        "log.cleanup.policy": (defaults.cleanup_policy, "list"),
+        "log.retention.ms": (defaults.retention_ms, "long"),
+        "log.retention.bytes": (defaults.retention_bytes, "long"),
+        "log.segment.bytes": (defaults.segment_bytes, "int"),
+        "log.roll.ms": (defaults.segment_ms, "long"),
+        "min.insync.replicas": (defaults.min_insync_replicas, "int"),
+    }
+    for name, (value, kind) in known.items():
+        if not asked.configuration_keys or name in asked.configuration_keys:
+            yield config_type(
+                name=name,
+                value=config_text(value),
+                read_only=True,
+                config_source=_FROM_BROKER,
+                synonyms=[],
+                config_type=_CONFIG_TYPES[kind],
+            )
+
+
+def incremental_alter_configs(request: Any, call: Call, state: State) -> Any:
+    def changes(asked: Any) -> dict[str, object | None]:
+        described = state.logdir.describe_topic(asked.resource_name)
+        present = described.config.as_mapping()
+        result: dict[str, object | None] = {}
+        for each in asked.configs:
+            operation = each.config_operation
+            if operation == _SET:
+                result[each.name] = each.value
+            elif operation == _DELETE:
+                result[each.name] = None
+            elif CONFIGS.get(each.name) is None or CONFIGS[each.name].metadata["type"] != "list":
+                raise _Refused(codes.INVALID_CONFIG, f"{each.name} is no list to append to or to subtract from")
+            else:
+                parts = str(present[each.name]).split(",")
+                given = each.value.split(",")
+                kept = [part for part in parts if part not in given]
+                result[each.name] = ",".join(kept if operation == _SUBTRACT else [*kept, *given])
+        return result
+
+    def refuse(asked: Any) -> str | None:
+        if any(each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT) for each in asked.configs):
+            return "unknown operation"
+        if any(each.value is None and each.config_operation != _DELETE for each in asked.configs):
+            return "a config without a value"
+        return None
+
+    return _alter(wire.INCREMENTAL_ALTER_CONFIGS.Response, request, state, changes, refuse)
+
+
+def alter_configs(request: Any, call: Call, state: State) -> Any:
+    """The older form: what is given replaces all that was set before."""
+
+    def changes(asked: Any) -> dict[str, object | None]:
+        before = state.logdir.describe_topic(asked.resource_name).overrides
+        return {**dict.fromkeys(before), **{each.name: each.value for each in asked.configs}}
+
+    def refuse(asked: Any) -> str | None:
+        return "a config without a value" if any(each.value is None for each in asked.configs) else None
+
+    return _alter(wire.ALTER_CONFIGS.Response, request, state, changes, refuse)
+
+
+class _Refused(Exception):
+    """A change that the protocol forbids: code, message."""
+
+
+def _alter(
+    response_type: Any,
+    request: Any,
+    state: State,
+    changes: Callable[[Any], dict[str, object | None]],
+    refuse: Callable[[Any], str | None],
+) -> Any:
+    """Each resource is changed wholly or not at all."""
+    times = Counter((each.resource_type, each.resource_name) for each in request.resources)
+    results = []
+    for asked in request.resources:
+        result = response_type.Resource(resource_type=asked.resource_type, resource_name=asked.resource_name)
+        results.append(result)
+        names = [each.name for each in asked.configs]
+        reason = "the resource is named twice" if times[asked.resource_type, asked.resource_name] > 1 else None
+        reason = reason or ("a config is named twice" if len(set(names)) < len(names) else refuse(asked))
+        if asked.resource_type != _TOPIC_RESOURCE:
+            reason = reason or "only settings of topics can be altered; the broker's are given when it is started"
+        if reason is not None:
+            result.error_code, result.error_message = codes.INVALID_REQUEST, reason
+            continue
+        try:
+            check_topic_name(asked.resource_name)
+            state.logdir.alter_topic(asked.resource_name, changes(asked), check_only=request.validate_only)
+        except _Refused as refused:
+            result.error_code, result.error_message = refused.args
+        except LogcoreError as error:
+            result.error_code, result.error_message = code_of(error), str(error)
+    return response_type(responses=results)

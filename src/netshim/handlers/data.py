@@ -1,0 +1,338 @@
+"""Produce, Fetch and what asks for offsets: requests about the records of partitions.
+
+Rules (wire protocol section 5):
+- Each partition of a request succeeds or fails by itself.
+- Produced batches are stored as they came; fetched ones leave as they are stored, as views.
+- A Fetch that has nothing to say yet waits for an append or its time, whichever is first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from logcore import Log, LogcoreError, RecordTooLargeError
+from netshim import wire
+from netshim.handlers.failures import code_of
+from netshim.state import Answer, Call, CloseConnection, State
+from netshim.wire import codes
+
+_PRODUCE: Final = wire.PRODUCE
+_MAGIC_POSITION: Final = 16
+_ATTRIBUTES_POSITION: Final = 22
+_ZSTD: Final = 4
+#: Written by the broker itself; a client that wrote there would change what groups have committed.
+INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
+
+
+def produce(request: Any, call: Call, state: State) -> Any:
+    """Appends; with acks=all the answer waits for what the directory's durability policy promises."""
+    response_type = _PRODUCE.Response
+    partition_type = response_type.Topic.Partition
+    acks = request.acks
+    waits: list[tuple[Log, int, Any]] = []
+    failed = False
+    topics = []
+    for topic in request.topic_data:
+        results = []
+        for partition in topic.partition_data:
+            result = partition_type(index=partition.index, base_offset=-1)
+            results.append(result)
+            if acks not in (0, 1, -1):
+                result.error_code = codes.INVALID_REQUIRED_ACKS
+                failed = True
+                continue
+            try:
+                log = state.log(topic.name, partition.index)
+                code, message = _check_batch(topic.name, partition.records, call)
+                if code:
+                    result.error_code, result.error_message = code, message
+                    failed = True
+                    continue
+                receipt = log.append_batch(partition.records, durability="os")
+            except LogcoreError as error:
+                failed = True
+                result.error_code, result.error_message = code_of(error), str(error)
+                if isinstance(error, RecordTooLargeError) and "segment.bytes" in str(error):
+                    result.error_code = codes.RECORD_LIST_TOO_LARGE
+                continue
+            result.base_offset = receipt.offset
+            result.log_start_offset = log.log_start_offset
+            if log.config.is_append_time:
+                result.log_append_time_ms = receipt.timestamp_ms
+            end = receipt.last_offset + 1
+            if acks == -1 and log.durability.waits and log.durable_end_offset < end:
+                waits.append((log, end, result))
+            state.appended(topic.name, partition.index, log, end, call.now_ms)
+        topics.append(response_type.Topic(name=topic.name, partition_responses=results))
+    response = response_type(responses=topics)
+    if acks == 0:
+        if failed:  # Kafka: the only way to tell a producer that hears no answers
+            raise CloseConnection("a produce request with acks=0 failed")
+        return None
+    return _when_durable(waits, response, state) if waits else response
+
+
+def _check_batch(topic: str, records: Any, call: Call) -> tuple[int, str | None]:
+    """What the Produce request asks beyond what the log checks: (code, message), code 0 for none."""
+    if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
+        return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
+    size = 0 if records is None else len(records)
+    if size <= _ATTRIBUTES_POSITION:
+        return codes.CORRUPT_MESSAGE, f"no whole record batch in {size} bytes"
+    if records[_MAGIC_POSITION] != 2:
+        return codes.INVALID_RECORD, f"expected batches of magic 2, found {records[_MAGIC_POSITION]}"
+    length = int.from_bytes(records[8:12], "big", signed=True)
+    if length + 12 < size:
+        return codes.INVALID_RECORD, f"expected exactly one batch, found {size - length - 12} bytes behind the first"
+    if any(records[:8]):
+        return codes.INVALID_RECORD, "expected base offset 0"
+    if records[_ATTRIBUTES_POSITION] & 7 == _ZSTD and call.version < 7:
+        return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
+    return 0, None
+
+
+def _when_durable(waits: list[tuple[Log, int, Any]], response: Any, state: State) -> Answer:
+    """The response once all that it tells of is on disk, or known not to be."""
+    answer = Answer()
+    left = len(waits)
+
+    def done(result: Any, error: LogcoreError | None) -> None:
+        nonlocal left
+        if error is not None:
+            result.error_code, result.error_message = code_of(error), str(error)
+            result.base_offset = -1
+        left -= 1
+        if not left:
+            answer.set(response)
+
+    for log, end, result in waits:
+        state.syncs.when_durable(log, end, lambda error, result=result: done(result, error))  # type: ignore[misc]
+    return answer
+
+
+# -- fetching ------------------------------------------------------------------------------------------------------
+
+
+def fetch(request: Any, call: Call, state: State) -> Any:
+    """Stored batches of the partitions asked for; waits up to max_wait_ms for min_bytes of them.
+
+    Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
+    """
+    response_type = wire.FETCH.Response
+    if request.session_id and request.session_epoch > 0:
+        return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
+    wanted = [
+        (topic, topic.topic if call.version < 13 else state.topic_of(topic.topic_id), partition)
+        for topic in request.topics
+        for partition in topic.partitions
+    ]
+    response, size, settled = _collect(request, wanted, call, state)
+    deadline_ms = call.now_ms + request.max_wait_ms
+    if settled or not wanted or request.max_wait_ms <= 0 or size >= min(request.min_bytes, request.max_bytes):
+        return response
+    return _park(request, wanted, call, state, deadline_ms)
+
+
+def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int) -> Answer:
+    answer = Answer()
+    keys = [(name, partition.partition) for _, name, partition in wanted]
+
+    def finish(response: Any) -> None:
+        state.fetches.remove(keys, look)
+        state.timers.cancel(timer)
+        answer.set(response)
+
+    def look(now_ms: int) -> None:
+        response, size, settled = _collect(request, wanted, call, state)
+        if settled or size >= min(request.min_bytes, request.max_bytes):
+            finish(response)
+
+    timer = state.timers.at(deadline_ms, lambda now_ms: finish(_collect(request, wanted, call, state)[0]))
+    state.fetches.add(keys, look)
+    return answer
+
+
+def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple[Any, int, bool]:
+    """(response, bytes of records in it, whether it has to go out at once)."""
+    response_type = wire.FETCH.Response
+    topic_type, partition_type = response_type.Topic, response_type.Topic.Partition
+    topics: list[Any] = []
+    total, settled = 0, state.is_stopping
+    left = min(request.max_bytes, state.settings.fetch_max_bytes)
+    committed = request.isolation_level == 1
+    current = None
+    for asked, name, partition in wanted:
+        if asked is not current:
+            current = asked
+            topics.append(topic_type(topic=asked.topic, topic_id=asked.topic_id, partitions=[]))
+        part = partition_type(partition_index=partition.partition, high_watermark=-1, records=b"")
+        topics[-1].partitions.append(part)
+        try:
+            if name is None:
+                part.error_code = codes.UNKNOWN_TOPIC_ID
+                settled = True
+                continue
+            log = state.log(name, partition.partition)
+            part.error_code = _check_epoch(log, partition.current_leader_epoch)
+            if part.error_code:
+                settled = True
+                continue
+            if partition.last_fetched_epoch >= 0:
+                epoch, end = log.end_of_epoch(partition.last_fetched_epoch)
+                if 0 <= end < partition.fetch_offset:
+                    part.diverging_epoch = partition_type.DivergingEpoch(epoch=epoch, end_offset=end)
+                    settled = True
+            isolation: Any = "read_committed" if committed else "read_uncommitted"
+            offset = partition.fetch_offset
+            start, high_watermark = log.log_start_offset, log.high_watermark
+            stable = log.last_stable_offset if committed else high_watermark
+            if offset < stable or not start <= offset <= log.log_end_offset:
+                most = min(left, partition.partition_max_bytes)
+                pieces = log.stored(offset, max_bytes=most, isolation=isolation, at_least_one=not total)
+                size = sum(map(len, pieces))
+                if size and call.version < 10 and _has_zstd(pieces):
+                    part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
+                    settled = True
+                    continue
+                if size:
+                    part.records = pieces if len(pieces) > 1 else pieces[0]
+                    total += size
+                    left -= size
+            part.high_watermark, part.last_stable_offset, part.log_start_offset = high_watermark, stable, start
+            if committed:
+                part.aborted_transactions = [
+                    partition_type.AbortedTransaction(producer_id=producer_id, first_offset=first)
+                    for producer_id, first in (log.aborted_transactions(offset, stable) if part.records else ())
+                ]
+            else:
+                part.aborted_transactions = None
+        except LogcoreError as error:
+            part.error_code = code_of(error)
+            settled = True
+    return response_type(responses=topics), total, settled
+
+
+def _check_epoch(log: Log, leader_epoch: int) -> int:
+    """What a client's idea of the leader epoch says about its metadata."""
+    if leader_epoch < 0 or leader_epoch == log.leader_epoch:
+        return codes.NONE
+    return codes.FENCED_LEADER_EPOCH if leader_epoch < log.leader_epoch else codes.UNKNOWN_LEADER_EPOCH
+
+
+def _has_zstd(pieces: list[memoryview]) -> bool:
+    """Whether a batch among whole ones is compressed with zstd, which clients before Fetch 10 cannot read."""
+    for piece in pieces:
+        at = 0
+        while at + _ATTRIBUTES_POSITION < len(piece):
+            if piece[at + _MAGIC_POSITION] == 2 and piece[at + _ATTRIBUTES_POSITION] & 7 == _ZSTD:
+                return True
+            at += 12 + int.from_bytes(piece[at + 8 : at + 12], "big")
+    return False
+
+
+# -- offsets -------------------------------------------------------------------------------------------------------
+
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+_MAX_TIMESTAMP: Final = -3
+_EARLIEST_LOCAL: Final = -4
+_LATEST_TIERED: Final = -5
+#: From which version of ListOffsets on a special timestamp may be asked.
+_SINCE: Final = {_LATEST: 0, _EARLIEST: 0, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
+
+
+def list_offsets(request: Any, call: Call, state: State) -> Any:
+    def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
+        timestamp = asked.timestamp
+        if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
+            result.error_code = codes.UNSUPPORTED_VERSION
+            return
+        result.leader_epoch = log.leader_epoch
+        end = log.last_stable_offset if request.isolation_level == 1 else log.high_watermark
+        if timestamp == _LATEST:
+            result.offset = end
+        elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+            result.offset = log.log_start_offset
+        elif timestamp == _LATEST_TIERED:
+            result.leader_epoch = -1
+        elif timestamp == _MAX_TIMESTAMP:
+            newest = log.newest()
+            if newest is not None and newest[0] < end:
+                result.offset, result.timestamp = newest
+        else:
+            offset = log.offset_for_timestamp(timestamp)
+            if offset is not None and offset < end:
+                result.offset, result.timestamp = offset, log.get(offset).timestamp_ms
+        if result.offset < 0:
+            result.leader_epoch = -1
+
+    seen: set[tuple[str, int]] = set()
+    twice: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = topic.name, partition.partition_index
+            (twice if key in seen else seen).add(key)
+    topic_type = wire.LIST_OFFSETS.Response.Topic
+    topics = []
+    for topic in request.topics:
+        results = []
+        for partition in topic.partitions:
+            result = topic_type.Partition(partition_index=partition.partition_index)
+            results.append(result)
+            if (topic.name, partition.partition_index) in twice:
+                result.error_code = codes.INVALID_REQUEST
+                continue
+            _with_log(topic.name, partition.partition_index, partition, result, state, answer)
+        topics.append(topic_type(name=topic.name, partitions=results))
+    return wire.LIST_OFFSETS.Response(topics=topics)
+
+
+def _with_log(
+    topic: str, number: int, asked: Any, result: Any, state: State, answer: Callable[[str, Any, Any, Log], None]
+) -> None:
+    """Fills in one partition's result, or the code of what went wrong."""
+    try:
+        log = state.log(topic, number)
+        result.error_code = _check_epoch(log, getattr(asked, "current_leader_epoch", -1))
+        if not result.error_code:
+            answer(topic, asked, result, log)
+    except LogcoreError as error:
+        result.error_code = code_of(error)
+
+
+def offset_for_leader_epoch(request: Any, call: Call, state: State) -> Any:
+    def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
+        result.leader_epoch, result.end_offset = log.end_of_epoch(asked.leader_epoch)
+
+    topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
+    topics = []
+    for topic in request.topics:
+        results = []
+        for partition in topic.partitions:
+            result = topic_type.Partition(partition=partition.partition)
+            results.append(result)
+            _with_log(topic.topic, partition.partition, partition, result, state, answer)
+        topics.append(topic_type(topic=topic.topic, partitions=results))
+    return wire.OFFSET_FOR_LEADER_EPOCH.Response(topics=topics)
+
+
+def delete_records(request: Any, call: Call, state: State) -> Any:
+    def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
+        if "delete" not in log.config.cleanup_policy:
+            result.error_code = codes.POLICY_VIOLATION
+            return
+        before = log.high_watermark if asked.offset == -1 else asked.offset
+        result.low_watermark = log.delete_records(before)
+        state.fetches.wake((topic, asked.partition_index), call.now_ms)
+
+    topic_type = wire.DELETE_RECORDS.Response.Topic
+    topics = []
+    for topic in request.topics:
+        results = []
+        for partition in topic.partitions:
+            result = topic_type.Partition(partition_index=partition.partition_index, low_watermark=-1)
+            results.append(result)
+            _with_log(topic.name, partition.partition_index, partition, result, state, answer)
+        topics.append(topic_type(name=topic.name, partitions=results))
+    return wire.DELETE_RECORDS.Response(topics=topics)

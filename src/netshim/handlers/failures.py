@@ -1,0 +1,43 @@
+"""Which of Kafka's error codes an error of the log is.
+
+The text of each error is worth sending too, where the API has a field for it. Not here: errors that the protocol itself
+knows and the log does not; their handlers name the code.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import logcore
+from netshim.wire import codes
+
+#: The first that fits counts, so children stand before their parents.
+_CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
+    (logcore.TopicNotFoundError, codes.UNKNOWN_TOPIC_OR_PARTITION),
+    (logcore.TopicExistsError, codes.TOPIC_ALREADY_EXISTS),
+    (logcore.InvalidNameError, codes.INVALID_TOPIC_EXCEPTION),
+    (logcore.InvalidConfigError, codes.INVALID_CONFIG),
+    (logcore.OffsetOutOfRangeError, codes.OFFSET_OUT_OF_RANGE),
+    (logcore.CorruptBatchError, codes.CORRUPT_MESSAGE),
+    (logcore.InvalidTimestampError, codes.INVALID_TIMESTAMP),
+    (logcore.InvalidRecordError, codes.INVALID_RECORD),
+    (logcore.RecordTooLargeError, codes.MESSAGE_TOO_LARGE),
+    (logcore.UnsupportedCodecError, codes.UNSUPPORTED_COMPRESSION_TYPE),
+    # Retriable for clients, and what Kafka itself says when a log directory has failed.
+    (logcore.LogFailedError, codes.KAFKA_STORAGE_ERROR),
+    (logcore.CorruptLogError, codes.KAFKA_STORAGE_ERROR),
+    (logcore.StorageReadError, codes.KAFKA_STORAGE_ERROR),
+    (logcore.StorageWriteError, codes.KAFKA_STORAGE_ERROR),
+    (logcore.DiskFullError, codes.KAFKA_STORAGE_ERROR),
+    (logcore.ResourceError, codes.KAFKA_STORAGE_ERROR),
+    # The partition was deleted, or the broker is stopping: look for it elsewhere.
+    (logcore.LogClosedError, codes.NOT_LEADER_OR_FOLLOWER),
+)
+
+
+def code_of(error: BaseException) -> int:
+    """The code for an error, UNKNOWN_SERVER_ERROR for one that has none."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return codes.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,380 @@
+"""Requests of consumer groups: who coordinates them, their members, their offsets, what admin tools ask and delete.
+
+Rules (wire protocol section 7):
+- Shapes that differ by version are made here; what a request means for a group is decided in groups.py.
+- The first request waits until what is stored of groups has been read. If it cannot be read, all are told to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from netshim import wire
+from netshim.groups import DEAD, EMPTY, STABLE, Group, Groups
+from netshim.offsets import Committed
+from netshim.state import Answer, Call, State
+from netshim.wire import codes
+
+_KEY_TYPES: Final = (0, 1)  # groups, transactions
+#: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE.
+_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8
+_NOT_ASKED: Final = -(2**31)
+#: What a record's text can hold, whatever the settings say.
+_METADATA_BYTES_MAX: Final = 32_000
+
+Refuse = Callable[[Any, Call, int], Any]
+Handler = Callable[[Any, Call, State], Any]
+
+
+def _when_loaded(refuse: Refuse) -> Callable[[Callable[[Any, Call, Groups, State], Any]], Handler]:
+    """Lets a handler run once the groups are known. refuse: the response when they cannot be."""
+
+    def wrap(handler: Callable[[Any, Call, Groups, State], Any]) -> Handler:
+        def handle(request: Any, call: Call, state: State) -> Any:
+            groups: Groups = state.groups
+            if groups.is_loaded:
+                return handler(request, call, groups, state)
+            answer = Answer()
+
+            def go_on(code: int) -> None:
+                try:
+                    result = refuse(request, call, code) if code else handler(request, call, groups, state)
+                except Exception as error:  # the broker answers and logs it, as that of a request that did not wait
+                    result = error
+                if isinstance(result, Answer):
+                    result.then(answer.set)
+                else:
+                    answer.set(result)
+
+            groups.load(call.now_ms, go_on)
+            return answer
+
+        return handle
+
+    return wrap
+
+
+def find_coordinator(request: Any, call: Call, state: State) -> Any:
+    """It is always us."""
+    response_type = wire.FIND_COORDINATOR.Response
+
+    def place(key: str) -> dict[str, Any]:
+        code = codes.NONE
+        if request.key_type not in _KEY_TYPES:
+            code = codes.INVALID_REQUEST
+        elif request.key_type == 0 and not key:
+            code = codes.INVALID_GROUP_ID
+        if code:
+            return {"error_code": code, "node_id": -1, "host": "", "port": -1}
+        return {"node_id": state.node_id, "host": call.host, "port": call.port}
+
+    if call.version < 4:
+        return response_type(**place(request.key))
+    return response_type(
+        coordinators=[response_type.Coordinator(key=key, **place(key)) for key in request.coordinator_keys]
+    )
+
+
+# -- members -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_join(request: Any, call: Call, code: int) -> Any:
+    return wire.JOIN_GROUP.Response(
+        error_code=code, member_id=request.member_id, protocol_name=None if call.version >= 7 else ""
+    )
+
+
+@_when_loaded(_refuse_join)
+def join_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    return groups.join(request, call)
+
+
+@_when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
+def sync_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    return groups.sync(request, call)
+
+
+@_when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
+def heartbeat(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    return wire.HEARTBEAT.Response(error_code=groups.heartbeat(request, call))
+
+
+@_when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
+def leave_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    """One member up to version 2, whose error is the response's; then a list with an error for each."""
+    response_type = wire.LEAVE_GROUP.Response
+    if not request.group_id:
+        return response_type(error_code=codes.INVALID_GROUP_ID)
+    if call.version < 3:
+        return response_type(error_code=groups.leave(request.group_id, [(request.member_id, None)], call.now_ms)[0])
+    asked = [(member.member_id, member.group_instance_id) for member in request.members]
+    results = groups.leave(request.group_id, asked, call.now_ms)
+    return response_type(
+        members=[
+            response_type.Member(member_id=member_id, group_instance_id=instance_id, error_code=code)
+            for (member_id, instance_id), code in zip(asked, results, strict=True)
+        ]
+    )
+
+
+# -- offsets -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_commit(request: Any, call: Call, code: int) -> Any:
+    topic_type = wire.OFFSET_COMMIT.Response.Topic
+    return wire.OFFSET_COMMIT.Response(
+        topics=[
+            topic_type(
+                name=topic.name,
+                partitions=[
+                    topic_type.Partition(partition_index=partition.partition_index, error_code=code)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+@_when_loaded(_refuse_commit)
+def offset_commit(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    """Partitions that do not exist fail by themselves; a group that does not want the commit fails all others."""
+    response = _refuse_commit(request, call, codes.NONE)
+    known = []
+    for topic, answered in zip(request.topics, response.topics, strict=True):
+        numbers = _partitions(state, topic.name)
+        for partition, result in zip(topic.partitions, answered.partitions, strict=True):
+            if partition.partition_index in numbers:
+                known.append((topic.name, partition, result))
+            else:
+                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+    if not known:
+        return response
+    code = groups.check_commit(
+        request.group_id, request.generation_id_or_member_epoch, request.member_id, request.group_instance_id, call
+    )
+    now_ms, retention_ms = call.now_ms, request.retention_time_ms
+    offsets: dict[tuple[str, int], Committed] = {}
+    stored = []
+    for name, partition, result in known:
+        metadata = partition.committed_metadata or ""
+        result.error_code = code
+        if code:
+            continue
+        if len(metadata) > state.settings.offset_metadata_max_bytes or len(metadata.encode()) > _METADATA_BYTES_MAX:
+            result.error_code = codes.OFFSET_METADATA_TOO_LARGE
+            continue
+        offsets[name, partition.partition_index] = Committed(
+            partition.committed_offset,
+            partition.committed_leader_epoch,
+            metadata,
+            now_ms,
+            now_ms + min(retention_ms, 2**62) if retention_ms >= 0 else -1,
+        )
+        stored.append(result)
+    if not offsets:
+        return response
+    answer = Answer()
+
+    def done(code: int) -> None:
+        for result in stored:
+            result.error_code = code
+        answer.set(response)
+
+    groups.commit(request.group_id, offsets, now_ms, done)
+    return answer
+
+
+def _partitions(state: State, topic: str) -> tuple[int, ...]:
+    return state.logdir.partitions(topic) if topic in state.logdir else ()
+
+
+def _refuse_fetch(request: Any, call: Call, code: int) -> Any:
+    response_type = wire.OFFSET_FETCH.Response
+    if call.version >= 8:
+        return response_type(
+            groups=[response_type.Group(group_id=group.group_id, error_code=code) for group in request.groups]
+        )
+    if call.version >= 2:
+        return response_type(error_code=code)
+    response = response_type(topics=_fetched(response_type.Topic, request.topics, None))
+    for topic in response.topics:
+        for partition in topic.partitions:
+            partition.error_code = code
+    return response
+
+
+@_when_loaded(_refuse_fetch)
+def offset_fetch(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    """What is not committed has offset -1 and no error. Null topics ask for all that is.
+
+    Nothing is ever unstable, as long as there are no transactional commits, so require_stable asks for nothing.
+    """
+    response_type = wire.OFFSET_FETCH.Response
+    if call.version < 8:
+        return response_type(topics=_fetched(response_type.Topic, request.topics, groups.get(request.group_id)))
+    return response_type(
+        groups=[
+            response_type.Group(
+                group_id=asked.group_id,
+                topics=_fetched(response_type.Group.Topic, asked.topics, groups.get(asked.group_id)),
+            )
+            for asked in request.groups
+        ]
+    )
+
+
+def _fetched(topic_type: Any, topics: Any, group: Group | None) -> list[Any]:
+    offsets = {} if group is None else group.offsets
+    if topics is None:
+        wanted = [(name, list(partitions)) for name, partitions in offsets.items()]
+    else:
+        wanted = [(topic.name, topic.partition_indexes) for topic in topics]
+    results = []
+    for name, numbers in wanted:
+        partitions = []
+        for number in numbers:
+            committed = offsets.get(name, {}).get(number)
+            partitions.append(
+                topic_type.Partition(partition_index=number, committed_offset=-1, metadata="")
+                if committed is None
+                else topic_type.Partition(
+                    partition_index=number,
+                    committed_offset=committed.offset,
+                    committed_leader_epoch=committed.leader_epoch,
+                    metadata=committed.metadata,
+                )
+            )
+        results.append(topic_type(name=name, partitions=partitions))
+    return results
+
+
+def _refuse_delete_offsets(request: Any, call: Call, code: int) -> Any:
+    return wire.OFFSET_DELETE.Response(error_code=code)
+
+
+@_when_loaded(_refuse_delete_offsets)
+def offset_delete(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    response_type = wire.OFFSET_DELETE.Response
+    group = groups.get(request.group_id)
+    if group is None:
+        return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
+    if group.state != EMPTY and group.protocol_type != "consumer":
+        return response_type(error_code=codes.NON_EMPTY_GROUP)
+    keys, stored, topics = [], [], []
+    for topic in request.topics:
+        numbers = _partitions(state, topic.name)
+        results = []
+        for partition in topic.partitions:
+            number = partition.partition_index
+            result = response_type.Topic.Partition(partition_index=number)
+            results.append(result)
+            if number not in numbers:
+                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            elif group.may_use(topic.name):
+                result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
+            elif group.has_offset(topic.name, number):
+                keys.append((topic.name, number))
+                stored.append(result)
+        topics.append(response_type.Topic(name=topic.name, partitions=results))
+    answer = Answer()
+
+    def done(code: int) -> None:
+        for result in stored:
+            result.error_code = code
+        answer.set(response_type(topics=topics))
+
+    groups.delete_offsets(group, keys, call.now_ms, done)
+    return answer
+
+
+# -- what admin tools ask ------------------------------------------------------------------------------------------
+
+
+def _refuse_describe(request: Any, call: Call, code: int) -> Any:
+    group_type = wire.DESCRIBE_GROUPS.Response.Group
+    return wire.DESCRIBE_GROUPS.Response(
+        groups=[group_type(group_id=group_id, error_code=code) for group_id in request.groups]
+    )
+
+
+@_when_loaded(_refuse_describe)
+def describe_groups(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    """A group that is not there is Dead. What members said and were given is told of a Stable group only."""
+    group_type = wire.DESCRIBE_GROUPS.Response.Group
+    operations = _GROUP_OPERATIONS if request.include_authorized_operations else _NOT_ASKED
+    results = []
+    for group_id in request.groups:
+        group = groups.get(group_id)
+        if group is None:
+            results.append(group_type(group_id=group_id, group_state=DEAD, authorized_operations=operations))
+            continue
+        is_stable = group.state == STABLE
+        results.append(
+            group_type(
+                group_id=group_id,
+                group_state=group.state,
+                protocol_type=group.protocol_type,
+                protocol_data=(group.protocol or "") if is_stable else "",
+                members=[
+                    group_type.Member(
+                        member_id=member.member_id,
+                        group_instance_id=member.instance_id,
+                        client_id=member.client_id,
+                        client_host=member.client_host,
+                        member_metadata=member.metadata(group.protocol) if is_stable else b"",
+                        member_assignment=member.assignment if is_stable else b"",
+                    )
+                    for member in group.members.values()
+                ],
+                authorized_operations=operations,
+            )
+        )
+    return wire.DESCRIBE_GROUPS.Response(groups=results)
+
+
+@_when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
+def list_groups(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    group_type = wire.LIST_GROUPS.Response.Group
+    states = {name.lower() for name in request.states_filter}
+    types = {name.lower() for name in request.types_filter}
+    return wire.LIST_GROUPS.Response(
+        groups=[
+            group_type(
+                group_id=group.group_id,
+                protocol_type=group.protocol_type,
+                group_state=group.state,
+                group_type="classic",
+            )
+            for group in groups.all()
+            if (not states or group.state.lower() in states) and (not types or "classic" in types)
+        ]
+    )
+
+
+def _refuse_delete(request: Any, call: Call, code: int) -> Any:
+    group_type = wire.DELETE_GROUPS.Response.Group
+    return wire.DELETE_GROUPS.Response(
+        results=[group_type(group_id=group_id, error_code=code) for group_id in request.groups_names]
+    )
+
+
+@_when_loaded(_refuse_delete)
+def delete_groups(request: Any, call: Call, groups: Groups, state: State) -> Any:
+    response = _refuse_delete(request, call, codes.NONE)
+    left = len(response.results)
+    if not left:
+        return response
+    answer = Answer()
+
+    def done(result: Any, code: int) -> None:
+        nonlocal left
+        result.error_code = code
+        left -= 1
+        if not left:
+            answer.set(response)
+
+    for result in response.results:
+        groups.delete(result.group_id, call.now_ms, lambda code, result=result: done(result, code))  # type: ignore[misc]
+    return answer

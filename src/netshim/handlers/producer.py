@@ -1,0 +1,26 @@
+"""InitProducerId: the identity of idempotent producers.
+
+Ids come from the log directory, which never gives one out twice. Transactional producers need the transaction
+coordinator, which is not part of this broker yet: they are told so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from logcore import LogcoreError
+from netshim import wire
+from netshim.handlers.failures import code_of
+from netshim.state import Call, State
+from netshim.wire import codes
+
+
+def init_producer_id(request: Any, call: Call, state: State) -> Any:
+    response_type = wire.INIT_PRODUCER_ID.Response
+    if request.transactional_id is not None:
+        empty = request.transactional_id == ""
+        return response_type(error_code=codes.INVALID_REQUEST if empty else codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    try:
+        return response_type(producer_id=state.logdir.next_producer_id(), producer_epoch=0)
+    except LogcoreError as error:
+        return response_type(error_code=code_of(error))

@@ -1,0 +1,417 @@
+"""The broker on a network: sockets, one event loop, the threads that wait for the disk.
+
+Rules:
+- One loop runs the broker. Only what may wait for the disk runs elsewhere, and comes back to the loop.
+- Stored bytes are given to the transport as views of the files.
+- What a client may cost is bounded: connections, request bytes, unread responses, time (docs/netshim.md).
+- On TERM no new request is taken, those that were taken are answered, the log directory is closed clean.
+
+This is the only module with sockets. It decodes nothing and decides nothing about requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final, Self
+
+import attrs
+
+import logcore
+from logcore import Durability, LogDir
+from netshim.broker import Broker
+from netshim.connection import Budget, Connection
+from netshim.state import CloseConnection, Settings
+
+_log = logging.getLogger("netshim")
+
+_SYNC_THREADS: Final = 4
+#: How often appends by others in this process are noticed, and the directory's own work is looked after.
+_TICK_S: Final = 0.05
+_DRAIN_S: Final = 10.0
+#: Under group commit, what may be written and not yet synced; the log syncs by itself, and in the loop, above it.
+_UNSYNCED_BYTES: Final = 64 << 20
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _Peer(asyncio.BufferedProtocol):
+    """One connection's socket."""
+
+    transport: asyncio.Transport
+    connection: Connection
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.address = ""
+        self.is_open = False
+        self.is_paused = False  # our reading
+        self.is_blocked = False  # the client's reading
+        self._flushing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        peer = transport.get_extra_info("peername") or ("?", 0)
+        name = transport.get_extra_info("sockname") or ("127.0.0.1", 0)
+        self.address = str(peer[0])
+        server = self.server
+        refusal = server.admit(self)
+        if refusal:
+            _log.warning("connection from %s refused: %s", self.address, refusal)
+            transport.abort()
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(high=server.settings.max_unread_bytes // 4)
+        host, port = server.advertised or (str(name[0]), int(name[1]))
+        handle = server.broker.handler(host, port, self.address)
+        self.connection = Connection(handle, server.settings, server.budget, _now_ms(), self.flush_soon)
+        self.is_open = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.connection.close()
+            self.server.dismiss(self)
+
+    # -- in
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.connection.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._guarded(lambda: self.connection.received(nbytes, _now_ms()))
+
+    def eof_received(self) -> bool:
+        return not self.connection.is_idle  # a half-open client may still read what it asked for
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except CloseConnection as reason:
+            self.end(str(reason))
+            return
+        except Exception:
+            _log.exception("connection from %s", self.address)
+            self.end("an error of ours")
+            return
+        self.flush()
+
+    # -- out
+
+    def flush_soon(self) -> None:
+        """Called when a response that was waited for has come; several of them leave together."""
+        if not self._flushing and self.is_open:
+            self._flushing = True
+            self.server.loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._flushing = False
+        if self.is_open:
+            self._guarded(lambda: self.connection.process(_now_ms()))  # what waited for room
+
+    def flush(self) -> None:
+        if not self.is_open:
+            return
+        connection, transport = self.connection, self.transport
+        for piece in connection.take():
+            transport.write(piece)
+            connection.active_ms = _now_ms()
+        if transport.get_write_buffer_size() > self.server.settings.max_unread_bytes:
+            self.end("the client does not read its responses")
+            return
+        self.pace()
+
+    def pace(self) -> None:
+        """Reads on, or not, as the limits say."""
+        wanted = self.is_blocked or self.connection.is_full or not self.connection.has_room()
+        if wanted != self.is_paused:
+            self.is_paused = wanted
+            if wanted:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.is_blocked = True
+        self.pace()
+
+    def resume_writing(self) -> None:
+        self.is_blocked = False
+        self.flush_soon()
+
+    def end(self, reason: str) -> None:
+        _log.info("connection from %s ended: %s", self.address, reason)
+        self.transport.abort()
+
+    def check(self, now_ms: int) -> None:
+        reason = self.connection.overdue(now_ms)
+        if reason:
+            self.end(reason)
+        else:
+            self.pace()  # others may have given back what this one needs to go on
+
+
+class Server:
+    """A broker on a port, in the running event loop: `async with Server("data") as server: ...`
+
+    path: log directory, made if it is not there. port: 0 for a free one. host: the address to listen on, loopback
+    unless told otherwise. advertised: (host, port) to tell clients; by default the address each reached us by.
+    durability, config: as in logcore.open_dir. settings: a Settings, or keyword arguments of it.
+    """
+
+    broker: Broker
+    loop: asyncio.AbstractEventLoop
+    budget: Budget
+    port: int
+    _deadline: float
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertised: tuple[str, int] | None = None,
+        durability: str | Durability = "group",
+        config: Mapping[str, object] | None = None,
+        settings: Settings | None = None,
+        **more: Any,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.host = host
+        self.advertised = advertised
+        self.settings = attrs.evolve(settings or Settings(), **more)
+        self._wanted_port = port
+        policy = Durability.parse(durability)
+        self._durability = attrs.evolve(policy, max_bytes=max(policy.max_bytes, _UNSYNCED_BYTES))
+        self._config = config
+        self._peers: set[_Peer] = set()
+        self._addresses: Counter[str] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.Future[Any] | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Opens the directory and listens. Raises what logcore.open_dir raises, and OSError for the address."""
+        self.loop = asyncio.get_running_loop()
+        self.budget = Budget(self.settings.max_buffered_bytes)
+        self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
+        try:
+            self.logdir: LogDir = logcore.open_dir(
+                self.path, create=True, durability=self._durability, config=self._config
+            )
+        except BaseException:
+            self._pool.shutdown()
+            raise
+        try:
+            self.broker = Broker(self.logdir, self.settings, self._submit)
+            self._listening = await self.loop.create_server(
+                lambda: _Peer(self), self.host, self._wanted_port, backlog=512
+            )
+        except BaseException:
+            self._pool.shutdown()
+            self.logdir.close()
+            raise
+        self.port = self._listening.sockets[0].getsockname()[1]
+        self._timer = self.loop.call_later(_TICK_S, self._tick)
+        _log.info("listening on %s, log directory %s", self.bootstrap_servers, self.logdir.path)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address to give to clients, such as "127.0.0.1:53211"."""
+        host, port = self.advertised or (self.host, self.port)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def stop(self, drain_s: float = _DRAIN_S) -> None:
+        """Answers what was asked, for at most drain_s seconds, then closes everything. Raises what closing raises."""
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._listening.close()
+        self.broker.stop(_now_ms())
+        for peer in list(self._peers):
+            peer.connection.drain()
+            peer.flush()
+        self._deadline = self.loop.time() + drain_s
+        while self.loop.time() < self._deadline and any(not peer.connection.is_idle for peer in self._peers):
+            await asyncio.sleep(0.005)
+        for peer in list(self._peers):
+            peer.transport.close()
+        await asyncio.sleep(0)
+        for peer in list(self._peers):
+            if peer.transport.get_write_buffer_size() == 0:
+                peer.transport.abort()
+        while self._peers and self.loop.time() < self._deadline:
+            await asyncio.sleep(0.005)
+        for peer in list(self._peers):
+            peer.transport.abort()
+        if self._ticking is not None:
+            with contextlib.suppress(Exception):
+                await self._ticking
+        await self.loop.run_in_executor(None, self._pool.shutdown)
+        await self.loop.run_in_executor(None, self.logdir.close)
+        _log.info("stopped")
+
+    def hurry(self) -> None:
+        """Has a stop() under way wait for clients no longer."""
+        self._deadline = 0.0
+
+    # -- the broker's host ---------------------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        def finished(future: Any) -> None:
+            error = future.exception()
+            self.loop.call_soon_threadsafe(done, future.result() if error is None else error)
+
+        self._pool.submit(work).add_done_callback(finished)
+
+    def _tick(self) -> None:
+        if self._timer is None:
+            return
+        now_ms = _now_ms()
+        try:
+            self.broker.tick(now_ms)
+            for peer in list(self._peers):
+                peer.check(now_ms)
+            if self._ticking is None or self._ticking.done():
+                self._ticking = self.loop.run_in_executor(self._pool, self._tick_logdir, now_ms)
+        except Exception:
+            _log.exception("tick")
+        next_ms = self.broker.next_ms
+        delay_s = _TICK_S if next_ms is None else min(_TICK_S, max(0.001, (next_ms - _now_ms()) / 1000))
+        self._timer = self.loop.call_later(delay_s, self._tick)
+
+    def _tick_logdir(self, now_ms: int) -> None:
+        try:
+            self.logdir.tick(now_ms)
+        except logcore.LogcoreError as error:
+            _log.error("the log directory's work: %s", error)
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def admit(self, peer: _Peer) -> str | None:
+        """Why a connection is refused, None when it is let in."""
+        if self._timer is None:
+            return "stopping"
+        if len(self._peers) >= self.settings.max_connections:
+            return f"there are {len(self._peers)} connections"
+        if self._addresses[peer.address] >= self.settings.max_connections_per_address:
+            return f"there are {self._addresses[peer.address]} connections from there"
+        self._peers.add(peer)
+        self._addresses[peer.address] += 1
+        return None
+
+    def dismiss(self, peer: _Peer) -> None:
+        self._peers.discard(peer)
+        self._addresses[peer.address] -= 1
+        if not self._addresses[peer.address]:
+            del self._addresses[peer.address]
+
+
+class ServerThread:
+    """A Server with an event loop of its own in a thread of its own. Made by serve(); a with block stops it."""
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        self.server = Server(path, **options)
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="netshim", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # told to whoever started or stops us
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with self.server:
+            self._started.set()
+            await self._stop.wait()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address to give to clients."""
+        return self.server.bootstrap_servers
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def logdir(self) -> LogDir:
+        """The directory that is served; may be used beside the clients, from any thread."""
+        return self.server.logdir
+
+    def stop(self) -> None:
+        """Answers what was asked, closes the directory and ends the thread. Stopping twice is fine."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, if it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def serve(path: str | os.PathLike[str], *, port: int = 0, **options: Any) -> ServerThread:
+    """Starts a broker over a log directory in a thread of its own, and returns when it listens.
+
+    with netshim.serve("data") as server: ... server.bootstrap_servers; options as those of Server.
+    """
+    return ServerThread(path, port=port, **options)

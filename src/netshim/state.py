@@ -1,0 +1,274 @@
+"""What a broker knows while it runs, and how its parts wait for one another.
+
+Rules:
+- One thread. Everything here is called from the broker's thread, except the work given to `submit`.
+- Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer.
+- Work that asks the disk to sync goes through `submit`, which may run it in another thread and calls back in this one.
+
+This module speaks no protocol (handlers do) and opens no socket (server.py does).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from logcore import Log, LogcoreError, LogDir
+
+#: What a broker waits for the records of: (topic, partition).
+Key = tuple[str, int]
+Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+
+
+def _between(low: int, high: int) -> Any:
+    def check(_: object, attribute: Any, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"{attribute.name}: expected {low} to {high}, found {value!r}")
+
+    return check
+
+
+def _setting(default: int, low: int, high: int = 2**31 - 1) -> Any:
+    return attrs.field(default=default, validator=_between(low, high))
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """How a broker behaves; names and defaults are Kafka's where it has them, except where tests would wait for them.
+
+    auto_create_topics: make topics that a client asks the metadata of, with num_partitions. rebalance_delay_ms: how
+    long the first members of a group wait for others (Kafka: 3000). offsets_partitions: of `__consumer_offsets` when it
+    is made; one broker has nothing to spread (Kafka: 50). max_replication_factor: the largest that CreateTopics accepts
+    and then reports as 1. The limits of connections: docs/netshim.md.
+    """
+
+    auto_create_topics: bool = True
+    num_partitions: int = _setting(1, 1, 100_000)
+    max_replication_factor: int = _setting(3, 1, 32_767)
+    offsets_partitions: int = _setting(1, 1, 1_000)
+    rebalance_delay_ms: int = _setting(0, 0)
+    min_session_timeout_ms: int = _setting(100, 1)
+    max_session_timeout_ms: int = _setting(1_800_000, 1)
+    group_max_size: int = _setting(2**31 - 1, 1)
+    offset_metadata_max_bytes: int = _setting(4_096, 0)
+    fetch_max_bytes: int = _setting(57_671_680, 1_024)
+    max_request_bytes: int = _setting(104_857_600, 1_024)
+    max_buffered_bytes: int = _setting(256 << 20, 1 << 20, 1 << 40)
+    max_connections: int = _setting(1_024, 1)
+    max_connections_per_address: int = _setting(1_024, 1)
+    max_pipelined_requests: int = _setting(64, 1)
+    max_unread_bytes: int = _setting(32 << 20, 1 << 16)
+    request_timeout_ms: int = _setting(30_000, 10)
+    idle_timeout_ms: int = _setting(600_000, 10)
+
+
+class CloseConnection(Exception):
+    """The connection is to be ended: what came over it is not our protocol, or no answer would be right."""
+
+
+class Answer:
+    """A response that comes later: set once, and told to whoever asked for it."""
+
+    __slots__ = ("_then", "is_set", "value")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.value: Any = None
+        self._then: Callable[[Any], None] | None = None
+
+    def set(self, value: Any) -> None:
+        """Only the first value counts."""
+        if not self.is_set:
+            self.is_set, self.value = True, value
+            if self._then is not None:
+                self._then(value)
+
+    def then(self, callback: Callable[[Any], None]) -> None:
+        self._then = callback
+        if self.is_set:
+            callback(self.value)
+
+
+@attrs.frozen
+class Call:
+    """What a handler may know of a request beside its body.
+
+    host, port: the address the client reached us by, which is the one to tell it. peer: the client's own address.
+    """
+
+    api_key: int
+    version: int
+    client_id: str
+    host: str
+    port: int
+    peer: str
+    now_ms: int
+
+
+class Timers:
+    """What is to happen at a time. A timer that is not wanted any more is cancelled by its token."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._actions: dict[int, Callable[[int], None]] = {}
+        self._tokens = itertools.count(1)
+
+    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
+        """Has action(now_ms) called at or after the deadline; returns the token."""
+        token = next(self._tokens)
+        self._actions[token] = action
+        heapq.heappush(self._heap, (deadline_ms, token))
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._actions):  # mostly cancelled ones
+            self._heap = [entry for entry in self._heap if entry[1] in self._actions]
+            heapq.heapify(self._heap)
+        return token
+
+    def cancel(self, token: int) -> None:
+        self._actions.pop(token, None)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next one is due."""
+        while self._heap and self._heap[0][1] not in self._actions:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def run(self, now_ms: int) -> None:
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, token = heapq.heappop(self._heap)
+            action = self._actions.pop(token, None)
+            if action is not None:
+                action(now_ms)
+
+
+class Waiting:
+    """Who waits for something to happen to which key."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, set[Callable[[int], None]]] = {}
+
+    def add(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        for key in keys:
+            self._by_key.setdefault(key, set()).add(action)
+
+    def remove(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        for key in keys:
+            waiting = self._by_key.get(key)
+            if waiting is not None:
+                waiting.discard(action)
+                if not waiting:
+                    del self._by_key[key]
+
+    def wake(self, key: Key, now_ms: int) -> None:
+        for action in list(self._by_key.get(key, ())):
+            action(now_ms)
+
+    def waited_for(self) -> list[Key]:
+        """The keys that somebody waits for."""
+        return list(self._by_key)
+
+
+class Syncs:
+    """Who waits for which records to be on disk. One sync of a log runs at a time, for all who wait when it begins."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+        self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
+        self._running: set[Log] = set()
+
+    @property
+    def are_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
+        """Calls done(None) once all below offset end is on disk, or done(error) when that failed."""
+        if log.durable_end_offset >= end:
+            done(None)
+            return
+        self._waiting.setdefault(log, []).append((end, done))
+        self._start(log)
+
+    def _start(self, log: Log) -> None:
+        if log in self._running or not self._waiting.get(log):
+            return
+        self._running.add(log)
+        self._submit(log.flush, lambda result: self._finished(log, result))
+
+    def _finished(self, log: Log, result: Any) -> None:
+        self._running.discard(log)
+        error = result if isinstance(result, BaseException) else None
+        waiting = self._waiting.pop(log, [])
+        durable_end = log.durable_end_offset
+        kept = []
+        for end, done in waiting:
+            if durable_end >= end:
+                done(None)
+            elif error is not None:
+                done(error if isinstance(error, LogcoreError) else LogcoreError(f"a sync failed: {error!r}"))
+            else:
+                kept.append((end, done))
+        if kept:
+            self._waiting.setdefault(log, [])[:0] = kept
+            self._start(log)
+
+
+_NO_ID: Final = bytes(16)
+
+
+class State:
+    """One broker's state. logdir: opened for writing; submit: how to run work that may wait for the disk."""
+
+    def __init__(self, logdir: LogDir, settings: Settings, submit: Submit) -> None:
+        self.logdir = logdir
+        self.settings = settings
+        self.submit = submit
+        self.timers = Timers()
+        self.fetches = Waiting()
+        self.syncs = Syncs(submit)
+        self.is_stopping = False
+        self.groups: Any = None  # set by the broker; groups know the state, not the other way round
+        self._names: dict[bytes, str] = {}
+        self._visible: dict[tuple[str, int], int] = {}
+
+    @property
+    def node_id(self) -> int:
+        return self.logdir.node_id
+
+    def log(self, topic: str, partition: int) -> Log:
+        """Raises TopicNotFoundError and what opening raises."""
+        return self.logdir.partition(topic, partition)
+
+    def topic_id(self, topic: str) -> bytes:
+        return self.logdir.topic_id(topic).bytes
+
+    def topic_of(self, topic_id: bytes) -> str | None:
+        """The name of a topic by its id, None when there is none."""
+        name = self._names.get(topic_id)
+        if name is not None and name in self.logdir and self.topic_id(name) == topic_id:
+            return name
+        self._names = {self.topic_id(name): name for name in self.logdir.topics()}
+        return self._names.get(topic_id) if topic_id != _NO_ID else None
+
+    def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
+        """To be called after an append: lets those know who wait to read it, once it may be read."""
+        if log.high_watermark >= end:
+            self.fetches.wake((topic, partition), now_ms)
+        else:
+            self.syncs.when_durable(log, end, lambda _: self.fetches.wake((topic, partition), now_ms))
+
+    def wake_readers(self, now_ms: int) -> None:
+        """Wakes those who wait for partitions that were appended to by others than the broker's clients."""
+        logs = self.logdir.open_logs()
+        waited_for = self.fetches.waited_for()
+        for key in waited_for:
+            log = logs.get(key)
+            end = -1 if log is None else log.high_watermark
+            if self._visible.get(key) != end:
+                self._visible[key] = end
+                self.fetches.wake(key, now_ms)
+        if len(self._visible) > 2 * len(waited_for) + 1_000:
+            self._visible = {key: self._visible[key] for key in waited_for if key in self._visible}

@@ -1,0 +1,197 @@
+"""netshim.connection: frames out of bytes however they are split, responses in order, bounded memory."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netshim.connection import Budget, Connection
+from netshim.state import Answer, CloseConnection, Settings
+
+
+def frame(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+class Host:
+    """A connection whose handler remembers frames and answers each with its own bytes, at once or when told."""
+
+    def __init__(self, *, later: bool = False, budget: int = 1 << 30, **settings: Any) -> None:
+        self.frames: list[bytes] = []
+        self.answers: list[Answer] = []
+        self.later = later
+        self.readied = 0
+        self.budget = Budget(budget)
+        self.connection = Connection(self.handle, Settings(**settings), self.budget, 0, self.ready)
+
+    def handle(self, view: memoryview, now_ms: int) -> Any:
+        body = bytes(view)
+        self.frames.append(body)
+        if body.startswith(b"silent"):
+            return None
+        if not self.later:
+            return [frame(body)]
+        self.answers.append(Answer())
+        return self.answers[-1]
+
+    def ready(self) -> None:
+        self.readied += 1
+
+    def feed(self, data: bytes, step: int | None = None, now_ms: int = 0) -> None:
+        at = 0
+        while at < len(data):
+            room = self.connection.get_buffer()
+            size = min(len(room), len(data) - at, step or len(data))
+            assert size, "there is room"
+            room[:size] = data[at : at + size]
+            self.connection.received(size, now_ms)
+            at += size
+
+    def sent(self) -> bytes:
+        return b"".join(bytes(piece) for piece in self.connection.take())
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=30), st.integers(1, 1000))
+def test_frames_come_whole_however_the_bytes_are_split(bodies: list[bytes], step: int) -> None:
+    host = Host()
+    host.feed(b"".join(map(frame, bodies)), step)
+    assert host.frames == bodies
+    assert host.sent() == b"".join(frame(body) for body in bodies if not body.startswith(b"silent"))
+
+
+@pytest.mark.parametrize("size", [65_531, 65_532, 65_533, 100_000, 1_000_000, 5_000_000])
+def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(size: int) -> None:
+    host = Host()
+    body = random.Random(size).randbytes(size)
+    host.feed(frame(b"small") + frame(body)[:100])
+    assert host.budget.used_bytes == 0, "an announced size is no reason to allocate"
+    host.feed(frame(body)[100:] + frame(b"after"))
+    assert host.frames == [b"small", body, b"after"]
+    assert host.budget.used_bytes == 0
+    host.feed(frame(b"again"))
+    assert host.frames[-1] == b"again"
+
+
+@pytest.mark.parametrize("head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GET ", b"\x16\x03\x01\x00", b"\x06@\0\x01"])
+def test_impossible_sizes_end_the_connection(head: bytes) -> None:
+    host = Host()
+    with pytest.raises(CloseConnection, match="frame of"):
+        host.feed(head + b"x" * 100)
+    assert not host.frames
+
+
+def test_responses_leave_in_the_order_of_requests() -> None:
+    host = Host(later=True)
+    host.feed(b"".join(frame(b"%d" % n) for n in range(6)))
+    for n in (3, 1, 5):
+        host.answers[n].set([frame(b"answer %d" % n)])
+    assert host.sent() == b""
+    host.answers[0].set([frame(b"answer 0")])
+    assert host.sent() == frame(b"answer 0") + frame(b"answer 1")
+    host.answers[2].set(None)
+    host.answers[4].set([frame(b"answer 4")])
+    assert host.sent() == frame(b"answer 3") + frame(b"answer 4") + frame(b"answer 5")
+    assert host.connection.is_idle
+
+
+def test_what_is_ready_waits_for_what_is_not() -> None:
+    host = Host(later=True)
+    host.feed(frame(b"slow"))
+    host.later = False
+    host.feed(frame(b"fast"))
+    assert host.sent() == b""
+    host.answers[0].set([frame(b"slow")])
+    assert host.sent() == frame(b"slow") + frame(b"fast")
+
+
+def test_an_answer_that_is_there_already() -> None:
+    host = Host()
+    answer = Answer()
+    answer.set([frame(b"done")])
+    host.handle = lambda view, now_ms: answer  # type: ignore[method-assign]
+    host.connection._handle = host.handle
+    host.feed(frame(b"x"))
+    assert host.sent() == frame(b"done")
+
+
+def test_too_many_outstanding_requests_wait_in_the_buffer() -> None:
+    host = Host(later=True, max_pipelined_requests=4)
+    host.feed(b"".join(frame(b"%d" % n) for n in range(10)))
+    assert len(host.frames) == 4 and host.connection.is_full
+    host.answers[0].set([b"a"])
+    assert host.readied == 1 and not host.connection.is_full
+    host.connection.process(0)
+    assert len(host.frames) == 5
+    for n in range(1, 10):
+        host.answers[n].set([b"a"])
+        host.connection.process(0)
+    assert len(host.frames) == 10
+
+
+def test_a_shared_budget_starves_and_feeds_again() -> None:
+    host = Host(budget=100_000, max_request_bytes=10_000_000)
+    host.feed(frame(b"x" * 1_000_000)[:100_000], 10_000)
+    while host.connection.has_room():
+        room = host.connection.get_buffer()
+        room[:] = b"x" * len(room)
+        host.connection.received(len(room), 0)
+    assert host.budget.used_bytes <= 100_000
+    host.budget.limit_bytes = 1 << 30
+    assert host.connection.has_room() and len(host.connection.get_buffer())
+    host.connection.close()
+    assert host.budget.used_bytes == 0
+
+
+def test_slow_requests_are_overdue_and_fast_ones_are_not() -> None:
+    host = Host(request_timeout_ms=1_000, idle_timeout_ms=50_000)
+    host.feed(frame(b"x" * 500_000)[:10], now_ms=100)
+    assert host.connection.overdue(1_000) is None
+    for now_ms in (500, 900):  # a byte now and then does not help
+        host.feed(b"x", now_ms=now_ms)
+    assert "came in 1100 ms" in (host.connection.overdue(1_200) or "")
+    host = Host(request_timeout_ms=1_000, idle_timeout_ms=50_000)
+    host.feed(frame(b"x" * 500_000)[:10], now_ms=100)
+    host.feed(b"x" * 100_000, now_ms=1_050)
+    assert host.connection.overdue(1_200) is None
+    assert host.connection.overdue(2_300) is not None
+
+
+def test_frames_one_after_the_other_are_no_slow_request() -> None:
+    host = Host(request_timeout_ms=1_000)
+    whole = frame(b"y" * 50)
+    host.feed(whole[:20], now_ms=0)
+    for now_ms in range(500, 20_000, 500):
+        host.feed(whole[20:] + whole[:20], now_ms=now_ms)
+        assert host.connection.overdue(now_ms + 400) is None
+
+
+def test_idle_connections_are_overdue_unless_they_wait_for_an_answer() -> None:
+    host = Host(idle_timeout_ms=1_000, later=True)
+    assert host.connection.overdue(999) is None
+    assert "no request" in (host.connection.overdue(1_000) or "")
+    host.feed(frame(b"x"), now_ms=10)
+    assert host.connection.overdue(90_000) is None
+
+
+def test_draining_takes_no_more_requests() -> None:
+    host = Host(later=True)
+    host.feed(frame(b"one"))
+    host.connection.drain()
+    host.feed(frame(b"two"))
+    assert host.frames == [b"one"]
+    host.answers[0].set([b"1"])
+    assert host.sent() == b"1" and host.connection.is_idle
+
+
+def test_small_pieces_are_joined_and_large_ones_are_not_copied() -> None:
+    host = Host()
+    large = memoryview(bytes(100_000))
+    host.connection._handle = lambda view, now_ms: [b"head", large, b"tail"]
+    host.feed(frame(b"x") * 2)
+    pieces = host.connection.take()
+    assert [len(piece) for piece in pieces] == [4, 100_000, 8, 100_000, 4]
+    assert pieces[1] is large

@@ -1,0 +1,444 @@
+"""Staged writes: all of it or nothing, once, whatever dies when. The driver and its tasks are played by these tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crashes import Crash, CrashFS
+
+import logcore
+from logcore import staging
+from logcore.config import LogConfig
+from logcore.errors import CorruptLogError, InvalidConfigError, LogFailedError, LogNotFoundError
+from logcore.fs import OS, FS, OsFS
+from logcore.staging import Manifest, StagedFile, StagedWriter, Staging, apply_ready, staging_path
+from logcore.verify import verify
+
+PARTITIONS = (0, 1)
+SMALL = {"segment.bytes": "4000", "index.interval.bytes": "200"}
+
+
+def column(values: list[bytes]) -> Any:
+    edges = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int64)
+    return np.frombuffer(b"".join(values), np.uint8), edges, None
+
+
+def rows(name: str, partition: int, count: int = 30) -> list[bytes]:
+    return [b"%s-%d-%d" % (name.encode(), partition, number) for number in range(count)]
+
+
+def stage(
+    path: Path,
+    txid: str,
+    *,
+    fs: FS = OS,
+    count: int = 30,
+    tasks: int = 2,
+    topic: str = "t",
+    name: str | None = None,
+    config: dict[str, str] | None = None,
+) -> list[StagedFile]:
+    """What tasks do: each writes its share of rows() to each partition."""
+    Staging(fs, str(path)).begin(txid)
+    files = []
+    for partition in PARTITIONS:
+        values = rows(name or txid, partition, count)
+        share = -(-count // tasks)
+        for task in range(tasks):
+            writer = StagedWriter(
+                fs, str(path), txid, topic, partition, f"{task}.{task + 7}", LogConfig.parse(config), batch_bytes=200
+            )
+            part = values[task * share : (task + 1) * share]
+            writer.append_columns(None, column(part), None, len(part))
+            files += writer.close()
+    return files
+
+
+def manifest(files: list[StagedFile], txid: str, app: str = "app", version: int = 0) -> Manifest:
+    return Manifest(app_id=app, version=version, txid=txid, files=files, topics={"t": len(PARTITIONS)})
+
+
+def publish(path: Path, txid: str, app: str = "app", version: int = 0, **how: Any) -> Staging:
+    fs = how.get("fs", OS)
+    one = Staging(fs, str(path))
+    one.publish(manifest(stage(path, txid, **how), txid, app, version))
+    return one
+
+
+def values(path: Path, partition: int, topic: str = "t") -> list[bytes | None]:
+    """All values of a partition, whose offsets must have no gap."""
+    with logcore.open(path / f"{topic}-{partition}", read_only=True) as log:
+        records = list(log.read(log.log_start_offset))
+    assert [record.offset for record in records] == list(range(len(records)))
+    return [record.value for record in records]
+
+
+def staged(path: Path) -> list[str]:
+    return sorted(os.listdir(staging_path(str(path))))
+
+
+def create(path: Path, config: dict[str, str] | None = None) -> Path:
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t", len(PARTITIONS), config=config)
+        for partition in PARTITIONS:
+            directory.partition("t", partition).append(b"before")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return create(tmp_path / "data")
+
+
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str, str] | None) -> None:
+    path = create(tmp_path / "data", config)
+    one = publish(path, "first", config=config, count=300)
+    assert values(path, 0) == [b"before"], "nothing is shown before"
+    with logcore.open_dir(path) as directory:
+        assert one.outcome("app", 0) == "done"
+        receipt = directory.partition("t", 0).append(b"after")
+        assert receipt.offset == 301
+        shape = directory.partition("t", 0).statistics()
+        assert (shape.segments > 1) == (config is not None)
+        assert shape.log_end_offset == shape.high_watermark == shape.durable_end_offset == 302
+    for partition in PARTITIONS:
+        tail = [b"after"] if partition == 0 else []
+        assert values(path, partition) == [b"before", *rows("first", partition, 300), *tail]
+    assert staged(path) == ["app.state"]
+    state = json.loads((tmp_path / "data.staging" / "app.state").read_text())
+    assert state["ranges"] == {"t": {"0": [1, 301], "1": [1, 301]}}
+    assert {one.status for one in verify(str(path))} == {"ok"}
+
+
+def test_tick_carries_it_out_in_a_directory_that_is_open(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        log = directory.partition("t", 0)
+        tail = log.tail(1, timeout=5)
+        publish(data, "first")
+        directory.tick()
+        assert log.log_end_offset == 31
+        assert next(tail).value == b"first-0-0", "readers that wait are woken"
+        tail.close()
+        log.append(b"after")
+    assert values(data, 0) == [b"before", *rows("first", 0), b"after"]
+
+
+def test_a_topic_that_is_not_there_is_made(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True):
+        pass
+    publish(tmp_path / "data", "first")
+    with logcore.open_dir(tmp_path / "data") as directory:
+        assert directory.partitions("t") == (0, 1)
+    assert values(tmp_path / "data", 1) == rows("first", 1)
+
+
+def test_a_version_is_done_once(data: Path) -> None:
+    for txid, version in (("first", 3), ("again", 3), ("older", 2), ("newer", 4)):
+        publish(data, txid, version=version)
+        with logcore.open_dir(data):
+            pass
+        assert staged(data) == ["app.state"]
+    publish(data, "other", app="another app/with @ odd .. characters", version=0)
+    with logcore.open_dir(data):
+        pass
+    assert values(data, 1) == [b"before", *rows("first", 1), *rows("newer", 1), *rows("other", 1)]
+
+
+def test_staged_segments_are_sound_by_themselves(data: Path) -> None:
+    files = stage(data, "first", count=500, config=SMALL)
+    assert len({file.name for file in files}) == len(files) > len(PARTITIONS) * 2, "they roll"
+    for file in files:
+        raw = Path(staging_path(str(data)), file.name + ".log").read_bytes()
+        batches = list(logcore.recordbatch.read_batches(raw))
+        assert [batch.base_offset for batch in batches] == [
+            sum(one.record_count for one in batches[:number]) for number in range(len(batches))
+        ]
+        assert (sum(batch.record_count for batch in batches), len(raw), len(batches)) == (
+            file.count,
+            file.size_bytes,
+            file.batches,
+        )
+        for batch in batches:
+            batch.verify()
+
+
+def test_offsets_can_be_found_by_the_moved_indexes(tmp_path: Path) -> None:
+    path = create(tmp_path / "data", SMALL)
+    publish(path, "first", count=2000, config=SMALL)
+    with logcore.open_dir(path):
+        pass
+    with logcore.open(path / "t-0", read_only=True) as log:
+        for offset in range(1, 2001, 97):
+            assert log.get(offset).value == b"first-0-%d" % (offset - 1)
+
+
+def test_what_was_withdrawn_never_was(data: Path) -> None:
+    one = publish(data, "first")
+    assert one.withdraw("app", 0)
+    assert not one.withdraw("app", 0)
+    assert one.outcome("app", 0) == "unknown"
+    one.abort("app", 0, "first")
+    with logcore.open_dir(data):
+        pass
+    assert values(data, 0) == [b"before"]
+    assert staged(data) == []
+
+
+def test_abort_leaves_what_is_published(data: Path) -> None:
+    one = publish(data, "first")
+    one.abort("app", 0, "first")
+    with logcore.open_dir(data):
+        pass
+    one.abort("app", 0, "first")
+    assert values(data, 0) == [b"before", *rows("first", 0)]
+
+
+def test_a_task_that_comes_late_finds_no_directory(data: Path) -> None:
+    one = Staging(OS, str(data))
+    one.begin("first")
+    one.abort("app", 0, "first")
+    writer = StagedWriter(OS, str(data), "first", "t", 0, "0.1", LogConfig())
+    with pytest.raises(LogNotFoundError, match="aborted"):
+        writer.append_columns(None, column([b"x"]), None, 1)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_damaged_files_are_refused_and_leave_nothing(data: Path, damage: str) -> None:
+    one = Staging(OS, str(data))
+    files = stage(data, "first")
+    victim = Path(one.path, files[-1].name + ".log")
+    raw = bytearray(victim.read_bytes())
+    if damage == "gone":
+        victim.unlink()
+    else:
+        raw[-1] ^= damage == "flip"
+        victim.write_bytes(raw[: -1 if damage == "cut" else None])
+    one.publish(manifest(files, "first"))
+    with logcore.open_dir(data):
+        pass  # the directory opens all the same
+    with pytest.raises(CorruptLogError, match="refused"):
+        one.outcome("app", 0)
+    one.abort("app", 0, "first")
+    assert values(data, 0) == values(data, 1) == [b"before"]
+    assert staged(data) == []
+
+
+def test_a_topic_that_was_made_anew_with_fewer_partitions_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True):
+        pass
+    one = publish(path, "first")
+    with logcore.open_dir(path) as directory:
+        directory.delete_topic("t")
+        directory.create_topic("t", 1)
+        one = publish(path, "second", version=1)
+        with pytest.raises(InvalidConfigError, match="no partition 1"):
+            apply_ready(OS, directory)
+    with pytest.raises(CorruptLogError, match="refused"):
+        one.outcome("app", 1)
+
+
+def test_a_log_that_failed_makes_it_wait(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        log = directory.partition("t", 1)
+        log._commit.poison(OSError("as after a failed sync"))
+        one = publish(data, "first")
+        with pytest.raises(LogFailedError):
+            apply_ready(OS, directory)
+        directory.tick()
+        assert one.outcome("app", 0) == "pending"
+        directory.partition("t", 0).append(b"meanwhile")
+    with logcore.open_dir(data):
+        assert one.outcome("app", 0) == "done"
+    assert values(data, 0) == [b"before", b"meanwhile", *rows("first", 0)]
+
+
+def test_garbage_goes_after_a_day_and_nothing_else(data: Path) -> None:
+    root = Path(staging_path(str(data)))
+    old = root.parent / "old"
+    old.touch()
+    stage(data, "left")
+    stage(data, "running")
+    for txid in ("left", "running"):
+        for path in (*(root / txid).iterdir(), root / txid):
+            os.utime(path, (1, 1))
+    os.utime(next((root / "running").iterdir()))  # a task of it has just written
+    os.utime(root / "running", (1, 1))
+    publish(data, "first")
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["first", "running"]
+
+
+def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
+    root = Path(staging_path(str(data)))
+    root.mkdir()
+    (root / "app@1.json").write_text('{"format": 1}')
+    (root / "app@2.json").write_bytes(b"\xff\0")
+    with logcore.open_dir(data) as directory, pytest.raises(CorruptLogError, match="not a manifest"):
+        apply_ready(OS, directory)
+    for text in ('{"format": 1, "files": [{"name": "../../etc/passwd"}]}', "[]", "{"):
+        with pytest.raises(CorruptLogError):
+            Manifest.unpack(text.encode(), "x")
+
+
+def test_two_threads_carry_it_out_once(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        for number in range(5):
+            publish(data, f"tx{number}", version=number, count=5)
+        threads = [threading.Thread(target=lambda: [directory.tick() for _ in range(10)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    expected = [b"before", *(value for number in range(5) for value in rows(f"tx{number}", 0, 5))]
+    assert values(data, 0) == expected
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def drive(path: Path, fs: OsFS, config: dict[str, str] | None) -> None:
+    """What driver and tasks do, all on a disk that may die: stage, publish, open, and append on behind it."""
+    publish(path, "first", fs=fs, config=config, count=60)
+    with logcore.open_dir(path, fs=fs) as directory:
+        directory.partition("t", 0).append(b"after")
+
+
+def seen(path: Path) -> list[int]:
+    """How many staged rows each partition has; what is there must be right."""
+    counts = []
+    for partition in PARTITIONS:
+        found = [value for value in values(path, partition) if value not in (b"before", b"after")]
+        assert found == rows("first", partition, 60)[: len(found)]
+        counts.append(len(found))
+    return counts
+
+
+def crash_once(path: Path, at: int | None, config: dict[str, str] | None, *, power: bool) -> CrashFS:
+    create(path, config)
+    fs = CrashFS(path.parent, at, power=power)
+    try:
+        drive(path, fs, config)
+    except Crash:
+        fs.die()  # before what it held is collected, or that would say that it was not closed
+    if power:
+        fs.restore()
+    return fs
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power"])
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_a_crash_at_any_operation_leaves_all_or_nothing(
+    tmp_path: Path, config: dict[str, str] | None, power: bool
+) -> None:
+    """At each operation that changes the disk: the machine stops, is opened again, and the driver runs again.
+
+    After the reopening each partition has all of the rows or none, all of them if the manifest was there. The rerun has
+    the same name, so afterwards they are there exactly once.
+    """
+    total = len(crash_once(tmp_path / "whole" / "data", None, config, power=False).operations)
+    assert total > 40
+    outcomes = set()
+    for at in range(total):
+        path = tmp_path / f"crash{at}" / "data"
+        fs = crash_once(path, at, config, power=power)
+        published = any(name.endswith((".json", ".claim", ".assigned", ".state")) for name in listed(path))
+        with logcore.open_dir(path) as directory:
+            for partition in PARTITIONS:
+                directory.partition("t", partition)
+        counts = seen(path)
+        where = f"operation {at}: {fs.operations[at]}"
+        assert counts == ([60, 60] if published else [0, 0]), where
+        outcomes.add(published)
+        one = Staging(OS, str(path))
+        if one.outcome("app", 0) == "unknown":
+            one.abort("app", 0, "first")
+        publish(path, "second", name="first", config=config, count=60)
+        with logcore.open_dir(path) as directory:
+            directory.partition("t", 1).append(b"after")
+        assert seen(path) == [60, 60], where
+        assert set(staged(path)) <= {"app.state", "first"}, where  # files that nobody names go after a day
+        assert {one.status for one in verify(str(path))} <= {"ok", "warning"}, where  # a torn tail, lost indexes
+    assert outcomes == {False, True}
+
+
+def listed(path: Path) -> list[str]:
+    return staged(path) if os.path.isdir(staging_path(str(path))) else []
+
+
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_a_crash_while_rolling_forward_is_rolled_forward(tmp_path: Path, config: dict[str, str] | None) -> None:
+    """The machine stops with offsets given out and nothing in place; then it stops at each operation of the repair."""
+
+    def broken(path: Path) -> None:
+        operations = crash_once(tmp_path / (path.parent.name + "-plan") / "data", None, config, power=False).operations
+        at = next(number for number, name in enumerate(operations) if name.endswith(".assigned") and "rename" in name)
+        crash_once(path, at + 3, config, power=False)
+        assert any(name.endswith(".assigned") for name in listed(path))
+
+    first = tmp_path / "count" / "data"
+    broken(first)
+    fs = CrashFS(first.parent)
+    with logcore.open_dir(first, fs=fs):
+        count = len(fs.operations)
+    for at in range(count):
+        path = tmp_path / f"again{at}" / "data"
+        broken(path)
+        dying = CrashFS(path.parent, at)
+        try:
+            logcore.open_dir(path, fs=dying)
+        except Crash:
+            dying.die()
+        else:
+            raise AssertionError(f"operation {at} was not met")
+        with logcore.open_dir(path):
+            pass
+        assert seen(path) == [60, 60], fs.operations[at]
+
+
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_another_programs_records_are_not_overwritten(tmp_path: Path, config: dict[str, str] | None) -> None:
+    """Kafka is started after the crash and appends where the staged records belong; nothing of either is destroyed."""
+    path = tmp_path / "data"
+    operations = crash_once(tmp_path / "plan" / "data", None, config, power=False).operations
+    at = next(number for number, name in enumerate(operations) if name.endswith(".assigned") and "rename" in name)
+    crash_once(path, at + 2, config, power=False)
+    last = max((path / "t-1").glob("*.log"))
+    with logcore.open_dir(tmp_path / "elsewhere", create=True) as other:
+        other.create_topic("x")
+        other.partition("x", 0).append_many([(None, b"foreign"), (None, b"too")])
+    foreign = bytearray((tmp_path / "elsewhere" / "x-0" / f"{0:020d}.log").read_bytes())
+    foreign[:8] = (1).to_bytes(8, "big")  # behind "before"
+    content = last.read_bytes() + foreign
+    last.write_bytes(content)
+    with pytest.raises(CorruptLogError, match="another program"):
+        logcore.open_dir(path)
+    assert last.read_bytes() == content
+
+
+def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no state today")
+
+    with logcore.open_dir(data) as directory:
+        log = directory.partition("t", 0)
+        publish(data, "first")
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "_write_state", fail)
+            with pytest.raises(OSError, match="no state"):
+                apply_ready(OS, directory)
+        with pytest.raises(LogFailedError):
+            log.append(b"would take an offset that is given out")
+        log.close()
+        again = directory.partition("t", 0)
+        assert again.append(b"after").offset == 31
+    assert values(data, 0) == [b"before", *rows("first", 0), b"after"]
+    assert values(data, 1) == [b"before", *rows("first", 1)]
