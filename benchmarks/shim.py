@@ -1,4 +1,4 @@
-"""What does a broker cost: from start to first delivery, per produce request, per byte fetched, beside brokers that store nothing?
+"""What does a broker cost: until a first delivery, per request, per byte, beside brokers that store nothing?
 
 Method:
 - The broker, and what it is measured against, each run in a process of their own and are driven by the same client over
@@ -96,7 +96,7 @@ def starting(settings: Settings) -> Iterator[Result]:
         target=100,
         bound="at most",
         ratio_unit=" ms",
-        method="netshim.serve, a confluent-kafka Producer, one message, its delivery report; topic made on the way. Median.",
+        method="netshim.serve, a confluent-kafka Producer, one message, its delivery report; the topic is made. Median.",
     )
     size = min(sizes)
     yield Result(
@@ -321,14 +321,12 @@ def fetch_bytes(settings: Settings) -> Result:
             log.roll()
             starts = [batch.base_offset for batch in log.batches(0)]
             per_request = max(1, _FETCH_BYTES // (size // len(starts)))
-            offsets = starts[:: per_request][:-2]
+            offsets = starts[::per_request][:-2]
             segment = path / "data" / "t-0" / f"{0:020d}.log"
         request_type = wire.FETCH.Request
         frames = []
         for offset in offsets:
-            partition = request_type.Topic.Partition(
-                partition=0, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
-            )
+            partition = request_type.Topic.Partition(partition=0, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES)
             request = request_type(
                 max_wait_ms=100, min_bytes=1, topics=[request_type.Topic(topic="t", partitions=[partition])]
             )

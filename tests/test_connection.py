@@ -52,7 +52,7 @@ class Host:
             at += size
 
     def sent(self) -> bytes:
-        return b"".join(bytes(piece) for piece in self.connection.take())
+        return b"".join(bytes(piece) for piece in iter(self.connection.take, None))
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=30), st.integers(1, 1000))
@@ -76,7 +76,9 @@ def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(size: int)
     assert host.frames[-1] == b"again"
 
 
-@pytest.mark.parametrize("head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GET ", b"\x16\x03\x01\x00", b"\x06@\0\x01"])
+@pytest.mark.parametrize(
+    "head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GET ", b"\x16\x03\x01\x00", b"\x06@\0\x01"]
+)
 def test_impossible_sizes_end_the_connection(head: bytes) -> None:
     host = Host()
     with pytest.raises(CloseConnection, match="frame of"):
@@ -192,6 +194,22 @@ def test_small_pieces_are_joined_and_large_ones_are_not_copied() -> None:
     large = memoryview(bytes(100_000))
     host.connection._handle = lambda view, now_ms: [b"head", large, b"tail"]
     host.feed(frame(b"x") * 2)
-    pieces = host.connection.take()
+    pieces = list(iter(host.connection.take, None))
     assert [len(piece) for piece in pieces] == [4, 100_000, 8, 100_000, 4]
     assert pieces[1] is large
+    host.feed(frame(b"x"))
+    pieces = list(iter(lambda: host.connection.take(40_000), None))
+    assert [len(piece) for piece in pieces] == [4, 40_000, 40_000, 20_000, 4]
+
+
+def test_no_more_is_answered_than_a_client_may_leave_unread() -> None:
+    host = Host(max_unread_bytes=1 << 20)
+    host.connection._handle = lambda view, now_ms: [memoryview(bytes(400_000))]
+    host.feed(frame(b"fetch") * 100)
+    assert host.connection.unsent_bytes == 1_200_000 and host.connection.is_full
+    answered = 3
+    while host.connection.take(100_000) is not None:
+        host.connection.process(0)
+        assert host.connection.unsent_bytes <= 1_200_000 + 400_000
+        answered += 1
+    assert host.connection.is_idle and not host.connection.is_full

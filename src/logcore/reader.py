@@ -291,6 +291,10 @@ class LogReader:
                 left -= len(piece)
             if not whole:
                 break
+        if not pieces and at_least_one and offset < stretch.end:
+            raise CorruptBatchError(
+                "no batch can be made out where the log has records", path=self.path, offset=offset
+            )
         return pieces
 
     def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:

@@ -23,6 +23,10 @@ Reply = list[Piece] | Answer | None
 Handle = Callable[[memoryview, int], Reply]
 
 _SMALL_BYTES: Final = 64 << 10
+#: Pieces below this are joined, which costs less than a system call each.
+_SMALL_PIECE_BYTES: Final = 16 << 10
+#: Given to the network at once.
+_SEND_BYTES: Final = 1 << 20
 #: A frame that is not complete must grow by this much in each request timeout.
 _LEAST_RATE_BYTES: Final = 1_024 * 30
 
@@ -55,8 +59,10 @@ class Connection:
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # the bytes not yet used are buffer[start:end]
         self._slots: deque[list[Piece] | Answer] = deque()
-        self._outgoing: list[Piece] = []
+        self._outgoing: deque[Piece] = deque()
+        self.unsent_bytes = 0  # of responses that are ready
         self._draining = False
+        self.is_waiting = False  # there are requests that were not taken because of a limit
         self.active_ms = now_ms  # when the last byte came or a response left
         self._frame_since_ms: int | None = None  # since when a frame has been incomplete
         self._frame_bytes = 0
@@ -100,7 +106,8 @@ class Connection:
                 if isinstance(reply, Answer):
                     reply.then(self._settled)
             else:
-                self._outgoing += reply
+                self._put(reply)
+        self.is_waiting = self._end - self._start >= 4 and self.is_full
         if self._start == self._end:
             self._start = self._end = 0
             self._frame_since_ms = None
@@ -132,7 +139,11 @@ class Connection:
     @property
     def is_full(self) -> bool:
         """Whether no further request is to be taken before some are answered and read."""
-        return self._draining or len(self._slots) >= self._settings.max_pipelined_requests
+        return (
+            self._draining
+            or len(self._slots) >= self._settings.max_pipelined_requests
+            or self.unsent_bytes > self._settings.max_unread_bytes
+        )
 
     def overdue(self, now_ms: int) -> str | None:
         """Why the connection should be ended now, None if it should not: slow frames, no traffic."""
@@ -158,27 +169,33 @@ class Connection:
                 head = head.value
             slots.popleft()
             if head is not None:
-                self._outgoing += head
+                self._put(head)
         self._ready()
 
-    def take(self) -> list[Piece]:
-        """The bytes to send now, in order; small ones are joined."""
-        pieces, self._outgoing = self._outgoing, []
-        if len(pieces) < 2:
-            return pieces
-        joined: list[Piece] = []
-        small: list[Piece] = []
+    def _put(self, pieces: list[Piece]) -> None:
+        self._outgoing += pieces
         for piece in pieces:
-            if len(piece) < 16_384:
-                small.append(piece)
-                continue
-            if small:
-                joined.append(b"".join(small))
-                small = []
-            joined.append(piece)
-        if small:
-            joined.append(b"".join(small))
-        return joined
+            self.unsent_bytes += len(piece)
+
+    def take(self, max_bytes: int = _SEND_BYTES) -> Piece | None:
+        """What to send next, at most max_bytes: a view of a large piece, or small ones joined; None when all is sent."""
+        outgoing = self._outgoing
+        if not outgoing:
+            return None
+        piece = outgoing.popleft()
+        if len(piece) > max_bytes:
+            view = memoryview(piece)
+            outgoing.appendleft(view[max_bytes:])
+            piece = view[:max_bytes]
+        elif outgoing and len(piece) < _SMALL_PIECE_BYTES:
+            small = [piece]
+            size = len(piece)
+            while outgoing and len(outgoing[0]) < _SMALL_PIECE_BYTES and size < max_bytes - _SMALL_PIECE_BYTES:
+                small.append(outgoing.popleft())
+                size += len(small[-1])
+            piece = b"".join(small)
+        self.unsent_bytes -= len(piece)
+        return piece
 
     def drain(self) -> None:
         """Takes no further requests; those that were taken are still answered."""
@@ -195,4 +212,5 @@ class Connection:
         self._buffer, self._view = bytearray(_SMALL_BYTES), memoryview(b"")
         self._draining = True
         self._slots.clear()
-        self._outgoing = []
+        self._outgoing.clear()
+        self.unsent_bytes = 0

@@ -107,8 +107,8 @@ class Group:
     """What is known of a group. pending: ids given out to members that have not joined with them, and their timers.
 
     unsynced: members of this generation that have not asked for their assignment. is_first: the rebalance under way
-    began in an empty group. state_ms: since when the group has been in its state. storing: how many commits of an offset
-    are on their way to the disk.
+    began in an empty group. state_ms: since when the group has been in its state. storing: how many commits of each
+    offset are on their way to the disk.
     """
 
     group_id: str
@@ -513,8 +513,6 @@ class Groups:
     ) -> Any:
         is_same = member.protocols == protocols
         is_leader = group.leader == member.member_id
-        if group.state == EMPTY:
-            return _join_failure(call.version, codes.UNKNOWN_MEMBER_ID, member.member_id)
         if is_same and (group.state == COMPLETING or (group.state == STABLE and not is_leader)):
             # It may not have heard the answer to its last request.
             self._renew(group, member, call.now_ms)
@@ -654,8 +652,7 @@ class Groups:
         if group.join_timer is not None:
             self._state.timers.cancel(group.join_timer)
             group.join_timer = None
-        if group.state != PREPARING:
-            return
+        assert group.state == PREPARING, group.state
         for member in list(group.members.values()):
             if member.joining is None and member.instance_id is None:
                 self._remove(group, member)
@@ -726,8 +723,7 @@ class Groups:
     def _expire(self, group: Group, member: Member, now_ms: int) -> None:
         member.timer = None
         self._tell(now_ms)
-        if group.members.get(member.member_id) is not member or group.state == DEAD:
-            return
+        assert group.members.get(member.member_id) is member, "who is taken out takes the timer along"
         if now_ms < member.deadline_ms:
             self._set_timer(group, member)
         elif member.is_new or not member.is_waiting:  # who waits for us cannot send heartbeats; its answer renews it
@@ -801,8 +797,6 @@ class Groups:
         if group is None:
             return None, codes.UNKNOWN_MEMBER_ID
         code = group.check_member(member_id, instance_id)
-        if not code and group.state == EMPTY:
-            code = codes.UNKNOWN_MEMBER_ID
         if not code and generation != group.generation:
             code = codes.ILLEGAL_GENERATION
         return group, code
@@ -982,7 +976,8 @@ class Groups:
         self._check_later(now_ms)
         for group in self.all():
             keys = group.expired(now_ms)
-            if group.state == EMPTY and not group.pending and len(keys) == len(group.offset_keys()):
+            is_all = len(keys) == sum(map(len, group.offsets.values()))
+            if group.state == EMPTY and is_all and not (group.pending or group.storing):
                 self._bury(group, now_ms, _ignore)
             elif keys:
                 self.delete_offsets(group, keys, now_ms, _ignore)

@@ -4,7 +4,7 @@ Layout (storage format section 12.1): the key begins with its version and names 
 partition (0, 1); the value begins with its version too; a null value takes back what was said under its key.
 
 Rules:
-- Records are byte for byte what Kafka writes: keys of versions 1 and 2, values of version 3 (1 with an explicit expiry).
+- Records are byte for byte what Kafka writes: keys of versions 1 and 2, values of version 3 (1 with an expiry).
 - Of what is read, the last value of a key counts. What has a version that is not known is passed over and stays.
 - Whoever appends is told once the records are on disk, in the order of the log, so that memory never tells of what a
   crash could take back, and an earlier value never covers a later one.

@@ -38,6 +38,8 @@ _SYNC_THREADS: Final = 4
 #: How often appends by others in this process are noticed, and the directory's own work is looked after.
 _TICK_S: Final = 0.05
 _DRAIN_S: Final = 10.0
+#: A transport copies what it cannot send at once, so it is given no more while it holds this much.
+_UNSENT_BYTES: Final = 256 << 10
 #: Under group commit, what may be written and not yet synced; the log syncs by itself, and in the loop, above it.
 _UNSYNCED_BYTES: Final = 64 << 20
 
@@ -59,6 +61,8 @@ class _Peer(asyncio.BufferedProtocol):
         self.is_paused = False  # our reading
         self.is_blocked = False  # the client's reading
         self._flushing = False
+        self._at_end = False  # the client sends nothing more
+        self._unread = (0, 0)  # bytes the client had not read when that last changed for the better, and when
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -76,7 +80,7 @@ class _Peer(asyncio.BufferedProtocol):
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=server.settings.max_unread_bytes // 4)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         host, port = server.advertised or (str(name[0]), int(name[1]))
         handle = server.broker.handler(host, port, self.address)
         self.connection = Connection(handle, server.settings, server.budget, _now_ms(), self.flush_soon)
@@ -97,6 +101,7 @@ class _Peer(asyncio.BufferedProtocol):
         self._guarded(lambda: self.connection.received(nbytes, _now_ms()))
 
     def eof_received(self) -> bool:
+        self._at_end = True
         return not self.connection.is_idle  # a half-open client may still read what it asked for
 
     def _guarded(self, step: Callable[[], None]) -> None:
@@ -125,20 +130,29 @@ class _Peer(asyncio.BufferedProtocol):
             self._guarded(lambda: self.connection.process(_now_ms()))  # what waited for room
 
     def flush(self) -> None:
-        if not self.is_open:
-            return
         connection, transport = self.connection, self.transport
-        for piece in connection.take():
-            transport.write(piece)
-            connection.active_ms = _now_ms()
-        if transport.get_write_buffer_size() > self.server.settings.max_unread_bytes:
-            self.end("the client does not read its responses")
+        if not self.is_open or transport.is_closing():
             return
-        self.pace()
+        while not self.is_blocked:
+            piece = connection.take()
+            if piece is None:
+                break
+            transport.write(piece)
+        if connection.is_waiting and not connection.is_full:
+            self.flush_soon()
+        if self._at_end and connection.is_idle and not connection.is_waiting:
+            transport.close()
+        else:
+            self.pace()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What the client was sent, or is to be sent, and has not read."""
+        return self.transport.get_write_buffer_size() + self.connection.unsent_bytes
 
     def pace(self) -> None:
         """Reads on, or not, as the limits say."""
-        wanted = self.is_blocked or self.connection.is_full or not self.connection.has_room()
+        wanted = self.connection.is_full or not self.connection.has_room()
         if wanted != self.is_paused:
             self.is_paused = wanted
             if wanted:
@@ -148,7 +162,6 @@ class _Peer(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.is_blocked = True
-        self.pace()
 
     def resume_writing(self) -> None:
         self.is_blocked = False
@@ -160,6 +173,11 @@ class _Peer(asyncio.BufferedProtocol):
 
     def check(self, now_ms: int) -> None:
         reason = self.connection.overdue(now_ms)
+        unread, since_ms = self._unread
+        if not self.is_blocked or self.unread_bytes < unread or not unread:
+            self._unread = self.unread_bytes if self.is_blocked else 0, now_ms
+        elif now_ms - since_ms >= self.server.settings.request_timeout_ms:
+            reason = f"the client has not read its responses for {now_ms - since_ms} ms"
         if reason:
             self.end(reason)
         else:
@@ -265,9 +283,6 @@ class Server:
         for peer in list(self._peers):
             peer.transport.close()
         await asyncio.sleep(0)
-        for peer in list(self._peers):
-            if peer.transport.get_write_buffer_size() == 0:
-                peer.transport.abort()
         while self._peers and self.loop.time() < self._deadline:
             await asyncio.sleep(0.005)
         for peer in list(self._peers):
@@ -341,15 +356,15 @@ class ServerThread:
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.server = Server(path, **options)
         self._started = threading.Event()
+        self._is_serving = False
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="netshim", daemon=True)
         self._thread.start()
         self._started.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
+        if not self._is_serving:
+            self.stop()
 
     def _run(self) -> None:
         try:
@@ -363,6 +378,7 @@ class ServerThread:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with self.server:
+            self._is_serving = True
             self._started.set()
             await self._stop.wait()
 

@@ -18,6 +18,7 @@ from logcore.logdir import check_topic_name
 from netshim import wire
 from netshim.handlers.data import INTERNAL_TOPICS
 from netshim.handlers.failures import code_of
+from netshim.offsets import OFFSETS_CONFIG, OFFSETS_TOPIC
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
@@ -64,8 +65,8 @@ def metadata(request: Any, call: Call, state: State) -> Any:
                 if not (request.allow_auto_topic_creation and state.settings.auto_create_topics):
                     results.append(response_type.Topic(error_code=codes.UNKNOWN_TOPIC_OR_PARTITION, name=name))
                     continue
-                if name in INTERNAL_TOPICS:
-                    state.logdir.create_topic(name, state.settings.offsets_partitions, {"cleanup.policy": "compact"})
+                if name == OFFSETS_TOPIC:
+                    state.logdir.create_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
                 else:
                     state.logdir.create_topic(name, state.settings.num_partitions)
             results.append(_topic_metadata(name, request, state))
