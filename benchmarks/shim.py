@@ -96,7 +96,7 @@ def starting(settings: Settings) -> Iterator[Result]:
         target=100,
         bound="at most",
         ratio_unit=" ms",
-        method="netshim.serve, a confluent-kafka Producer, one message, its delivery report; the topic is made. Median.",
+        method="netshim.serve, a confluent-kafka Producer, one message, its delivery report. Median.",
     )
     size = min(sizes)
     yield Result(

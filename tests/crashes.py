@@ -107,9 +107,15 @@ class CrashFS(OsFS):
         if self.power:
             self._names[path] = self._entries(path)
 
+    def close(self, handle: int) -> None:
+        if handle in self._paths:  # not what an object closes that outlived the process
+            super().close(handle)
+
     def die(self) -> None:
-        """What the end of a process does: locks are released, objects that are left do nothing more."""
+        """What the end of a process does: files are closed, locks released, objects that are left do nothing more."""
         self.forks += 1
+        for handle in list(self._paths):
+            self.close(handle)
         for lock in self._locks.values():
             os.close(lock.handle)
         self._locks = {}

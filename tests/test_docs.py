@@ -17,12 +17,13 @@ from typing import NamedTuple
 import pytest
 
 import logcore
+import pyspark_logcore
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(logcore.__file__).resolve().parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "changes").glob("*.md"))]
-NEEDED = ("click", "polars", "pyarrow")
+NEEDED = ("click", "confluent_kafka", "polars", "pyarrow")
 
 
 class Block(NamedTuple):
@@ -69,6 +70,12 @@ def test_every_example_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])))
+    if page.name == "spark.md":
+        pytest.importorskip("pyspark")
+        try:
+            pyspark_logcore.ensure_java()
+        except pyspark_logcore.JavaNotFoundError as error:
+            pytest.skip(str(error))
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         if "no-run" in block.words:
@@ -100,16 +107,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+PACKAGES = ("logcore", "netshim", "pyspark_logcore")
 LIBRARY = ROOT / "src" / "logcore"
 MAP = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
 
 
-def test_the_map_names_every_module() -> None:
-    """docs/map.md has a line for each file of the library, and none for a file that is gone."""
-    paths = [path for path in LIBRARY.rglob("*") if path.suffix in (".py", ".pyx") and path.name != "__init__.py"]
-    section = MAP.split("\n## ")[1]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_map_names_every_module(package: str) -> None:
+    """docs/map.md has a line for each file of a package, and none for a file that is gone."""
+    directory = ROOT / "src" / package
+    paths = [path for path in directory.rglob("*") if path.suffix in (".py", ".pyx") and path.name != "__init__.py"]
+    section = MAP.split(f"\n## Files of `src/{package}`\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `([\w/]+\.pyx?)`", section, flags=re.MULTILINE)) == {
-        path.relative_to(LIBRARY).as_posix() for path in paths
+        path.relative_to(directory).as_posix() for path in paths
     }
 
 
@@ -125,8 +135,9 @@ def test_the_design_names_every_module() -> None:
 
 def test_the_map_names_what_is_there() -> None:
     """Each `Class.method` and `module.function` that docs/map.md names is defined somewhere in the library."""
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in LIBRARY.rglob("*.py"))
-    named = set(re.findall(r"`(?:\w+\.)?(\w+\.\w+|_\w+)(?:\(\))?`", MAP)) - {"logcore.durable"}
+    files = [path for package in PACKAGES for path in (ROOT / "src" / package).rglob("*.py")]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    named = set(re.findall(r"`(?:\w+\.)?(\w+\.\w+|_\w+)(?:\(\))?`", MAP)) - {"logcore.durable", "__consumer_offsets"}
     parts = {name.split(".")[-1] for name in named if not name.endswith((".py", ".pyx", ".md", ".toml"))}
     gone = [part for part in sorted(parts) if not re.search(rf"\b(def|class) {part}\b|^ *{part} *[:=]", sources, re.M)]
     assert not gone, gone

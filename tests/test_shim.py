@@ -1,4 +1,4 @@
-"""Real clients, unmodified, against netshim: admin, every codec, groups, restarts; and the files they make, read in process."""
+"""Real clients, unmodified, against netshim: admin, codecs, groups, restarts; and their files, read in process."""
 
 from __future__ import annotations
 

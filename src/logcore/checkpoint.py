@@ -2,8 +2,8 @@
 
 Rules (storage format section 6, reliability rules of writing):
 - One way to write: `<name>.tmp`, sync, rename, sync of the directory. A reader sees the old content or the new.
-- All of them are caches. What cannot be understood counts as absent, and is told so to the caller by None or an empty
-  result; only a failing disk raises.
+- What cannot be understood counts as absent, and is told so to the caller by None or an empty result; only a failing
+  disk raises. All of them are caches but the topics and the given producer ids, whose caller refuses to guess.
 
 This module knows no segment and makes no decision from what it reads.
 """
@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -144,6 +145,31 @@ def write_policy(fs: FS, directory: str, policy: Durability, *, dense: bool) -> 
     content = json.dumps(facts).encode() + b"\n"
     if read(fs, directory, POLICY) != content:
         write(fs, directory, POLICY, content)
+
+
+def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Content of logcore.topics: a first line with the CRC-32 of the rest, then a JSON object for each topic."""
+    lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows]
+    body = b"".join(lines)
+    head = json.dumps({"version": 1, "crc32": zlib.crc32(body), "topics": len(lines)}).encode() + b"\n"
+    return head + body
+
+
+def unpack_topics(content: bytes) -> list[dict[str, Any]] | None:
+    """The rows of logcore.topics, None when its CRC does not match."""
+    head, _, body = content.partition(b"\n")
+    try:
+        facts = json.loads(head)
+        rows = [json.loads(line) for line in body.splitlines()]
+        sound = facts["version"] == 1 and facts["crc32"] == zlib.crc32(body) and facts["topics"] == len(rows)
+        return rows if sound else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def unpack_producer_ids(content: bytes) -> int | None:
+    """The end of the producer ids that logcore.producer-ids says were given out, None when it is no number."""
+    return int(content) if re.fullmatch(rb"\d{1,18}\n", content) else None
 
 
 def pack_durable_end(offset: int) -> bytes:

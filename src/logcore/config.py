@@ -163,8 +163,9 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
     parse: Callable[[Any], float] = float if is_double else int
     kind = "a number" if is_double else "an integer"
     try:
-        taken = isinstance(value, (int, float, str) if is_double else (int, str)) and not isinstance(value, bool)
-        number = parse(value) if taken else None
+        given: Any = value
+        taken = isinstance(given, (int, float, str) if is_double else (int, str)) and not isinstance(given, bool)
+        number = parse(given) if taken else None
     except ValueError:
         number = None
     if number is None or not low <= number <= high:

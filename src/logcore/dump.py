@@ -422,6 +422,22 @@ def _dump_durable(fs: FS, path: str) -> Iterator[Row]:
     yield {"type": "durable_end", "offset": offset}
 
 
+def _dump_topics(fs: FS, path: str) -> Iterator[Row]:
+    rows = checkpoint.unpack_topics(_content(fs, path))
+    if rows is None:
+        raise CorruptLogError("the file of topics fails its CRC", path=path)
+    for row in rows:
+        yield {"type": "topic", **row}
+
+
+def _dump_producer_ids(fs: FS, path: str) -> Iterator[Row]:
+    content = _content(fs, path)
+    end = checkpoint.unpack_producer_ids(content)
+    if end is None:
+        raise CorruptLogError("not a number of producer ids", path=path, found=repr(content[:80]))
+    yield {"type": "producer_ids", "given_below": end}
+
+
 #: Rows of a file that is no .log, by its kind. They raise CorruptLogError for one that cannot be understood.
 DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     "index": _dump_index,
@@ -435,4 +451,6 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     checkpoint.CLEAN_SHUTDOWN: _dump_clean_shutdown,
     checkpoint.POLICY: _dump_policy,
     checkpoint.DURABLE_END: _dump_durable,
+    checkpoint.TOPICS: _dump_topics,
+    checkpoint.PRODUCER_IDS: _dump_producer_ids,
 }

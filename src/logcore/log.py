@@ -814,7 +814,7 @@ class Log(LogReader):
 
     @contextlib.contextmanager
     def adopting(self) -> Generator[_Adoption, None, None]:
-        """For staging.apply_ready(): inside, appends wait, all is on disk, and files may be put behind the log's end."""
+        """For staging.apply_ready(): inside, appends wait, all is on disk, and files may be put behind the end."""
         with self._lock:
             self._check_writable_locked()
             self._sync_locked()

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import operator
 import os
 import re
 import threading
 import uuid
 import warnings
-import zlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -363,28 +361,18 @@ class LogDir:
         content = checkpoint.read(self._fs, self.path, checkpoint.TOPICS)
         if content is None:
             return []
-        head, _, body = content.partition(b"\n")
-        try:
-            facts = json.loads(head)
-            rows = [json.loads(line) for line in body.splitlines()]
-            sound = facts["version"] == 1 and facts["crc32"] == zlib.crc32(body) and facts["topics"] == len(rows)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            sound = False
-            rows = []
-        if not sound:
+        rows = checkpoint.unpack_topics(content)
+        if rows is None:
             raise CorruptLogError(
                 "the file of topics is damaged; restore it from a copy, or remove it and set the topics' configs again",
                 path=os.path.join(self.path, checkpoint.TOPICS),
                 expected="a first line whose crc32 is that of the rest",
-                found=repr(head[:80]),
+                found=repr(content[:80]),
             )
         return rows
 
     def _write_topics(self, rows: Iterable[dict[str, Any]]) -> None:
-        lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows]
-        body = b"".join(lines)
-        head = json.dumps({"version": 1, "crc32": zlib.crc32(body), "topics": len(lines)}).encode() + b"\n"
-        checkpoint.write(self._fs, self.path, checkpoint.TOPICS, head + body)
+        checkpoint.write(self._fs, self.path, checkpoint.TOPICS, checkpoint.pack_topics(rows))
 
     def _save(self, *changed: _Topic, deleting: Iterable[str] = ()) -> None:
         """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place."""
@@ -588,14 +576,14 @@ class LogDir:
             self._check_writable()
             if self._producer_ids[0] >= self._producer_ids[1]:
                 content = checkpoint.read(self._fs, self.path, checkpoint.PRODUCER_IDS)
-                if content is not None and not re.fullmatch(rb"\d{1,18}\n", content):
+                first = 0 if content is None else checkpoint.unpack_producer_ids(content)
+                if first is None:
                     raise CorruptLogError(
                         "the note of given producer ids is damaged; write a number above all of them into it",
                         path=os.path.join(self.path, checkpoint.PRODUCER_IDS),
                         expected="one number",
-                        found=repr(content[:40]),
+                        found=repr(content),
                     )
-                first = int(content or b"0")
                 end = first + _PRODUCER_ID_BLOCK
                 checkpoint.write(self._fs, self.path, checkpoint.PRODUCER_IDS, b"%d\n" % end)
                 self._producer_ids = first, end

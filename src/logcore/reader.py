@@ -292,9 +292,7 @@ class LogReader:
             if not whole:
                 break
         if not pieces and at_least_one and offset < stretch.end:
-            raise CorruptBatchError(
-                "no batch can be made out where the log has records", path=self.path, offset=offset
-            )
+            raise CorruptBatchError("no batch can be made out where the log has records", path=self.path, offset=offset)
         return pieces
 
     def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@
     data.staging/<txid>/<topic>-<partition>.<task>.<attempt>.<n>.{log,index,timeindex}
     data.staging/<app>@<version>.json                       a manifest: ready, nothing in it says where records will lie
     data.staging/<app>@<version>.claim                      the same while a writer turns it into
-    data.staging/<app>@<version>.assigned                   a manifest with offsets, which is carried out whatever happens
+    data.staging/<app>@<version>.assigned                   a manifest with offsets, carried out whatever happens
     data.staging/<app>.state                                the last version of an application that is done
     data.staging/<app>@<version>.refused                    why a manifest was not carried out
 
@@ -67,7 +67,9 @@ _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 GARBAGE_MS: Final = 24 * 3_600_000
 STATE_MS: Final = 30 * 24 * 3_600_000
 _WALK_BATCHES: Final = 1 << 16
-_COPY_BYTES: Final = 4 << 20
+#: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
+#: than a file of their own, are moved in place.
+_COPY_BYTES: Final = 16 << 20
 
 
 # -- what a task stages ----------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ class StagedWriter:
         batch_bytes: int = 64 << 10,
     ) -> None:
         self._fs, self._txid = fs, txid
-        self._directory = os.path.join(staging_path(directory), check_txid(txid))
+        self._directory = os.path.join(staging_path(fs.real_path(directory)), check_txid(txid))
         self._topic, self._partition, self._attempt = topic, partition, attempt
         self._config = config
         codec = target_codec(config, codec)
@@ -588,7 +590,7 @@ def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
     newest = max(file.max_timestamp for file in files)
     last_offset = target.end + count - 1
     place = Place(base=target.end, leader_epoch=target.leader_epoch)
-    if size < target.segment_bytes // 4 and target.has_room(size, newest, last_offset):
+    if size < min(target.segment_bytes // 4, _COPY_BYTES) and target.has_room(size, newest, last_offset):
         return attrs.evolve(place, segment=target.segment, position=target.size_bytes)
     return place
 
@@ -598,9 +600,8 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
         name = os.path.join(path, file.name + LOG)
         try:
             with _opened(fs, name) as handle:
-                size, crc = fs.size(handle), 0
-                for at in range(0, min(size, file.size_bytes), _COPY_BYTES):
-                    crc = _crc32c(memoryview(fs.pread(handle, _COPY_BYTES, at)), crc)
+                size = fs.size(handle)
+                crc = _crc32c(fs.map(handle, size)) if size else 0
         except FileNotFoundError as error:
             raise CorruptLogError("a staged segment is gone", path=name) from error
         if (size, crc) != (file.size_bytes, file.crc):
@@ -750,7 +751,7 @@ def _stamps(
 
 
 def _same_batches(fs: FS, one: str, other: str) -> bool:
-    """Whether two segments hold the same batches, apart from their offsets: a rename that a power cut left half done."""
+    """Whether two segments differ in their offsets at most: a rename that a power cut left half done."""
     crcs = []
     for name in (one, other):
         with _opened(fs, name) as handle:

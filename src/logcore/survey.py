@@ -36,7 +36,13 @@ OFFSET_CHECKPOINTS: Final = (
     "cleaner-offset-checkpoint",
 )
 #: Files with names of their own: of a log directory, then of a partition.
-DIRECTORY_FILES: Final = (*OFFSET_CHECKPOINTS, "meta.properties", checkpoint.CLEAN_SHUTDOWN)
+DIRECTORY_FILES: Final = (
+    *OFFSET_CHECKPOINTS,
+    checkpoint.META_PROPERTIES,
+    checkpoint.CLEAN_SHUTDOWN,
+    checkpoint.TOPICS,
+    checkpoint.PRODUCER_IDS,
+)
 PARTITION_FILES: Final = (checkpoint.LEADER_EPOCH, "partition.metadata", checkpoint.POLICY, checkpoint.DURABLE_END)
 
 

@@ -87,6 +87,5 @@ class Broker:
     def stop(self, now_ms: int) -> None:
         """Answers everything that waits, so that connections can be drained; nothing is to be handled afterwards."""
         self.state.is_stopping = True
-        for key in self.state.fetches.waited_for():
-            self.state.fetches.wake(key, now_ms)
+        self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
         self.state.groups.stop(now_ms)

@@ -178,7 +178,7 @@ class Connection:
             self.unsent_bytes += len(piece)
 
     def take(self, max_bytes: int = _SEND_BYTES) -> Piece | None:
-        """What to send next, at most max_bytes: a view of a large piece, or small ones joined; None when all is sent."""
+        """What to send next, at most max_bytes: a view of a large piece, or small ones joined; None after the last."""
         outgoing = self._outgoing
         if not outgoing:
             return None

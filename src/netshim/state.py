@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import attrs
@@ -163,8 +163,9 @@ class Waiting:
                 if not waiting:
                     del self._by_key[key]
 
-    def wake(self, key: Key, now_ms: int) -> None:
-        for action in list(self._by_key.get(key, ())):
+    def wake(self, keys: Iterable[Key], now_ms: int) -> None:
+        """Calls those who wait for any of the keys, each once."""
+        for action in {action for key in keys for action in self._by_key.get(key, ())}:
             action(now_ms)
 
     def waited_for(self) -> list[Key]:
@@ -255,20 +256,18 @@ class State:
 
     def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
         """To be called after an append: lets those know who wait to read it, once it may be read."""
+        key = topic, partition
         if log.high_watermark >= end:
-            self.fetches.wake((topic, partition), now_ms)
+            self.fetches.wake([key], now_ms)
         else:
-            self.syncs.when_durable(log, end, lambda _: self.fetches.wake((topic, partition), now_ms))
+            self.syncs.when_durable(log, end, lambda _: self.fetches.wake([key], now_ms))
 
     def wake_readers(self, now_ms: int) -> None:
         """Wakes those who wait for partitions that were appended to by others than the broker's clients."""
         logs = self.logdir.open_logs()
-        waited_for = self.fetches.waited_for()
-        for key in waited_for:
+        before, now = self._visible, {}
+        for key in self.fetches.waited_for():
             log = logs.get(key)
-            end = -1 if log is None else log.high_watermark
-            if self._visible.get(key) != end:
-                self._visible[key] = end
-                self.fetches.wake(key, now_ms)
-        if len(self._visible) > 2 * len(waited_for) + 1_000:
-            self._visible = {key: self._visible[key] for key in waited_for if key in self._visible}
+            now[key] = -1 if log is None else log.high_watermark
+        self._visible = now
+        self.fetches.wake([key for key, end in now.items() if before.get(key) != end], now_ms)

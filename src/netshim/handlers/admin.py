@@ -48,7 +48,7 @@ def metadata(request: Any, call: Call, state: State) -> Any:
     results = []
     if every:
         results = [_topic_metadata(name, request, state) for name in state.logdir.topics()]
-    for asked in () if every else request.topics:
+    for asked in () if every else request.topics or ():
         if call.version >= 12 and asked.topic_id != _NO_ID:
             name = state.topic_of(asked.topic_id)
             if name is None:
@@ -371,9 +371,8 @@ def delete_topics(request: Any, call: Call, state: State) -> Answer:
 
     def done(error: Any) -> None:
         gone = {result.name for result in doomed if not result.error_code}
-        for key in state.fetches.waited_for():  # those who wait for its records are told that it is gone
-            if key[0] in gone:
-                state.fetches.wake(key, call.now_ms)
+        # Those who wait for its records are told that it is gone.
+        state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms)
         if gone:
             state.groups.topics_deleted(gone, call.now_ms)
         answer.set(error if isinstance(error, Exception) else response_type(responses=results))
@@ -424,9 +423,11 @@ def _topic_configs(asked: Any, request: Any, described: Any, state: State) -> It
             continue
         synonyms = []
         if request.include_synonyms:
-            default = CONFIGS[name].default
-            chain = [(described.overrides.get(name), _FROM_TOPIC), (given.get(name), _FROM_BROKER)]
-            chain.append((default, _FROM_DEFAULT))
+            chain: list[tuple[Any, int]] = [
+                (described.overrides.get(name), _FROM_TOPIC),
+                (given.get(name), _FROM_BROKER),
+                (CONFIGS[name].default, _FROM_DEFAULT),
+            ]
             synonyms = [
                 config_type.Synonym(name=name, value=config_text(of), source=source)
                 for of, source in chain

@@ -78,7 +78,7 @@ def _check_batch(topic: str, records: Any, call: Call) -> tuple[int, str | None]
     if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
     size = 0 if records is None else len(records)
-    if size <= _ATTRIBUTES_POSITION:
+    if records is None or size <= _ATTRIBUTES_POSITION:
         return codes.CORRUPT_MESSAGE, f"no whole record batch in {size} bytes"
     if records[_MAGIC_POSITION] != 2:
         return codes.INVALID_RECORD, f"expected batches of magic 2, found {records[_MAGIC_POSITION]}"
@@ -324,7 +324,7 @@ def delete_records(request: Any, call: Call, state: State) -> Any:
             return
         before = log.high_watermark if asked.offset == -1 else asked.offset
         result.low_watermark = log.delete_records(before)
-        state.fetches.wake((topic, asked.partition_index), call.now_ms)
+        state.fetches.wake([(topic, asked.partition_index)], call.now_ms)
 
     topic_type = wire.DELETE_RECORDS.Response.Topic
     topics = []

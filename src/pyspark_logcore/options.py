@@ -1,0 +1,353 @@
+"""What may be given to the reader and the writer, checked and turned into values.
+
+Rules:
+- Names are those of Spark's Kafka format and, like there, of any case: Spark hands them over in lower case.
+- An option that would change the result and is not supported is an error. What only tunes Kafka's clients is accepted
+  and ignored. An unknown name is an error that names the nearest one.
+- Security options are an error: nobody shall believe that files are protected by them.
+
+This module opens nothing and imports no pyspark; offsets are looked up by planning.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import urllib.parse
+import uuid
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import attrs
+
+from logcore.errors import InvalidConfigError
+
+#: Offsets in JSON: Kafka's marks for the two ends.
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_COMMON: Final = {
+    "path": "the log directory, such as data with data/orders-0 in it",
+    "includeHeaders": "the column headers is there (false)",
+}
+READ_OPTIONS: Final = {
+    **_COMMON,
+    "subscribe": "topics, separated by commas",
+    "subscribePattern": "a regular expression that whole topic names match",
+    "assign": 'partitions as JSON, {"orders": [0, 1]}',
+    "startingOffsets": 'earliest, or JSON {"orders": {"0": 23, "1": -2}} (earliest)',
+    "endingOffsets": 'latest, or JSON {"orders": {"0": 50, "1": -1}} (latest)',
+    "startingTimestamp": "epoch milliseconds: begin at the first record as young",
+    "endingTimestamp": "epoch milliseconds: end before the first record as young",
+    "startingOffsetsByTimestamp": 'JSON {"orders": {"0": 1700000000000}}',
+    "endingOffsetsByTimestamp": "the same, for the end",
+    "startingOffsetsByTimestampStrategy": "when no record is as young: error, or latest (error)",
+    "failOnDataLoss": "whether records that are gone are an error, or a warning (true)",
+    "minPartitions": "about how many tasks at least",
+    "maxRecordsPerPartition": "most records of one task",
+    "maxPartitionBytes": "a task reads about so many bytes at most (134217728)",
+    "maxBatchRows": "rows of an Arrow batch (32768)",
+    "maxBatchBytes": "bytes of an Arrow batch (8388608)",
+    "gcFreeze": "whether a Python worker stops collecting what it has imported (true)",
+    "maxOffsetsPerTrigger": "streaming only",
+    "minOffsetsPerTrigger": "streaming only",
+    "maxTriggerDelay": "streaming only",
+    "groupIdPrefix": "ignored: there are no consumer groups here",
+    "kafkaConsumer.pollTimeoutMs": "ignored",
+    "fetchOffset.numRetries": "ignored",
+    "fetchOffset.retryIntervalMs": "ignored",
+}
+WRITE_OPTIONS: Final = {
+    **_COMMON,
+    "topic": "where all rows go; wins over the column topic",
+    "numPartitions": "partitions of a topic that the write creates (1)",
+    "useTimestampColumn": "records get the time in the column timestamp instead of the time of the write (false)",
+    "txnAppId": "with txnVersion: a write that was done is not done again",
+    "txnVersion": "rises with each write of one txnAppId",
+    "publishTimeout": "seconds to wait for the process that holds the directory (60)",
+    "gcFreeze": READ_OPTIONS["gcFreeze"],
+}
+#: What Spark adds by itself.
+_SPARKS_OWN: Final = re.compile(r"owner|provider|checkpointlocation|option\..*|serialization\.format")
+_SECURITY: Final = re.compile(r"kafka\.(security\.|sasl\.|ssl\.|.*\.token|delegation)")
+_REFUSED: Final = re.compile(
+    r"kafka\.(auto\.offset\.reset|(key|value)\.(de)?serializer|enable\.auto\.commit|interceptor\.classes)"
+)
+_CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+Bound = Literal["earliest", "latest"]
+OffsetMap = Mapping[tuple[str, int], int]
+
+
+@attrs.frozen
+class At:
+    """Where to begin or to end: a bound, an offset for each partition, or a time for each or for all."""
+
+    bound: Bound | None = None
+    offsets: OffsetMap | None = None
+    timestamps_ms: OffsetMap | int | None = None
+    #: Of a start by time that no record is young enough for.
+    strategy: Literal["error", "latest"] = "error"
+
+
+@attrs.frozen(kw_only=True)
+class ReadOptions:
+    """Options of a batch read."""
+
+    path: str
+    subscribe: tuple[str, ...] | None
+    pattern: str | None
+    assign: tuple[tuple[str, int], ...] | None
+    start: At
+    end: At
+    fail_on_data_loss: bool
+    include_headers: bool
+    isolation: Literal["read_uncommitted", "read_committed"]
+    min_partitions: int | None
+    max_records: int | None
+    max_partition_bytes: int
+    batch_rows: int
+    batch_bytes: int
+    gc_freeze: bool
+
+
+@attrs.frozen(kw_only=True)
+class WriteOptions:
+    """Options of a batch write. app_id and version name it; given says that the user chose them."""
+
+    path: str
+    topic: str | None
+    partitions: int
+    use_timestamp: bool
+    app_id: str
+    version: int
+    given: bool
+    publish_timeout: float
+    codec: str | None
+    batch_bytes: int
+    gc_freeze: bool
+
+
+def parse_read(given: Mapping[str, str]) -> ReadOptions:
+    """Checks the options of a read; raises InvalidConfigError for the first that is wrong."""
+    options = _Options(given, READ_OPTIONS)
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if options.text(name) is not None]
+    if len(ways) != 1:
+        raise InvalidConfigError("one of subscribe, subscribePattern and assign must be given", found=ways or "none")
+    names = options.text("subscribe")
+    topics = None
+    if names is not None:
+        topics = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+        if not topics:
+            raise InvalidConfigError("option subscribe names no topic", found=repr(names))
+    pattern = options.text("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidConfigError(f"option subscribePattern: {error}", found=repr(pattern)) from error
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+        if options.text(name) is not None:
+            warnings.warn(f"option {name} has no effect on a batch read", stacklevel=2)
+    start, end = _start(options), _end(options)
+    if start.offsets is not None and end.offsets is not None and start.offsets.keys() != end.offsets.keys():
+        differing = sorted(start.offsets.keys() ^ end.offsets.keys())
+        raise InvalidConfigError("startingOffsets and endingOffsets must name the same partitions", found=differing)
+    isolation = options.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed"))
+    return ReadOptions(
+        path=options.path(),
+        subscribe=topics,
+        pattern=pattern,
+        assign=_assignment(options),
+        start=start,
+        end=end,
+        fail_on_data_loss=options.boolean("failOnDataLoss", True),
+        include_headers=options.boolean("includeHeaders", False),
+        isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
+        min_partitions=options.number("minPartitions", None, 1),
+        max_records=options.number("maxRecordsPerPartition", None, 1),
+        max_partition_bytes=options.number("maxPartitionBytes", 128 << 20, 1),
+        batch_rows=options.number("maxBatchRows", 32_768, 1),
+        batch_bytes=options.number("maxBatchBytes", 8 << 20, 1),
+        gc_freeze=options.boolean("gcFreeze", True),
+    )
+
+
+def parse_write(given: Mapping[str, str]) -> WriteOptions:
+    """Checks the options of a write; raises InvalidConfigError for the first that is wrong."""
+    options = _Options(given, WRITE_OPTIONS)
+    app_id, version = options.text("txnAppId"), options.number("txnVersion", None, 0)
+    if (app_id is None) != (version is None):
+        raise InvalidConfigError("txnAppId and txnVersion go together; only one of them was given")
+    codec = options.text("kafka.compression.type")
+    if codec is not None:
+        codec = options.choice("kafka.compression.type", "none", _CODECS)
+    partitioner = options.text("kafka.partitioner.class")
+    if partitioner is not None and not partitioner.endswith(("DefaultPartitioner", "BuiltInPartitioner")):
+        raise InvalidConfigError("kafka.partitioner.class is code of Kafka's", found=repr(partitioner))
+    return WriteOptions(
+        path=options.path(),
+        topic=options.text("topic"),
+        partitions=options.number("numPartitions", 1, 1),
+        use_timestamp=options.boolean("useTimestampColumn", False),
+        app_id=app_id if app_id is not None else uuid.uuid4().hex,
+        version=version or 0,
+        given=app_id is not None,
+        publish_timeout=options.seconds("publishTimeout", 60.0),
+        codec=codec,
+        batch_bytes=options.number("kafka.batch.size", 64 << 10, 1),
+        gc_freeze=options.boolean("gcFreeze", True),
+    )
+
+
+class _Options:
+    """The options given, each looked up by the name that users write."""
+
+    def __init__(self, given: Mapping[str, str], known: Mapping[str, str]) -> None:
+        self._given = {name.lower(): str(value) for name, value in given.items()}
+        names = {name.lower(): name for name in known}
+        for name in self._given:
+            if name in names or _SPARKS_OWN.fullmatch(name):
+                continue
+            if _SECURITY.match(name):
+                raise InvalidConfigError(f"option {name}: these are files, protected by their permissions alone")
+            if _REFUSED.fullmatch(name):
+                raise InvalidConfigError(f"option {name} is not supported, as in Spark's Kafka source")
+            if name.startswith("kafka."):
+                continue
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {names[near[0]]}?" if near else f"known are {', '.join(sorted(known))}"
+            raise InvalidConfigError(f"unknown option {name}; {hint}")
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name.lower())
+
+    def path(self) -> str:
+        """The log directory: path, or what stands in for Kafka's servers."""
+        path = self.text("path") or self.text("kafka.bootstrap.servers")
+        if path is None:
+            raise InvalidConfigError('where is the log directory? .load("data"), or option path')
+        if path.startswith("file:"):
+            path = urllib.parse.unquote(urllib.parse.urlsplit(path).path)
+        elif self.text("path") is None and not path.startswith("/"):
+            path = os.environ.get("LOGCORE_PATH", "")
+            if not path:
+                raise InvalidConfigError(
+                    "kafka.bootstrap.servers names a server, but logcore reads files: "
+                    'give the log directory with .load("data"), option path, or the variable LOGCORE_PATH',
+                    found=repr(self.text("kafka.bootstrap.servers")),
+                )
+        elif re.match(r"[a-z][a-z0-9+.-]+://", path):
+            raise InvalidConfigError("a log directory lies in a file system, not behind a URL", found=repr(path))
+        return os.path.abspath(path)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        text = (self.text(name) or str(default)).strip().lower()
+        if text not in ("true", "false"):
+            raise InvalidConfigError(f"option {name}", expected="true or false", found=repr(self.text(name)))
+        return text == "true"
+
+    def number(self, name: str, default: Any, low: int) -> Any:
+        text = self.text(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"\s*\d{1,18}\s*", text) or int(text) < low:
+            raise InvalidConfigError(f"option {name}", expected=f"a whole number from {low} on", found=repr(text))
+        return int(text)
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self.text(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"\s*\d{1,9}(\.\d*)?\s*s?\s*", text):
+            raise InvalidConfigError(f"option {name}", expected="a number of seconds", found=repr(text))
+        return float(text.strip().removesuffix("s"))
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        text = (self.text(name) or default).strip().lower()
+        if text not in choices:
+            raise InvalidConfigError(f"option {name}", expected=f"one of {', '.join(choices)}", found=repr(text))
+        return text
+
+    def json(self, name: str) -> Any:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidConfigError(f"option {name} is not JSON: {error}", found=repr(text)) from error
+
+    def partition_map(self, name: str, low: int) -> dict[tuple[str, int], int]:
+        """{"topic": {"0": number}} as (topic, partition) -> number."""
+        found = self.json(name)
+        shape = f'JSON like {{"orders": {{"0": 23}}}}, numbers from {low} on'
+        wrong = InvalidConfigError(f"option {name}", expected=shape, found=repr(self.text(name)))
+        if not isinstance(found, dict):
+            raise wrong
+        numbers: dict[tuple[str, int], int] = {}
+        for topic, partitions in found.items():
+            if not isinstance(partitions, dict):
+                raise wrong
+            for partition, number in partitions.items():
+                if not partition.isdecimal() or isinstance(number, bool) or not isinstance(number, int):
+                    raise wrong
+                if not low <= number < 1 << 63:
+                    raise wrong
+                numbers[topic, int(partition)] = number
+        return numbers
+
+
+def _assignment(options: _Options) -> tuple[tuple[str, int], ...] | None:
+    found = options.json("assign")
+    if found is None:
+        return None
+    wrong = InvalidConfigError(
+        "option assign", expected='JSON like {"orders": [0, 1]}', found=repr(options.text("assign"))
+    )
+    if not isinstance(found, dict) or not found:
+        raise wrong
+    pairs = []
+    for topic, numbers in found.items():
+        if not isinstance(numbers, list) or any(type(number) is not int or number < 0 for number in numbers):
+            raise wrong
+        pairs += [(topic, number) for number in numbers]
+    return tuple(sorted(set(pairs)))
+
+
+def _start(options: _Options) -> At:
+    chosen = options.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
+    strategy: Literal["error", "latest"] = "latest" if chosen == "latest" else "error"
+    timestamp_ms = options.number("startingTimestamp", None, 0)
+    if timestamp_ms is not None:
+        return At(timestamps_ms=timestamp_ms, strategy=strategy)
+    if options.text("startingOffsetsByTimestamp") is not None:
+        return At(timestamps_ms=options.partition_map("startingOffsetsByTimestamp", 0), strategy=strategy)
+    text = (options.text("startingOffsets") or "earliest").strip()
+    if text.lower() == "earliest":
+        return At("earliest")
+    if text.lower() == "latest":
+        raise InvalidConfigError("a batch read cannot start at latest: there is nothing behind it")
+    offsets = options.partition_map("startingOffsets", EARLIEST)
+    if LATEST in offsets.values():
+        raise InvalidConfigError("a batch read cannot start at latest (-1): there is nothing behind it")
+    return At(offsets=offsets)
+
+
+def _end(options: _Options) -> At:
+    timestamp_ms = options.number("endingTimestamp", None, 0)
+    if timestamp_ms is not None:
+        return At(timestamps_ms=timestamp_ms)
+    if options.text("endingOffsetsByTimestamp") is not None:
+        return At(timestamps_ms=options.partition_map("endingOffsetsByTimestamp", 0))
+    text = (options.text("endingOffsets") or "latest").strip()
+    if text.lower() == "latest":
+        return At("latest")
+    if text.lower() == "earliest":
+        raise InvalidConfigError("a batch read cannot end at earliest: there is nothing before it")
+    offsets = options.partition_map("endingOffsets", EARLIEST)
+    if EARLIEST in offsets.values():
+        raise InvalidConfigError("a batch read cannot end at earliest (-2): there is nothing before it")
+    return At(offsets=offsets)

@@ -1,0 +1,273 @@
+"""From the rows of a DataFrame to staged records: which columns count, and which partition each row goes to.
+
+Rules, those of Spark's Kafka sink:
+- value must be there; key, headers, topic and partition may be. Other columns are not written.
+- The option topic wins over the column. A row without a topic is an error.
+- A row with a partition goes there. Else by its key, murmur2 as in Kafka's Java client; without a key, all rows of a
+  task go to one partition, the same for each attempt.
+- The time of a record is that of the write; with useTimestampColumn=true that in the column timestamp.
+
+This module publishes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logcore.columns import input_column
+from logcore.compression import Codec, codec_named
+from logcore.config import LogConfig
+from logcore.errors import InvalidConfigError, InvalidRecordError
+from logcore.fs import OS
+from logcore.logdir import check_topic_name
+from logcore.staging import StagedFile, StagedWriter
+from pyspark_logcore.options import WriteOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from pyspark_logcore.writer import TopicPlan
+
+#: Rows of one partition are collected until there are so many bytes, so that batches are not cut by Spark's.
+_PENDING_BYTES: Final = 1 << 20
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+_ACCEPTED: Final = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": (_HEADERS,),
+}
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
+    """The columns that will be written. Raises InvalidConfigError for one that is missing or of another type."""
+    accepted = dict(_ACCEPTED)
+    if options.use_timestamp:
+        accepted["timestamp"] = ("timestamp",)
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    names = []
+    for name, kinds in accepted.items():
+        if name not in found:
+            continue
+        if found[name] not in kinds:
+            raise InvalidConfigError(
+                f"type of the column {name!r}; cast it before writing", expected=" or ".join(kinds), found=found[name]
+            )
+        names.append(name)
+    if "value" not in found:
+        raise InvalidConfigError("a column named value is needed", found=", ".join(found) or "no columns")
+    if options.topic is None and "topic" not in found:
+        raise InvalidConfigError("where to? give the option topic, or a column named topic")
+    if options.use_timestamp and "timestamp" not in found:
+        raise InvalidConfigError("useTimestampColumn=true needs a column named timestamp")
+    return tuple(names)
+
+
+class RowStager:
+    """Stages the rows of one attempt of one task."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        txid: str,
+        topics: Mapping[str, TopicPlan],
+        names: tuple[str, ...],
+        task: int,
+        attempt: int,
+    ) -> None:
+        self._options, self._txid, self._topics, self._names = options, txid, topics, names
+        self._task, self._attempt = task, attempt
+        self._codec = Codec.NONE if options.codec is None else codec_named(options.codec)
+        self._writers: dict[tuple[str, int], StagedWriter] = {}
+        self._pending: dict[tuple[str, int], tuple[list[Any], int]] = {}
+
+    def add(self, batch: Any) -> None:
+        """batch: a pyarrow.RecordBatch with the columns that check_columns() has seen."""
+        if not batch.num_rows:
+            return
+        for topic, rows in self._by_topic(batch):
+            for partition, part in self._by_partition(topic, rows):
+                key = topic, partition
+                waiting, size = self._pending.setdefault(key, ([], 0))
+                waiting.append(part)
+                size += part.nbytes
+                if size >= _PENDING_BYTES:
+                    self._stage(key, waiting)
+                    del self._pending[key]
+                else:
+                    self._pending[key] = waiting, size
+
+    def close(self) -> list[StagedFile]:
+        """Stages what waits, brings all of it to the disk, and says what there is."""
+        for key, (waiting, _) in sorted(self._pending.items()):
+            self._stage(key, waiting)
+        self._pending = {}
+        return [file for _, writer in sorted(self._writers.items()) for file in writer.close()]
+
+    def _by_topic(self, batch: Any) -> list[tuple[str, Any]]:
+        if self._options.topic is not None:
+            return [(self._options.topic, batch)]
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = batch.column("topic")
+        if column.null_count:
+            raise InvalidRecordError(f"a row of task {self._task} has no topic, and the option topic is not given")
+        coded = column.dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        if len(names) == 1:
+            return [(check_topic_name(names[0]), batch)]
+        return [
+            (
+                check_topic_name(name),
+                batch.filter(pc.call_function("equal", [coded.indices, pa.scalar(code, coded.indices.type)])),
+            )
+            for code, name in enumerate(names)
+        ]
+
+    def _by_partition(self, topic: str, batch: Any) -> list[tuple[int, Any]]:
+        plan = self._topics.get(topic)
+        count = self._options.partitions if plan is None else plan.partitions
+        numbers = self._numbers(topic, batch, count)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low == high:
+            return [(low, batch)]
+        import pyarrow as pa
+
+        order = np.argsort(numbers, kind="stable")
+        ordered, edges = batch.take(pa.array(order)), np.flatnonzero(np.diff(numbers[order])) + 1
+        cuts = [0, *edges.tolist(), len(numbers)]
+        return [
+            (int(numbers[order[start]]), ordered.slice(start, stop - start)) for start, stop in itertools.pairwise(cuts)
+        ]
+
+    def _numbers(self, topic: str, batch: Any, count: int) -> npt.NDArray[np.int64]:
+        """The partition of each row."""
+        rows = batch.num_rows
+        numbers = np.full(rows, -1, np.int64)
+        if "partition" in self._names:
+            given = batch.column("partition")
+            numbers = np.asarray(given.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+            # A null means that the row may go anywhere; a negative number is as wrong as one that is too large.
+            wrong = ((numbers < 0) | (numbers >= count)) & ~given.is_null().to_numpy(zero_copy_only=False)
+            if wrong.any():
+                raise InvalidRecordError(
+                    f"topic {topic!r} has no such partition",
+                    expected=f"0 to {count - 1}",
+                    found=int(numbers[int(wrong.argmax())]),
+                )
+        free = numbers < 0
+        if not free.any():
+            return numbers
+        if count == 1:
+            return np.zeros(rows, np.int64)
+        sticky = (self._task + self._options.version) % count
+        if "key" not in self._names or batch.column("key").null_count == rows:
+            return np.where(free, sticky, numbers)
+        data, edges, nulls = input_column(batch.column("key"), "key")
+        hashed = (murmur2(data, edges).astype(np.int64) & 0x7FFFFFFF) % count
+        if nulls is not None:
+            hashed = np.where(nulls != 0, sticky, hashed)
+        return np.where(free, hashed, numbers)
+
+    def _stage(self, key: tuple[str, int], parts: list[Any]) -> None:
+        import pyarrow as pa
+
+        writer = self._writers.get(key)
+        if writer is None:
+            writer = self._writers[key] = self._open(*key)
+        rows: Any = parts[0]
+        if len(parts) > 1:
+            rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        times = None
+        if self._options.use_timestamp:
+            times = _milliseconds(rows.column("timestamp"))
+        if "headers" in self._names and _has_headers(rows.column("headers")):
+            writer.append_records(_records(rows, self._names, times))
+            return
+        keys = input_column(rows.column("key"), "key") if "key" in self._names else None
+        writer.append_columns(keys, input_column(rows.column("value"), "value"), times, rows.num_rows)
+
+    def _open(self, topic: str, partition: int) -> StagedWriter:
+        plan = self._topics.get(topic)
+        return StagedWriter(
+            OS,
+            self._options.path,
+            self._txid,
+            topic,
+            partition,
+            f"{self._task}.{self._attempt}",
+            LogConfig.parse(None if plan is None else plan.overrides),
+            codec=self._codec,
+            batch_bytes=self._options.batch_bytes,
+        )
+
+
+def _milliseconds(column: Any) -> npt.NDArray[np.int64]:
+    """Microseconds of any time zone as milliseconds, rounded down as Spark does; null as the format's -1, none."""
+    import pyarrow as pa
+
+    micros = column.cast(pa.int64())
+    times = np.asarray(micros.fill_null(-1000).to_numpy(zero_copy_only=False), np.int64)
+    return np.floor_divide(times, 1000)
+
+
+def _has_headers(column: Any) -> bool:
+    import pyarrow.compute as pc
+
+    if column.null_count == len(column):
+        return False
+    lengths = pc.call_function("list_value_length", [column])
+    return bool(pc.call_function("max", [lengths]).as_py())
+
+
+def _records(rows: Any, names: tuple[str, ...], times: npt.NDArray[np.int64] | None) -> list[tuple[Any, ...]]:
+    """Rows with headers as tuples, one by one: the encoder of columns takes none."""
+
+    def cells(name: str) -> list[Any]:
+        if name not in names:
+            return [None] * rows.num_rows
+        return [one.encode() if isinstance(one, str) else one for one in rows.column(name).to_pylist()]
+
+    headers = [[(header["key"], header["value"]) for header in one or ()] for one in rows.column("headers").to_pylist()]
+    stamps = [None] * rows.num_rows if times is None else times.tolist()
+    return list(zip(cells("key"), cells("value"), headers, stamps, strict=True))
+
+
+def murmur2(data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Kafka's murmur2 of each piece data[edges[i]:edges[i + 1]], all pieces of one length at once; shape (n,)."""
+    sizes = np.diff(edges)
+    hashes = np.zeros(len(sizes), np.uint32)
+    for size in np.unique(sizes).tolist():
+        rows = np.flatnonzero(sizes == size)
+        pieces = data[edges[rows][:, None] + np.arange(size)]
+        hashes[rows] = _murmur2_of(pieces)
+    return hashes
+
+
+def _murmur2_of(pieces: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """pieces: uint8, shape (rows, size). The constants and the order are those of Kafka's Utils.murmur2."""
+    rows, size = pieces.shape
+    m, whole = np.uint32(0x5BD1E995), size // 4
+    h = np.full(rows, np.uint32(0x9747B28C) ^ np.uint32(size), np.uint32)
+    words = np.ascontiguousarray(pieces[:, : whole * 4]).view("<u4").reshape(rows, whole)
+    for at in range(whole):
+        k = words[:, at].astype(np.uint32) * m
+        k ^= k >> np.uint32(24)
+        h *= m
+        h ^= k * m
+    rest = pieces[:, whole * 4 :]
+    for at in range(rest.shape[1] - 1, -1, -1):
+        h ^= rest[:, at].astype(np.uint32) << np.uint32(8 * at)
+    if rest.shape[1]:
+        h *= m
+    h ^= h >> np.uint32(13)
+    h *= m
+    h ^= h >> np.uint32(15)
+    return h

