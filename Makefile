@@ -62,7 +62,7 @@ clean:
 
 # Spark needs Java 17 or newer. Where there is none, PyPI has one.
 SPARK = demo,spark$(JAVA)
-JAVA = $(shell java -version >/dev/null 2>&1 || [ -x "$$JAVA_HOME/bin/java" ] || echo ,java)
+JAVA = $(shell "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version >/dev/null 2>&1 || echo ,java)
 
 # A failure to say which kernels are active is no reason not to run.
 show-kernels = $(RUN) -m logcore info || true

