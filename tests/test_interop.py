@@ -14,6 +14,7 @@ import pytest
 from conftest import VECTORS
 
 import logcore
+import netshim
 
 pytestmark = pytest.mark.interop
 
@@ -114,3 +115,77 @@ def test_kafka_sees_the_same_in_its_own_files_as_logcore(kafka_classes: Path) ->
             first = int(path.name[:20])
             ours = [record.offset for batch in log.batches(first) for record in batch.records()]
         assert offsets == [offset for offset in ours if offset <= offsets[-1]]
+
+
+def test_kafkas_java_clients_use_the_broker(tmp_path: Path, kafka_classes: Path) -> None:
+    source = Path(__file__).parent / "data" / "kafka" / "Client.java"
+    with netshim.serve(tmp_path / "data") as server:
+        command = ["java", "-cp", f"{kafka_classes}/*", str(source), server.bootstrap_servers]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines() == [
+            "topics [java]",
+            "retention.ms 1000 DYNAMIC_TOPIC_CONFIG",
+            "partitions 2",
+            f"cluster {server.logdir.cluster_id}",
+            "log dirs 1",
+            "consumed {gzip=100, lz4=100, none=100, snappy=100, zstd=100}",
+            "committed 250",
+            "by time 50",
+            "ends {b=0, e=250}",
+            "group Empty",
+            "offsets 2",
+            "newest 249",
+        ]
+
+
+def test_kafka_reads_what_the_brokers_clients_and_groups_left(tmp_path: Path, kafka_classes: Path) -> None:
+    kafka = pytest.importorskip("confluent_kafka")
+    with netshim.serve(tmp_path / "data", config={"segment.bytes": 20_000, "index.interval.bytes": 500}) as server:
+        producer = kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "enable.idempotence": True})
+        for n in range(2_000):
+            producer.produce("t", b"value %d" % n, key=b"%d" % n)
+            if n % 20 == 0:
+                producer.flush()
+        producer.flush()
+        consumer = kafka.Consumer(
+            {"bootstrap.servers": server.bootstrap_servers, "group.id": "billing", "auto.offset.reset": "earliest"}
+        )
+        consumer.subscribe(["t"])
+        assert len(consumer.consume(500, timeout=30)) == 500
+        consumer.commit(asynchronous=False)
+        consumer.close()
+    paths = sorted((tmp_path / "data" / "t-0").glob("*.log"))
+    assert len(paths) > 2
+    _is_sound(kafka_classes, paths, 2_000)
+    (offsets,) = (tmp_path / "data" / "__consumer_offsets-0").glob("*.log")
+    text = dump(kafka_classes, offsets, "--offsets-decoder")
+    assert '"group":"billing","topic":"t","partition":0' in text, text
+    assert '"offset":500' in text, text
+    assert '"protocolType":"consumer"' in text, text
+
+
+def test_kafka_reads_segments_that_were_staged_and_adopted(tmp_path: Path, kafka_classes: Path) -> None:
+    from test_staging import SMALL, create, publish
+
+    path = create(tmp_path / "data", SMALL)
+    publish(path, "first", config=SMALL, count=500)
+    with logcore.open_dir(path) as directory:
+        directory.partition("t", 0).append(b"after")
+    paths = sorted((path / "t-0").glob("*.log"))
+    assert len(paths) > 2
+    _is_sound(kafka_classes, paths, 502)
+
+
+def _is_sound(classes: Path, paths: list[Path], records: int) -> None:
+    """Kafka finds every batch whole, offsets without a gap, and the indexes right."""
+    offsets: list[int] = []
+    for path in paths:
+        text = dump(classes, path, "--deep-iteration")
+        batches = re.findall(r"^baseOffset: .*$", text, re.M)
+        assert batches and all("isvalid: true" in batch for batch in batches)
+        offsets += [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        for suffix in (".index", ".timeindex"):
+            text = dump(classes, path.with_suffix(suffix), "--index-sanity-check")
+            assert "mismatch" not in text.lower() and "exception" not in text.lower(), text
+    assert offsets == list(range(records))
