@@ -468,3 +468,22 @@ def test_brokers_in_one_process_do_not_meet(kafka_factory: Any) -> None:
     produce(confluent_producer(two), "t", [b"2"])
     assert (values_of(one, "t"), values_of(two, "t")) == ([b"1"], [b"2"])
     assert os.path.realpath(one.logdir.path) != os.path.realpath(two.logdir.path)
+
+
+def test_what_spark_writes_reaches_the_clients_of_a_live_broker(command: Any, tmp_path: Path) -> None:
+    """The broker holds the directory: it carries out what a Spark job has published, and its clients read it."""
+    pytest.importorskip("pyspark")
+    from test_spark_plain import frame, write
+
+    _, address = command("--port", "0")
+    produce(confluent_kafka.Producer({"bootstrap.servers": address}), "t", [b"before"])
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": address, "group.id": "g", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe(["t"])
+    assert take(consumer, 1)[0].value() == b"before"
+    write(tmp_path / "data", frame(value=[b"1", b"2"]), frame(value=[b"3"]), topic="t")
+    assert {message.value() for message in take(consumer, 3)} == {b"1", b"2", b"3"}
+    assert produce(confluent_kafka.Producer({"bootstrap.servers": address}), "t", [b"after"]) == [4]
+    assert take(consumer, 1)[0].value() == b"after"
+    consumer.close()
