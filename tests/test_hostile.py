@@ -336,6 +336,32 @@ def test_bad_batches_get_kafkas_codes_and_store_nothing(connect: Any, server: An
     )
 
 
+def test_what_an_idempotent_producer_sends_twice_is_stored_once(connect: Any, server: Any) -> None:
+    client, other = connect(), connect()
+    client.create()
+    made = client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
+    made_too = other.ask(wire.INIT_PRODUCER_ID, 0, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
+    assert made.error_code == made_too.error_code == 0 and made.producer_id != made_too.producer_id
+
+    def batch(sequence: int, epoch: int = 0) -> bytes:
+        now_ms = int(time.time() * 1000)
+        return recordbatch.encode(
+            [(b"k", b"v")], now_ms=now_ms, producer_id=made.producer_id, producer_epoch=epoch, base_sequence=sequence
+        )
+
+    first = batch(0)
+    assert client.produce([], records=first).base_offset == 0
+    again = other.produce([], records=first)  # the answer was lost with its connection
+    assert (again.error_code, again.base_offset) == (0, 0)
+    assert client.produce([], records=batch(2)).error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert client.produce([], records=batch(1)).base_offset == 1
+    assert client.produce([], records=batch(0, epoch=1)).base_offset == 2
+    assert client.produce([], records=batch(2)).error_code == codes.INVALID_PRODUCER_EPOCH
+    assert server.logdir.partition("t", 0).log_end_offset == 3
+    refused = client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x"))
+    assert refused.error_code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
 def test_acks(connect: Any, server: Any) -> None:
     client = connect()
     client.create()

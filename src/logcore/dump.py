@@ -31,6 +31,7 @@ from logcore.index import OFFSET_ENTRY, TIME_ENTRY
 from logcore.kernels import Record, layout
 from logcore.recordbatch import RecordBatch
 from logcore.segment import LOG, GrowingSegment, base_offset_of
+from logcore.sequences import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
 from logcore.survey import DIRECTORY_FILES, OFFSET_CHECKPOINTS, PARTITION_FILES, SEGMENT_SUFFIXES, kind_of, living_name
 
 #: Storage format section 4.3, big-endian. Entries of .txnindex, one for each aborted transaction.
@@ -43,22 +44,7 @@ TXN_ENTRY: Final = np.dtype(
         ("last_stable_offset", ">i8"),
     ]
 )
-#: Storage format section 5.5: head and entries of .snapshot, the producers up to the offset in its name.
-SNAPSHOT_HEAD: Final = np.dtype([("version", ">i2"), ("crc", ">u4"), ("count", ">i4")])
-SNAPSHOT_ENTRY: Final = np.dtype(
-    [
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("last_sequence", ">i4"),
-        ("last_offset", ">i8"),
-        ("offset_delta", ">i4"),
-        ("timestamp", ">i8"),
-        ("coordinator_epoch", ">i4"),
-        ("current_txn_first_offset", ">i8"),
-    ]
-)
-_SNAPSHOT_CRC_START: Final = 6
-assert TXN_ENTRY.itemsize == 34 and SNAPSHOT_HEAD.itemsize == 10 and SNAPSHOT_ENTRY.itemsize == 46
+assert TXN_ENTRY.itemsize == 34
 
 #: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.
 _MAX_SIZE: Final = 256 << 20
@@ -301,7 +287,7 @@ def _snapshot(fs: FS, path: str) -> npt.NDArray[Any]:
         raise CorruptLogError("unknown version of a snapshot", path=path, position=0, expected=1, found=version)
     from crc32c import crc32c
 
-    found = crc32c(memoryview(data)[_SNAPSHOT_CRC_START:])
+    found = crc32c(memoryview(data)[SNAPSHOT_CRC_START:])
     if found != crc:
         raise CorruptLogError(
             "CRC-32C of the snapshot does not match",

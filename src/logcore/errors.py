@@ -4,6 +4,8 @@
     ├── CorruptBatchError         bytes of one batch are not what their writer wrote (CRC, length, magic)
     ├── InvalidRecordError        the bytes are intact but break the format's rules, or a record given by the caller
     │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
+    ├── OutOfOrderSequenceError   a batch of an idempotent producer is missing before this one
+    ├── InvalidProducerEpochError a producer that another one with its id has replaced
     ├── RecordTooLargeError       a batch, or what it inflates to, is above its limit
     ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
     ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle
@@ -94,6 +96,14 @@ class InvalidRecordError(LogcoreError):
 
 class InvalidTimestampError(InvalidRecordError):
     """A timestamp outside the topic's limits. Kafka: INVALID_TIMESTAMP."""
+
+
+class OutOfOrderSequenceError(LogcoreError):
+    """A gap in the sequence of an idempotent producer. Kafka: OUT_OF_ORDER_SEQUENCE_NUMBER."""
+
+
+class InvalidProducerEpochError(LogcoreError):
+    """From a producer that was replaced by one with a newer epoch. Kafka: INVALID_PRODUCER_EPOCH."""
 
 
 class RecordTooLargeError(LogcoreError):

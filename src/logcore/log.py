@@ -22,8 +22,9 @@ import contextlib
 import operator
 import os
 import re
+import struct
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
 
@@ -48,18 +49,20 @@ from logcore.errors import (
     LogFailedError,
     LogNotFoundError,
     OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
     ReadOnlyLogError,
     RecordTooLargeError,
     ResourceError,
     StorageWriteError,
 )
 from logcore.fs import FS, OS, Lock
-from logcore.kernels import active
+from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.reader import LogReader, list_bases, parse_partition_name
 from logcore.reading import slot_of
 from logcore.recordbatch import check_timestamps, compressor, empty_batch, front_of, prepare_append, target_codec
-from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, file_name
+from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
+from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
 
 Level = Literal["os", "disk"]
 
@@ -71,6 +74,8 @@ _NO_LIMIT: Final = 1 << 63
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 #: A copy of part of a segment goes in pieces of this.
 _COPY_BYTES: Final = 1 << 20
+#: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
+_PRODUCER: Final = struct.Struct(">qhii")
 
 
 class Receipt(NamedTuple):
@@ -158,6 +163,7 @@ class Log(LogReader):
     _recovery_point: int
     _leader_epoch: int
     _epochs: list[tuple[int, int]]
+    _producers: Producers | None = None  # None: not looked up
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -232,6 +238,8 @@ class Log(LogReader):
         self._visible = self._end
         self._recovery_point = min(recovery_point, self._end)
         self._active.write_indexes(whole=True)
+        # One above the end tells of records that a crash took; later ones will have their offsets.
+        self._remove_snapshots_locked(lambda offset: offset > self._end)
         self._dense = created or self._is_dense()
         checkpoint.write_policy(fs, self.path, self.durability, dense=self._dense)
         self._epochs = checkpoint.read_epochs(fs, self.path)
@@ -359,6 +367,7 @@ class Log(LogReader):
                 time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
             try:
                 active_.write_indexes(whole=True)
+                self._save_snapshot_locked()
             except (DiskFullError, StorageWriteError, ResourceError):
                 self._lock_held.shared["failed"] = True  # Kafka believes the indexes of a clean directory
             closing: dict[tuple[str, int], int] | None = self._lock_held.shared.get("closing")
@@ -530,13 +539,18 @@ class Log(LogReader):
             last = self._end - 1
         return self._acknowledge(first, last, now_ms, durability)
 
-    def append_batch(self, data: Buffer, *, durability: Level | None = None) -> Receipt:
+    def append_batch(self, data: Buffer, *, durability: Level | None = None, check_sequence: bool = True) -> Receipt:
         """Appends batches that are encoded already, such as a client's or another log's, without decoding them for
         good.
 
         data: whole record batches, v2, or v0/v1 which become v2. They are checked as a Kafka leader checks a produce
         request and stored as they are, with this log's offsets and leader epoch; see recordbatch.prepare_append for
         what is refused. Errors as there and as append().
+
+        A batch of an idempotent producer that was stored before is not stored again: the receipt is that of the first
+        time. One that does not follow on its producer's last raises OutOfOrderSequenceError, one of a producer that
+        was replaced InvalidProducerEpochError (storage format section 5.2). check_sequence=False takes them as they
+        come, for copies of other logs.
         """
         with self._lock:
             self._check_writable_locked()
@@ -553,10 +567,106 @@ class Log(LogReader):
                     expected=f"at most {self.config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
-            first = self._end
-            self._store_locked(memoryview(raw), batches, now_ms, durability)
-            last = self._end - 1
+            sequenced = self._sequenced_locked(raw, batches) if check_sequence else None
+            if isinstance(sequenced, SequencedBatch):
+                first, last, now_ms = sequenced.first_offset, sequenced.last_offset, sequenced.timestamp_ms
+            else:
+                first = self._end
+                try:
+                    self._store_locked(memoryview(raw), batches, now_ms, durability)
+                except BaseException:
+                    self._producers = None  # some of it may have stayed; looked up again when it is needed
+                    raise
+                last = self._end - 1
+                if sequenced is not None:
+                    self._note_sequences_locked(sequenced)
+                elif not check_sequence:
+                    self._producers = None
         return self._acknowledge(first, last, now_ms, durability)
+
+    # -- idempotent producers ------------------------------------------------------------------------------------
+
+    def _sequenced_locked(
+        self, raw: bytearray, batches: Sequence[EncodedBatch]
+    ) -> list[tuple[int, int, bool, SequencedBatch]] | SequencedBatch | None:
+        """What is to be noted of batches once they are stored, None when no producer is named in them; or the batch
+        that they repeat.
+        """
+        if len(batches) == 1 and raw[43] & 0x80:  # producer id -1
+            return None
+        found: list[tuple[int, int, bool, SequencedBatch]] = []
+        ahead = Producers()  # of this call, not stored yet
+        for position, _, last_offset, max_timestamp in batches:
+            producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(raw, position + 43)
+            if producer_id < 0:
+                continue
+            judge = ahead if producer_id in ahead else self._known_producers_locked()
+            duplicate = judge.duplicate_of(producer_id, epoch, first_sequence, count)
+            if duplicate is not None:
+                if len(batches) == 1:
+                    return duplicate
+                raise OutOfOrderSequenceError("a batch among several was stored before", found=first_sequence)
+            last = last_sequence(first_sequence, count)
+            batch = SequencedBatch(first_sequence, last, last_offset - count + 1, last_offset, max_timestamp)
+            is_transactional = bool(raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT)
+            found.append((producer_id, epoch, is_transactional, batch))
+            ahead.add(producer_id, epoch, batch, is_transactional=is_transactional)
+        return found or None
+
+    def _note_sequences_locked(self, sequenced: list[tuple[int, int, bool, SequencedBatch]]) -> None:
+        producers = self._known_producers_locked()
+        for producer_id, epoch, is_transactional, batch in sequenced:
+            producers.add(producer_id, epoch, batch, is_transactional=is_transactional)
+        producers.next_offset = self._end
+
+    def _known_producers_locked(self) -> Producers:
+        """Looked up when the first idempotent producer comes: from the newest sound snapshot, and what lies behind it.
+
+        A log without such producers never pays for them.
+        """
+        if self._producers is None:
+            producers = self._load_snapshot_locked()
+            segments, visible = self._segments, self._end
+            for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
+                start = max(producers.next_offset, segment.base_offset)
+                for facts, position, why in segment.walk(segment.find(start), crc=False):
+                    producers.add_facts(facts[facts["last_offset"] < visible], _coordinator_epochs(segment))
+                    if why not in (layout.WALK_END, layout.WALK_LIMIT):
+                        raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
+            producers.expire(self._fs.now_ms())
+            self._producers = producers
+        if self._producers.next_offset < self._end:
+            self._producers.next_offset = self._end  # what others appended meanwhile has no producer id
+        return self._producers
+
+    def _snapshot_offsets_locked(self) -> list[int]:
+        """Offsets in the names of the snapshots that are there, rising."""
+        names = self._fs.listdir(self.path)
+        return sorted(offset for name in names if (offset := base_offset_of(name, SNAPSHOT)) is not None)
+
+    def _load_snapshot_locked(self) -> Producers:
+        for offset in reversed(self._snapshot_offsets_locked()):
+            if self._log_start <= offset <= self._end:
+                content = checkpoint.read(self._fs, self.path, file_name(offset, SNAPSHOT))
+                producers = None if content is None else Producers.unpack(content, offset)
+                if producers is not None:
+                    return producers
+        return Producers(next_offset=self._segments[0].base_offset)
+
+    def _save_snapshot_locked(self) -> None:
+        """Notes the producers at the log's end, where there are any; one that is lost costs a walk over heads."""
+        if self._producers is None or not len(self._producers):
+            return
+        self._producers.expire(self._fs.now_ms())
+        with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+            checkpoint.write(self._fs, self.path, file_name(self._end, SNAPSHOT), self._producers.pack())
+            kept = {self._end, *(segment.base_offset for segment in self._segments)}
+            self._remove_snapshots_locked(lambda offset: offset not in kept)
+
+    def _remove_snapshots_locked(self, doomed: Callable[[int], bool]) -> None:
+        for offset in self._snapshot_offsets_locked():
+            if doomed(offset):
+                self._fs.unlink(os.path.join(self.path, file_name(offset, SNAPSHOT)))
 
     def _store_scratch_locked(
         self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
@@ -810,6 +920,7 @@ class Log(LogReader):
                     raise CorruptLogError("another program changed the directory", path=path) from error
                 raise
         self._rolls += 1
+        self._save_snapshot_locked()
         self._save_recovery_point_locked()
 
     @contextlib.contextmanager
@@ -982,7 +1093,8 @@ class Log(LogReader):
         finally:
             fs.close(handle)
         cut.keep()
-        for suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
+        self._remove_snapshots_locked(lambda at: at > offset)
+        for suffix in (".index", ".timeindex", ".txnindex"):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(cut.file(suffix))
         fs.rename(temporary, path)
@@ -994,7 +1106,7 @@ class Log(LogReader):
         self._end = self._visible = offset
         self._cuts.append(offset)
         self._commit.set_back(offset)
-        self._transactions = None
+        self._transactions = self._producers = None
         kept = [(epoch, start) for epoch, start in self._epochs if start < offset] or self._epochs[:1]
         if kept != self._epochs:
             self._epochs = kept
@@ -1087,6 +1199,17 @@ def leave_directory(fs: FS, parent: str, lock: Lock) -> None:
     with lock.mutex:
         if lock.is_last and lock.shared.get("was_clean") and not lock.shared.get("failed"):
             checkpoint.write(fs, parent, checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+
+
+def _coordinator_epochs(segment: Segment) -> Callable[[int], int]:
+    def coordinator_epoch(position: int) -> int:
+        """In the value of the marker at position (storage format section 1.10); -1 for another control batch."""
+        batch = segment.batch(position)
+        records = [] if batch is None else batch.records()
+        value = records[0].value if records else None
+        return -1 if value is None or len(value) < 6 else int.from_bytes(value[2:6], "big", signed=True)
+
+    return coordinator_epoch
 
 
 def _check_level(durability: object) -> None:

@@ -21,6 +21,8 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.CorruptBatchError, codes.CORRUPT_MESSAGE),
     (logcore.InvalidTimestampError, codes.INVALID_TIMESTAMP),
     (logcore.InvalidRecordError, codes.INVALID_RECORD),
+    (logcore.OutOfOrderSequenceError, codes.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    (logcore.InvalidProducerEpochError, codes.INVALID_PRODUCER_EPOCH),
     (logcore.RecordTooLargeError, codes.MESSAGE_TOO_LARGE),
     (logcore.UnsupportedCodecError, codes.UNSUPPORTED_COMPRESSION_TYPE),
     # Retriable for clients, and what Kafka itself says when a log directory has failed.

@@ -1,0 +1,223 @@
+"""What each idempotent producer wrote last: so that a batch sent twice is stored once, and a gap is noticed.
+
+Rules (storage format sections 5.1 to 5.5, as a Kafka leader):
+- Of each producer id, its epoch and its last five batches are known. A batch equal to one of them was sent twice.
+- The next batch begins at the next sequence, or at 0 when the epoch is new; from a producer that is not known any is
+  taken, because its state may have expired.
+- A batch of an older epoch comes from a producer that another has replaced.
+- A snapshot is a cache of this, taken at an offset: with it, only the batches behind it need to be looked at.
+
+This module reads no log and writes no file: heads are handed to it, and snapshots are bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from logcore.errors import InvalidProducerEpochError, OutOfOrderSequenceError
+from logcore.kernels.layout import CONTROL_BIT, INT32_MAX, TRANSACTIONAL_BIT, Facts
+
+#: How many batches of a producer are known; its client keeps no more than that outstanding.
+KNOWN_BATCHES: Final = 5
+#: Kafka: producer.id.expiration.ms.
+EXPIRATION_MS: Final = 86_400_000
+#: Head and entries of a .snapshot file, storage format section 5.5.
+SNAPSHOT_HEAD: Final = np.dtype([("version", ">i2"), ("crc", ">u4"), ("count", ">i4")])
+SNAPSHOT_ENTRY: Final = np.dtype(
+    [
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("last_sequence", ">i4"),
+        ("last_offset", ">i8"),
+        ("offset_delta", ">i4"),
+        ("timestamp", ">i8"),
+        ("coordinator_epoch", ">i4"),
+        ("current_txn_first_offset", ">i8"),
+    ]
+)
+#: Where in a snapshot the bytes begin that its CRC covers.
+SNAPSHOT_CRC_START: Final = 6
+SNAPSHOT: Final = ".snapshot"
+assert SNAPSHOT_HEAD.itemsize == 10 and SNAPSHOT_ENTRY.itemsize == 46
+
+
+class SequencedBatch(NamedTuple):
+    """One batch of a producer. The sequence wraps from 2147483647 to 0, within a batch too."""
+
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+@attrs.define
+class _Producer:
+    epoch: int
+    batches: deque[SequencedBatch] = attrs.Factory(lambda: deque(maxlen=KNOWN_BATCHES))
+    timestamp_ms: int = -1
+    coordinator_epoch: int = -1
+    open_offset: int = -1  # first offset of its open transaction
+
+    def enter_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+
+
+def last_sequence(first_sequence: int, record_count: int) -> int:
+    return (first_sequence + record_count - 1) & INT32_MAX
+
+
+@attrs.define
+class Producers:
+    """The producers of a partition, as of next_offset: all batches below it were looked at."""
+
+    next_offset: int = 0
+    _known: dict[int, _Producer] = attrs.Factory(dict)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, producer_id: object) -> bool:
+        return producer_id in self._known
+
+    def duplicate_of(
+        self, producer_id: int, epoch: int, first_sequence: int, record_count: int
+    ) -> SequencedBatch | None:
+        """The stored batch that a batch to append repeats, None for a new one that is in order.
+
+        Raises InvalidProducerEpochError and OutOfOrderSequenceError.
+        """
+        known = self._known.get(producer_id)
+        if known is None:
+            return None
+        last = last_sequence(first_sequence, record_count)
+        if epoch == known.epoch:
+            for batch in known.batches:
+                if batch.first_sequence == first_sequence and batch.last_sequence == last:
+                    return batch
+        if epoch < known.epoch:
+            raise InvalidProducerEpochError(
+                f"producer {producer_id} was replaced by one with a newer epoch",
+                expected=f"epoch {known.epoch} or newer",
+                found=epoch,
+            )
+        expected = 0
+        if epoch == known.epoch and known.batches:
+            expected = (known.batches[-1].last_sequence + 1) & INT32_MAX
+        if first_sequence != expected:
+            raise OutOfOrderSequenceError(
+                f"a batch of producer {producer_id}, epoch {epoch}, is missing or came twice",
+                expected=f"sequence {expected}",
+                found=first_sequence,
+            )
+        return None
+
+    def add(
+        self,
+        producer_id: int,
+        epoch: int,
+        batch: SequencedBatch,
+        *,
+        is_transactional: bool,
+    ) -> None:
+        """Takes note of a data batch that was stored."""
+        known = self._known.get(producer_id)
+        if known is None:
+            known = self._known[producer_id] = _Producer(epoch)
+        known.enter_epoch(epoch)
+        known.batches.append(batch)
+        known.timestamp_ms = batch.timestamp_ms
+        if is_transactional and known.open_offset < 0:
+            known.open_offset = batch.first_offset
+
+    def add_facts(self, facts: Facts, coordinator_epoch: Callable[[int], int]) -> None:
+        """Takes in the heads of stored batches, in order. coordinator_epoch(position): that of the marker there."""
+        if not len(facts):
+            return
+        for row in facts[(facts["magic"] == 2) & (facts["producer_id"] >= 0)].tolist():
+            fact = dict(zip(facts.dtype.names or (), row, strict=True))
+            producer_id, epoch, count = fact["producer_id"], fact["producer_epoch"], fact["record_count"]
+            if fact["attributes"] & CONTROL_BIT:
+                if count:  # compaction leaves empty ones, which say nothing
+                    known = self._known.setdefault(producer_id, _Producer(epoch))
+                    known.enter_epoch(epoch)
+                    known.timestamp_ms = fact["max_timestamp"]
+                    known.coordinator_epoch = coordinator_epoch(fact["position"])
+                    known.open_offset = -1
+                continue
+            # Compaction may have taken records out; the sequences are those of the batch as it was sent.
+            sent = fact["last_offset"] - fact["base_offset"] + 1
+            first = fact["base_sequence"]
+            batch = SequencedBatch(
+                first,
+                last_sequence(first, sent),
+                fact["base_offset"],
+                fact["last_offset"],
+                fact["max_timestamp"],
+            )
+            self.add(producer_id, epoch, batch, is_transactional=bool(fact["attributes"] & TRANSACTIONAL_BIT))
+        self.next_offset = int(facts["last_offset"][-1]) + 1
+
+    def expire(self, now_ms: int) -> None:
+        """Forgets producers that have not written for a day, by the times of their records, as Kafka does."""
+        self._known = {
+            producer_id: known
+            for producer_id, known in self._known.items()
+            if known.open_offset >= 0 or now_ms - known.timestamp_ms < EXPIRATION_MS
+        }
+
+    def pack(self) -> bytes:
+        """The content of a .snapshot file. Only the newest batch of a producer has room in it."""
+        entries = np.zeros(len(self._known), SNAPSHOT_ENTRY)
+        for row, (producer_id, known) in zip(entries, self._known.items(), strict=True):
+            batch = known.batches[-1] if known.batches else SequencedBatch(-1, -1, -1, -1, -1)
+            row["producer_id"], row["producer_epoch"] = producer_id, known.epoch
+            row["last_sequence"], row["last_offset"] = batch.last_sequence, batch.last_offset
+            row["offset_delta"] = batch.last_offset - batch.first_offset
+            row["timestamp"], row["coordinator_epoch"] = known.timestamp_ms, known.coordinator_epoch
+            row["current_txn_first_offset"] = known.open_offset
+        body = np.array(len(entries), ">i4").tobytes() + entries.tobytes()
+        head = np.zeros(1, SNAPSHOT_HEAD)
+        head["version"], head["crc"] = 1, crc32c(body)
+        return head.tobytes()[:SNAPSHOT_CRC_START] + body
+
+    @classmethod
+    def unpack(cls, content: bytes, offset: int) -> Producers | None:
+        """From the content of a .snapshot file and the offset in its name; None when it is damaged."""
+        entries = snapshot_entries(content)
+        if entries is None:
+            return None
+        producers = cls(next_offset=offset)
+        for row in entries.tolist():
+            producer_id, epoch, sequence, last_offset, delta, timestamp_ms, coordinator_epoch, open_offset = row
+            known = _Producer(
+                epoch, timestamp_ms=timestamp_ms, coordinator_epoch=coordinator_epoch, open_offset=open_offset
+            )
+            if last_offset >= 0:
+                first = (sequence - delta) & INT32_MAX
+                known.batches.append(SequencedBatch(first, sequence, last_offset - delta, last_offset, timestamp_ms))
+            producers._known[producer_id] = known
+        return producers
+
+
+def snapshot_entries(content: bytes) -> npt.NDArray[np.void] | None:
+    """The entries of a .snapshot file, an array of SNAPSHOT_ENTRY; None for what Kafka would reject."""
+    if len(content) < SNAPSHOT_HEAD.itemsize:
+        return None
+    version, crc, count = np.frombuffer(content, SNAPSHOT_HEAD, 1)[0].tolist()
+    if (
+        version != 1
+        or crc != crc32c(memoryview(content)[SNAPSHOT_CRC_START:])
+        or count * SNAPSHOT_ENTRY.itemsize != len(content) - SNAPSHOT_HEAD.itemsize
+    ):
+        return None
+    return np.frombuffer(content, SNAPSHOT_ENTRY, count, SNAPSHOT_HEAD.itemsize)

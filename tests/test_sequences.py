@@ -1,0 +1,271 @@
+"""logcore.sequences, and a log that uses it: duplicates of the last five batches, gaps, fencing, restarts."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import VECTORS
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore import recordbatch
+from logcore.log import Log
+from logcore.sequences import Producers, SequencedBatch, last_sequence, snapshot_entries
+
+NOW_MS = 10**15  # times of records that never expire
+
+
+def batch(sequence: int, *, count: int = 1, producer: int = 7, epoch: int = 0, transactional: bool = False) -> bytes:
+    return recordbatch.encode(
+        [(b"k", b"%d" % (sequence + n), (), NOW_MS) for n in range(count)],
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Any:
+    with logcore.open(tmp_path / "t-0", create=True) as opened:
+        yield opened
+
+
+def offsets(log: Log) -> list[int]:
+    return [record.offset for record in log.read(0)]
+
+
+def test_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
+    receipts = [log.append_batch(batch(2 * n, count=2)) for n in range(6)]
+    for n in range(1, 6):
+        again = log.append_batch(batch(2 * n, count=2))
+        assert (again.offset, again.last_offset) == (receipts[n].offset, receipts[n].last_offset) == (2 * n, 2 * n + 1)
+    with pytest.raises(logcore.OutOfOrderSequenceError, match="expected sequence 12"):
+        log.append_batch(batch(0, count=2))
+    assert offsets(log) == list(range(12))
+
+
+def test_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
+    log.append_batch(batch(5, count=2))  # unknown producer: any sequence
+    log.append_batch(batch(7, count=2))
+    for wrong in (batch(6, count=2), batch(10), batch(8), batch(7, count=1), batch(5, count=4), batch(0)):
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(wrong)
+    assert log.append_batch(batch(9)).offset == 4
+    assert log.append_batch(batch(0, producer=8)).offset == 5, "others have sequences of their own"
+
+
+def test_epochs(log: Log) -> None:
+    log.append_batch(batch(0, count=3))
+    with pytest.raises(logcore.OutOfOrderSequenceError):
+        log.append_batch(batch(3, epoch=1))
+    assert log.append_batch(batch(0, epoch=1)).offset == 3
+    for sequence in (1, 3, 0):
+        with pytest.raises(logcore.InvalidProducerEpochError, match="epoch 1 or newer"):
+            log.append_batch(batch(sequence, epoch=0))
+    assert log.append_batch(batch(0, epoch=1)).offset == 3, "a duplicate"
+
+
+def test_sequences_wrap(log: Log) -> None:
+    top = 2**31 - 1
+    log.append_batch(batch(top - 1, count=1))
+    assert log.append_batch(batch(top, count=3)).last_offset == 3
+    assert log.append_batch(batch(top, count=3)).offset == 1, "a duplicate that wraps inside"
+    assert log.append_batch(batch(2)).offset == 4
+    assert last_sequence(top, 3) == 1
+
+
+def test_several_batches_in_one_call_follow_one_another(log: Log) -> None:
+    log.append_batch(batch(0) + batch(1) + batch(0, producer=9))
+    with pytest.raises(logcore.OutOfOrderSequenceError):
+        log.append_batch(batch(2) + batch(4))
+    assert log.append_batch(batch(2) + batch(3)).last_offset == 4
+    log.append_batch(batch(50), check_sequence=False)
+    assert log.append_batch(batch(51)).offset == 6, "what was taken unchecked is known too"
+
+
+@pytest.mark.parametrize("how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"])
+def test_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "t-0"
+    log = logcore.open(path, create=True)
+    log.append_many([(b"k", b"plain")] * 3)
+    for n in range(4):
+        log.append_batch(batch(n))
+    if how == "roll":
+        log.roll()
+        log.append_batch(batch(4))
+    if how == "truncate":
+        log.truncate(6)
+    if how == "crash":
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        os.system(f"cp -r {path} {copy}")
+        log.close()
+        path = copy / "t-0"
+    else:
+        log.close()
+    snapshots = sorted(path.glob("*.snapshot"))
+    assert [file.name for file in snapshots] == {
+        "crash": [],
+        "roll": [f"{7:020d}.snapshot", f"{8:020d}.snapshot"],
+        "truncate": [],
+    }.get(how, [f"{7:020d}.snapshot"])
+    if how == "snapshot lost":
+        snapshots[0].unlink()
+    if how == "snapshot damaged":
+        content = bytearray(snapshots[0].read_bytes())
+        content[20] ^= 1
+        snapshots[0].write_bytes(content)
+    with logcore.open(path) as log:
+        last = {"roll": 4, "truncate": 2}.get(how, 3)
+        end = log.log_end_offset
+        assert log.append_batch(batch(last)).offset == end - 1, "a duplicate"
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(batch(last + 2))
+        assert log.append_batch(batch(last + 1)).offset == end
+
+
+def test_a_snapshot_of_records_that_a_crash_took_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        log.append_batch(batch(0))
+    (path / f"{50:020d}.snapshot").write_bytes((path / f"{1:020d}.snapshot").read_bytes())
+    with logcore.open(path) as log:
+        assert not (path / f"{50:020d}.snapshot").exists()
+        log.append_many([(b"k", b"v")] * 60)
+        assert log.append_batch(batch(1)).offset == 61
+
+
+def test_logs_without_such_producers_have_no_snapshots(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append(b"v")
+        log.append_batch(recordbatch.encode([(b"k", b"v")], now_ms=1))
+        log.roll()
+    assert not list((tmp_path / "t-0").glob("*.snapshot"))
+
+
+def test_a_failed_append_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append_batch(batch(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "_store_locked", _full)
+            with pytest.raises(logcore.DiskFullError):
+                log.append_batch(batch(1))
+        assert log.append_batch(batch(1)).offset == 1
+        assert log.append_batch(batch(1)).offset == 1
+        assert log.log_end_offset == 2
+
+
+def _full(*_: Any) -> None:
+    raise logcore.DiskFullError("no space")
+
+
+def test_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) -> None:
+    old = recordbatch.encode([(b"k", b"v", (), 1000)], producer_id=7, producer_epoch=0, base_sequence=0)
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append_batch(old)
+        assert log.append_batch(old).offset == 0
+        log.roll()
+        assert log.append_batch(batch(99)).offset == 1, "forgotten, so any sequence is taken"
+
+
+# -- snapshots -----------------------------------------------------------------------------------------------------
+
+
+def test_kafkas_snapshots_are_read() -> None:
+    directory = VECTORS / "partition-clean" / "orders-0"
+    content = (directory / f"{16:020d}.snapshot").read_bytes()
+    producers = Producers.unpack(content, 16)
+    assert producers is not None and len(producers) == 3 and producers.next_offset == 16
+    known = producers._known
+    assert known[4000].epoch == 7
+    assert list(known[4000].batches) == [SequencedBatch(4, 5, 6, 7, 0x18BCFE5680D)]
+    assert (known[6000].coordinator_epoch, known[5000].coordinator_epoch) == (12, 11)
+    later = Producers.unpack((directory / f"{29:020d}.snapshot").read_bytes(), 29)
+    assert later is not None and later._known[7000].open_offset == 28
+    entries = snapshot_entries(content)
+    assert entries is not None
+    ours = snapshot_entries(producers.pack())
+    assert ours is not None and sorted(ours.tolist()) == sorted(entries.tolist())
+
+
+def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
+    directory = VECTORS / "partition-clean" / "orders-0"
+    with logcore.open(directory, read_only=True) as log:
+        producers = Producers()
+        for found in log.batches(log.log_start_offset):
+            from logcore.kernels import active
+            from logcore.log import _coordinator_epochs
+
+            if found.base_offset >= 16:
+                break
+            facts, _, _ = active.walk(found.data, 0, len(found.data), 2, False)
+            segment = next(one for one in reversed(log._segments) if one.base_offset <= found.base_offset)
+            producers.add_facts(
+                facts, lambda _, found=found, segment=segment: _coordinator_epochs(segment)(found.position)
+            )  # type: ignore[misc]
+    theirs = snapshot_entries((directory / f"{16:020d}.snapshot").read_bytes())
+    ours = snapshot_entries(producers.pack())
+    assert ours is not None and theirs is not None
+    assert sorted(ours.tolist()) == sorted(theirs.tolist())
+
+
+def test_an_empty_snapshot_is_kafkas() -> None:
+    assert Producers().pack() == bytes.fromhex("0001 48674bc7 00000000")
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_no_snapshot(content: bytes) -> None:
+    assert Producers.unpack(content, 5) is None
+
+
+@given(st.data())
+def test_no_flipped_bit_of_a_snapshot_is_believed(data: st.DataObject) -> None:
+    producers = Producers()
+    for n in range(3):
+        producers.add(n, n, SequencedBatch(0, n, 5, 5 + n, NOW_MS), is_transactional=False)
+    content = bytearray(producers.pack())
+    at = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[at // 8] ^= 1 << at % 8
+    assert Producers.unpack(bytes(content), 9) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 3), st.sampled_from(["next", "again", "gap"])),
+        max_size=40,
+    )
+)
+def test_any_schedule_stores_each_batch_once_and_in_order(steps: list[tuple[int, int, int, str]]) -> None:
+    """Against a model that remembers everything."""
+    producers = Producers()
+    end = 0
+    model: dict[int, list[tuple[int, int, int]]] = {}  # producer -> (first sequence, count, offset) of one epoch
+    for producer, back, count, kind in steps:
+        stored = model.setdefault(producer, [])
+        following = stored[-1][0] + stored[-1][1] if stored else 0
+        if kind == "again" and back < len(stored):
+            sequence, count, offset = stored[-1 - back]
+            found = producers.duplicate_of(producer, 0, sequence, count)
+            assert found is not None and found.first_offset == offset
+        elif kind == "gap" and stored:
+            with pytest.raises(logcore.OutOfOrderSequenceError):
+                producers.duplicate_of(producer, 0, following + 1 + back, count)
+        elif kind == "next":
+            assert producers.duplicate_of(producer, 0, following, count) is None
+            last = following + count - 1
+            producers.add(
+                producer, 0, SequencedBatch(following, last, end, end + count - 1, NOW_MS), is_transactional=False
+            )
+            stored.append((following, count, end))
+            end += count
+
+
+def test_the_head_of_a_batch_is_where_the_log_looks() -> None:
+    raw = batch(3, count=2, producer=5, epoch=9)
+    assert struct.unpack_from(">qhii", raw, 43) == (5, 9, 3, 2)
