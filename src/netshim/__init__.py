@@ -9,7 +9,19 @@ In an event loop of one's own: `async with netshim.Server("data") as server`. Fr
 docs/netshim.md says what is served.
 """
 
-from netshim.server import Server, ServerThread, serve
-from netshim.state import Settings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from netshim.server import Server, ServerThread, serve
+    from netshim.state import Settings
 
 __all__ = ["Server", "ServerThread", "Settings", "serve"]
+
+
+def __getattr__(name: str) -> object:
+    # At first use: pytest imports this package in every run, for the fixtures in it, and most runs want no broker.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from netshim import server, state
+
+    return getattr(state if name == "Settings" else server, name)
