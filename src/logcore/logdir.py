@@ -41,7 +41,8 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, Lock
 from logcore.log import Log, claim_directory, leave_directory, make_directories, open_log
-from logcore.reader import parse_partition_name
+from logcore.reader import list_bases, parse_partition_name
+from logcore.segment import LOG, file_name
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
@@ -621,6 +622,27 @@ class LogDir:
                 log = open_log(path, config=config, durability=self.durability, fs=self._fs)
             self._logs[topic, number] = log
             return log
+
+    def opened(self, topic: str, number: int) -> Log | None:
+        """The log of a partition if it is open now."""
+        log = self._logs.get((topic, number))
+        return None if log is None or log.is_closed else log
+
+    def size_bytes(self, topic: str, number: int) -> int:
+        """Of all .log files of a partition, without opening it. Raises TopicNotFoundError."""
+        if number not in self._topic(topic).numbers:
+            raise TopicNotFoundError(f"topic {topic!r} has no such partition", path=self.path, found=number)
+        path = self._partition_path(topic, number)
+        total = 0
+        for base in list_bases(self._fs, path):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                total += self._fs.file_size(os.path.join(path, file_name(base, LOG)))
+        return total
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether the last writer closed the directory in good order; if not, opening its logs checks their ends."""
+        return self._lock_held is None or bool(self._lock_held.shared.get("was_clean"))
 
     def open_logs(self) -> dict[tuple[str, int], Log]:
         """The logs that are open now, by (topic, partition)."""

@@ -198,6 +198,11 @@ class LogReader:
         """
         return self._scan_transactions().last_stable_offset(self._visible)
 
+    @property
+    def knows_transactions(self) -> bool:
+        """Whether the whole log was walked for transactions, as the first read_committed look at it does."""
+        return self._transactions is not None
+
     def _scan_transactions(self) -> Transactions:
         """Walks heads that were not walked before; the first call walks the whole log."""
         with self._scanning:

@@ -247,6 +247,8 @@ class Server:
             self._pool.shutdown()
             raise
         try:
+            if not self.logdir.was_clean:
+                await self.loop.run_in_executor(self._pool, self._recover)
             self.broker = Broker(self.logdir, self.settings, self._submit)
             self._listening = await self.loop.create_server(
                 lambda: _Peer(self), self.host, self._wanted_port, backlog=512
@@ -258,6 +260,13 @@ class Server:
         self.port = self._listening.sockets[0].getsockname()[1]
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info("listening on %s, log directory %s", self.bootstrap_servers, self.logdir.path)
+
+    def _recover(self) -> None:
+        """After a crash: checks the ends of all logs before clients come, so that none of them waits for it later."""
+        for topic in self.logdir.topics():
+            for number in self.logdir.partitions(topic):
+                with contextlib.suppress(logcore.LogcoreError):  # told to whoever asks for that partition
+                    self.logdir.partition(topic, number)
 
     @property
     def bootstrap_servers(self) -> str:

@@ -89,14 +89,13 @@ def _topic_metadata(name: str, request: Any, state: State) -> Any:
     topic_type = wire.METADATA.Response.Topic
     partition_type = topic_type.Partition
     node = [state.node_id]
-    open_logs = state.logdir.open_logs()
     try:
         numbers, topic_id = state.logdir.partitions(name), state.topic_id(name)
     except LogcoreError as error:
         return topic_type(error_code=code_of(error), name=name)
     partitions = []
     for number in numbers:
-        log = open_logs.get((name, number))
+        log = state.logdir.opened(name, number)
         partitions.append(
             partition_type(
                 partition_index=number,
@@ -209,7 +208,7 @@ def describe_log_dirs(request: Any, call: Call, state: State) -> Any:
         partitions = []
         for number in numbers:
             try:
-                size = state.log(name, number).statistics().size_bytes
+                size = state.logdir.size_bytes(name, number)
             except LogcoreError:
                 continue
             partitions.append(dir_type.Topic.Partition(partition_index=number, partition_size=size))

@@ -8,6 +8,7 @@ Rules (wire protocol section 5):
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -114,12 +115,21 @@ def _when_durable(waits: list[tuple[Log, int, Any]], response: Any, state: State
 # -- fetching ------------------------------------------------------------------------------------------------------
 
 
-def fetch(request: Any, call: Call, state: State) -> Any:
+def fetch(request: Any, call: Call, state: State, *, looked: bool = False) -> Any:
     """Stored batches of the partitions asked for; waits up to max_wait_ms for min_bytes of them.
 
     Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
     """
     response_type = wire.FETCH.Response
+    if request.isolation_level == 1 and not looked:
+        asked = [
+            (topic.topic if call.version < 13 else state.topic_of(topic.topic_id), partition.partition)
+            for topic in request.topics
+            for partition in topic.partitions
+        ]
+        later = _when_transactions_are_known(asked, lambda: fetch(request, call, state, looked=True), state)
+        if later is not None:
+            return later
     if request.session_id and request.session_epoch > 0:
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
     wanted = [
@@ -132,6 +142,40 @@ def fetch(request: Any, call: Call, state: State) -> Any:
     if settled or not wanted or request.max_wait_ms <= 0 or size >= min(request.min_bytes, request.max_bytes):
         return response
     return _park(request, wanted, call, state, deadline_ms)
+
+
+def _when_transactions_are_known(
+    asked: list[tuple[str | None, int]], handle: Callable[[], Any], state: State
+) -> Answer | None:
+    """None when they are. Else the answer that handle() gives once they are: the first read_committed look at a log
+    walks all of it, which is not for the broker's thread.
+    """
+    logs = []
+    for name, number in asked:
+        try:
+            log = state.log(name or "", number)
+        except LogcoreError:
+            continue
+        if not log.knows_transactions:
+            logs.append(log)
+    if not logs:
+        return None
+    answer = Answer()
+
+    def look() -> None:
+        for log in logs:
+            with contextlib.suppress(LogcoreError):  # the request itself will say so
+                _ = log.last_stable_offset
+
+    def done(_: Any) -> None:
+        response = handle()
+        if isinstance(response, Answer):
+            response.then(answer.set)
+        else:
+            answer.set(response)
+
+    state.submit(look, done)
+    return answer
 
 
 def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int) -> Answer:
@@ -242,7 +286,13 @@ _LATEST_TIERED: Final = -5
 _SINCE: Final = {_LATEST: 0, _EARLIEST: 0, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
 
 
-def list_offsets(request: Any, call: Call, state: State) -> Any:
+def list_offsets(request: Any, call: Call, state: State, *, looked: bool = False) -> Any:
+    if request.isolation_level == 1 and not looked:
+        asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+        later = _when_transactions_are_known(asked, lambda: list_offsets(request, call, state, looked=True), state)
+        if later is not None:
+            return later
+
     def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
         timestamp = asked.timestamp
         if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
