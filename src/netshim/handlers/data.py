@@ -168,7 +168,10 @@ def _when_transactions_are_known(
                 _ = log.last_stable_offset
 
     def done(_: Any) -> None:
-        response = handle()
+        try:
+            response = handle()
+        except Exception as error:  # nobody above us would tell the client
+            response = error
         if isinstance(response, Answer):
             response.then(answer.set)
         else:
@@ -188,11 +191,15 @@ def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms
         answer.set(response)
 
     def look(now_ms: int) -> None:
-        response, size, settled = _collect(request, wanted, call, state)
-        if settled or size >= min(request.min_bytes, request.max_bytes):
+        try:
+            response, size, settled = _collect(request, wanted, call, state)
+        except Exception as error:  # it is not for whoever woke us
+            finish(error)
+            return
+        if settled or now_ms >= deadline_ms or size >= min(request.min_bytes, request.max_bytes):
             finish(response)
 
-    timer = state.timers.at(deadline_ms, lambda now_ms: finish(_collect(request, wanted, call, state)[0]))
+    timer = state.timers.at(deadline_ms, look)
     state.fetches.add(keys, look)
     return answer
 
