@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -327,6 +328,15 @@ def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str,
     raise AssertionError("the loop did not reach the end of the operation")
 
 
+def _abandon(logdir: Any) -> None:
+    """What a killed process leaves: nothing is closed, and the lock is free."""
+    for log in logdir.open_logs().values():
+        log._closed = True
+        log._lock_held.release()
+    logdir._closed = True
+    logdir._lock_held.release()
+
+
 def _crashing_step(limit: int) -> Any:
     def step(self: Any) -> None:
         self.done += 1
@@ -366,3 +376,150 @@ def test_closed_directories_say_so(data: str) -> None:
         logcore.open_dir(data + "x")
     with pytest.raises(logcore.InvalidConfigError):
         logcore.open_dir(data, create=True, read_only=True)
+
+
+# -- what went wrong once ------------------------------------------------------------------------------------------
+
+
+def test_a_topic_whose_deletion_was_interrupted_can_be_made_again(data: str) -> None:
+    for stop in range(60):
+        where = os.path.join(data, str(stop))
+        with logcore.open_dir(where, create=True) as logdir:
+            logdir.create_topic("t", partitions=2)
+            logdir.partition("t", 1).append_many([(None, b"old")] * 100)
+        fs = _crashing(10**9)
+        logdir = logcore.open_dir(where, fs=fs)
+        fs.__class__._step = _crashing_step(fs.done + stop)
+        with contextlib.suppress(logcore.StorageWriteError):
+            logdir.delete_topic("t")
+        fs.__class__._step = lambda self: None
+        _abandon(logdir)
+        with logcore.open_dir(where) as logdir:
+            if "t" in logdir:
+                assert logdir.partition("t", 1).log_end_offset == 100
+                logdir.delete_topic("t")
+            logdir.create_topic("t", partitions=3)
+            assert [logdir.partition("t", n).append(b"new").offset for n in range(3)] == [0, 0, 0]
+
+
+def test_a_deletion_that_fails_is_tried_again_and_keeps_its_name(data: str) -> None:
+    fs = FaultyFS()
+    with logcore.open_dir(data, create=True, fs=fs) as logdir:
+        logdir.create_topic("t", partitions=2)
+        logdir.partition("t", 0).append(b"old record")
+        real = fs.rename
+
+        def refuse(source: str, target: str) -> None:
+            if target.endswith("-delete"):
+                raise logcore.DiskFullError("no space")
+            real(source, target)
+
+        fs.rename = refuse  # type: ignore[method-assign]
+        with pytest.raises(logcore.DiskFullError):
+            logdir.delete_topic("t")
+        assert "t" not in logdir
+        with pytest.raises(logcore.TopicExistsError, match="being deleted"):
+            logdir.create_topic("t")
+        logdir.tick()
+        fs.rename = real  # type: ignore[method-assign]
+        logdir.tick()
+        logdir.create_topic("t")
+        assert logdir.partition("t", 0).log_end_offset == 0
+
+
+def test_a_creation_that_fails_leaves_nothing(data: str) -> None:
+    fs = FaultyFS()
+    with logcore.open_dir(data, create=True, fs=fs) as logdir:
+        real = fs.mkdir
+
+        def refuse(path: str) -> None:
+            if path.endswith("t-2"):
+                raise logcore.DiskFullError("no space")
+            real(path)
+
+        fs.mkdir = refuse  # type: ignore[method-assign]
+        with pytest.raises(logcore.DiskFullError):
+            logdir.create_topics({"t": (4, None), "u": (1, None)})
+        assert logdir.topics() == []
+        logdir.create_topic("u")
+        with pytest.raises(logcore.DiskFullError):
+            logdir.create_topic("t", 3)
+        fs.mkdir = real  # type: ignore[method-assign]
+        logdir.create_topic("t", 3)
+        fs.mkdir = refuse  # type: ignore[method-assign]
+        assert logdir.partition("t", 2).append(b"v").offset == 0
+    with logcore.open_dir(data) as logdir:
+        assert logdir.topics() == ["t", "u"]
+
+
+def test_a_forked_child_changes_nothing(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for act in (lambda: logdir.create_topic("u"), lambda: logdir.delete_topic("t"), logdir.next_producer_id):
+                try:
+                    act()
+                except logcore.ForkedWriterError:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert logdir.topics() == ["t"]
+
+
+def test_a_log_that_somebody_else_here_writes_is_not_deleted_under_them(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        with logcore.open(os.path.join(data, "t-0")) as log:
+            with pytest.raises(logcore.LogLockedError):
+                logdir.delete_topic("t")
+            log.append(b"kept")
+        assert logdir.partition("t", 0).get(0).value == b"kept"
+        logdir.delete_topic("t")
+
+
+def test_names_that_differ_by_case_are_refused(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("Orders")
+        with pytest.raises(logcore.InvalidNameError, match="case"):
+            logdir.create_topic("orders")
+
+
+def test_what_an_append_left_unsynced_is_shown_by_tick(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        log = logdir.partition("t", 0)
+        log.append(b"v", durability="os")
+        assert log.high_watermark == 0
+        log._last_sync_ms -= 1_000
+        logdir.tick()
+        assert log.high_watermark == 1
+
+
+def test_recovery_points_are_written_once_for_all_logs(data: str, monkeypatch: Any) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions=30)
+        for n in range(30):
+            log = logdir.partition("t", n)
+            log.append(b"v")
+            log._last_recovery_ms -= 60_000
+        written: list[str] = []
+        real = checkpoint.write
+        monkeypatch.setattr(checkpoint, "write", lambda fs, d, name, c: (written.append(name), real(fs, d, name, c))[1])
+        logdir.tick()
+        assert written.count(checkpoint.RECOVERY_POINT) == 1
+        assert len(checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT)) == 30
+
+
+def test_settings_of_time_reach_the_segment_that_is_written(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", config={"segment.ms": 1_000})
+        log = logdir.partition("t", 0)
+        log.append(b"v", timestamp_ms=10_000)
+        logdir.alter_topic("t", {"segment.ms": 100_000})
+        log.append(b"v", timestamp_ms=50_000)
+        assert log.statistics().rolls == 0
+        logdir.alter_topic("t", {"segment.ms": 100})
+        log.append(b"v", timestamp_ms=50_001)
+        assert log.statistics().rolls == 1

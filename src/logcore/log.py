@@ -69,6 +69,8 @@ Level = Literal["os", "disk"]
 #: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 _RECOVERY_LAG_MS: Final = 5_000
+#: Under policies whose appends wait, tick() syncs what is unsynced for longer than this.
+_LEFT_BEHIND_MS: Final = 100
 _NO_LIMIT: Final = 1 << 63
 #: What Python may hold in a path and no file system can: surrogates other than those that stand for undecodable bytes.
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -293,8 +295,8 @@ class Log(LogReader):
         settings = config if isinstance(config, LogConfig) else LogConfig.parse(config)
         with self._lock:
             self._check_writable_locked()
-            self.config = self._active.config = settings
-            self._active.limit_bytes = settings.segment_bytes
+            self.config = settings
+            self._active.reconfigure(settings)
             self._apply_config()
 
     def _apply_config(self) -> None:
@@ -859,26 +861,44 @@ class Log(LogReader):
         now_ms: the wall clock, for the age of records; taken from the system when None. Bounded work; call it from a
         timer. Returns whether there was anything to do.
         """
+        acted, recovery_point = self.tick_gathered(now_ms)
+        if recovery_point is not None:
+            with self._lock:
+                self._check_writable_locked()
+                self._save_recovery_point_locked()
+        return acted or recovery_point is not None
+
+    def tick_gathered(self, now_ms: int | None = None) -> tuple[bool, int | None]:
+        """As tick(), but for the recovery point, which is returned when it is due: for a LogDir, which writes those of
+        all its logs at once.
+        """
         with self._lock:
             self._check_writable_locked()
-            clock_ms, config, active_ = self._fs.monotonic_ms(), self.config, self._active
-            acted = False
-            unsynced_ms = clock_ms - self._last_sync_ms
-            wait_ms = self.durability.amount if self.durability.kind == "interval" else config.flush_ms
-            if self._commit.durable_end < self._end and unsynced_ms >= min(wait_ms, config.flush_ms):
-                self._sync_locked()
-                acted = True
+            clock_ms, target = self._fs.monotonic_ms(), self._end
+            wait_ms = self.config.flush_ms
+            if self.durability.kind == "interval":
+                wait_ms = min(wait_ms, self.durability.amount)
+            elif self.durability.waits:  # what one append left to "os" is not to stay invisible until the next
+                wait_ms = min(wait_ms, _LEFT_BEHIND_MS)
+            acted = self._commit.durable_end < target and clock_ms - self._last_sync_ms >= wait_ms
+        if acted:  # outside the lock, so that others append meanwhile
+            self._commit.wait(target)
+        with self._lock:
+            self._check_writable_locked()
+            config, active_ = self.config, self._active
+            if acted:
+                self._last_sync_ms = clock_ms
             if active_.size_bytes:
                 first_ms = active_.first_timestamp if active_.first_timestamp >= 0 else active_.created_ms
                 if (self._fs.now_ms() if now_ms is None else now_ms) - first_ms > config.segment_ms:
                     self._roll_locked()
-                    return True
-            if self._commit.durable_end > self._recovery_point and (
-                clock_ms - self._last_recovery_ms >= _RECOVERY_LAG_MS
-            ):
-                self._save_recovery_point_locked()
-                acted = True
-            return acted
+                    return True, None
+            point = self._commit.durable_end
+            if point <= self._recovery_point or clock_ms - self._last_recovery_ms < _RECOVERY_LAG_MS:
+                return acted, None
+            self._recovery_bytes, self._last_recovery_ms = self._commit.synced_bytes, clock_ms
+            self._recovery_point = point
+            return acted, point
 
     def _show(self, end: int) -> None:
         """Moves the visible end and wakes those who wait for it."""

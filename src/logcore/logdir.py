@@ -30,12 +30,16 @@ from logcore import checkpoint, staging
 from logcore.config import INT32_MAX, Durability, LogConfig, config_text, known_config
 from logcore.errors import (
     CorruptLogError,
+    DiskFullError,
+    ForkedWriterError,
     InvalidConfigError,
     InvalidNameError,
     LogClosedError,
     LogcoreError,
     LogNotFoundError,
     ReadOnlyLogError,
+    ResourceError,
+    StorageWriteError,
     TopicExistsError,
     TopicNotFoundError,
 )
@@ -55,6 +59,7 @@ _TICK_ACTIONS: Final = 4
 _TICK_LOGS: Final = 1_000
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 _NO_ID: Final = uuid.UUID(int=0)
+_CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
 
 
 @attrs.frozen(kw_only=True)
@@ -157,6 +162,11 @@ def parse_id(text: str) -> uuid.UUID:
     return uuid.UUID(bytes=base64.b64decode(text + "==", b"-_", validate=True))
 
 
+def _confusable(name: str) -> str:
+    """Equal for names that Kafka's metrics, or a file system, cannot tell apart."""
+    return name.replace(".", "_").lower()
+
+
 def _new_id(fs: FS) -> uuid.UUID:
     while True:
         made = uuid.UUID(bytes=fs.random_bytes(16), version=4)
@@ -190,6 +200,7 @@ class LogDir:
         self._lock = threading.RLock()
         self._logs: dict[tuple[str, int], Log] = {}
         self._topics: dict[str, _Topic] = {}
+        self._deleting: dict[str, _Topic] = {}  # deletions that have taken place and whose files are still there
         self._closed = True  # until it is open, there is nothing to close
         self._ticked = 0
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
@@ -239,18 +250,27 @@ class LogDir:
     def _finish_interrupted(self) -> None:
         """Ends deletions that a crash ended."""
         rows = self._read_topics()
-        deleting = {row["topic"] for row in rows if row.get("deleting")}
-        names = self._fs.listdir(self.path)
-        for name in names:
-            with contextlib.suppress(InvalidNameError):
-                if parse_partition_name(name)[0] in deleting:
-                    self._rename_away(name)
+        deleting = [row for row in rows if row.get("deleting")]
         if deleting:
-            self._fs.sync_dir(self.path)
+            present = self._partitions_on_disk()
+            self._rename_topics_away(
+                {row["topic"]: {*range(row["partitions"]), *present.get(row["topic"], ())} for row in deleting}
+            )
             self._write_topics(row for row in rows if not row.get("deleting"))
         for name in self._fs.listdir(self.path):
             if _DELETED.fullmatch(name):
                 self._remove_tree(name)
+
+    def _partitions_on_disk(self) -> dict[str, list[int]]:
+        """Topic -> numbers of its partitions, by the directories that are there."""
+        found: dict[str, list[int]] = {}
+        for name in self._fs.listdir(self.path):
+            if "-" in name and not name.startswith("."):
+                with contextlib.suppress(InvalidNameError):
+                    topic, number = parse_partition_name(name)
+                    if name == f"{topic}-{number}" and self._fs.is_directory(os.path.join(self.path, name)):
+                        found.setdefault(topic, []).append(number)
+        return found
 
     def _look(self) -> None:
         """Takes what the file of topics and the directories say."""
@@ -265,13 +285,7 @@ class LogDir:
             for row in self._read_topics()
             if not row.get("deleting")
         }
-        found: dict[str, list[int]] = {}
-        for name in self._fs.listdir(self.path):
-            if "-" in name and not name.startswith("."):
-                with contextlib.suppress(InvalidNameError):
-                    topic, number = parse_partition_name(name)
-                    if name == f"{topic}-{number}" and self._fs.is_directory(os.path.join(self.path, name)):
-                        found.setdefault(topic, []).append(number)
+        found = self._partitions_on_disk()
         for name, numbers in found.items():
             topic_ = topics.setdefault(name, _Topic(name))
             topic_.numbers = tuple(sorted({*topic_.numbers, *numbers}))
@@ -279,15 +293,11 @@ class LogDir:
 
     def _complete_topics(self) -> None:
         """Makes directories that a crash left unmade."""
-        made = False
         present = set(self._fs.listdir(self.path))
-        for topic in self._topics.values():
-            for number in range(topic.count):
-                if f"{topic.name}-{number}" not in present:
-                    made = True
-                    self._make_partition(topic, number)
-        if made:
-            self._fs.sync_dir(self.path)
+        self._make_partitions(
+            (topic, [number for number in range(topic.count) if f"{topic.name}-{number}" not in present])
+            for topic in self._topics.values()
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -321,7 +331,7 @@ class LogDir:
                 for log in logs.values():
                     log.close()
                 return
-            failures: list[LogcoreError] = []
+            failures: list[Exception] = []
             recovery_points: dict[tuple[str, int], int | None] = {}
             with lock.mutex:
                 lock.shared["closing"] = recovery_points
@@ -330,7 +340,7 @@ class LogDir:
                 for log in logs.values():
                     try:
                         log.close()
-                    except LogcoreError as error:
+                    except (LogcoreError, OSError) as error:
                         failures.append(error)
                 with lock.mutex:
                     checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, recovery_points)
@@ -351,6 +361,10 @@ class LogDir:
 
     def _check_writable(self) -> Lock:
         self._check_open()
+        if self._fs.forks != self._forks:
+            raise ForkedWriterError(
+                "the log directory was opened by a parent process; open it again in the child", path=self.path
+            )
         if self._lock_held is None:
             raise ReadOnlyLogError("the log directory was opened with read_only=True", path=self.path)
         return self._lock_held
@@ -375,10 +389,10 @@ class LogDir:
     def _write_topics(self, rows: Iterable[dict[str, Any]]) -> None:
         checkpoint.write(self._fs, self.path, checkpoint.TOPICS, checkpoint.pack_topics(rows))
 
-    def _save(self, *changed: _Topic, deleting: Iterable[str] = ()) -> None:
+    def _save(self, *changed: _Topic, deleting: Iterable[_Topic] = ()) -> None:
         """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place."""
-        gone = set(deleting)
-        topics = {**self._topics, **{topic.name: topic for topic in changed}}
+        gone = {**self._deleting, **{topic.name: topic for topic in deleting}}
+        topics = {**self._topics, **{topic.name: topic for topic in changed}, **gone}
         self._write_topics(
             topic.as_json(deleting=name in gone)
             for name, topic in sorted(topics.items())
@@ -389,9 +403,8 @@ class LogDir:
 
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
-        with self._lock:
-            self._check_open()
-            return sorted(self._topics)
+        self._check_open()
+        return sorted(self._topics)
 
     def __contains__(self, topic: object) -> bool:
         return topic in self._topics
@@ -412,6 +425,9 @@ class LogDir:
 
     def topic_id(self, name: str) -> uuid.UUID:
         """Kafka's id of a topic; all zero when the directory does not say and is opened read-only."""
+        known = self._topic(name).topic_id
+        if known is not None:
+            return known
         with self._lock:
             topic = self._topic(name)
             if topic.topic_id is None:
@@ -470,16 +486,18 @@ class LogDir:
         """
         with self._lock:
             self._check_writable()
-            flat = {name.replace(".", "_"): name for name in self._topics}
+            flat = {_confusable(name): name for name in (*self._topics, *self._deleting)}
             made = []
             for name, (partitions, config) in wanted.items():
                 check_topic_name(name)
                 if name in self._topics:
                     raise TopicExistsError("there is such a topic already", path=self.path, found=repr(name))
-                other = flat.setdefault(name.replace(".", "_"), name)
+                if name in self._deleting:
+                    raise TopicExistsError("the topic of that name is being deleted", path=self.path, found=repr(name))
+                other = flat.setdefault(_confusable(name), name)
                 if other != name:
                     raise InvalidNameError(
-                        "the name differs from another topic's only in '.' and '_'",
+                        "the name differs from another topic's only in '.' and '_', or in upper and lower case",
                         expected=f"not {other!r}",
                         found=repr(name),
                     )
@@ -489,11 +507,14 @@ class LogDir:
             if check_only or not made:
                 return
             self._save(*made)
-            for topic in made:
-                self._topics[topic.name] = topic
-                for number in topic.numbers:
-                    self._make_partition(topic, number)
-            self._fs.sync_dir(self.path)
+            try:
+                self._make_partitions((topic, topic.numbers) for topic in made)
+            except BaseException:
+                self._deleting.update((topic.name, topic) for topic in made)  # what was made of them goes again
+                with contextlib.suppress(LogcoreError, OSError):
+                    self._finish_deleting()
+                raise
+            self._topics.update((topic.name, topic) for topic in made)
 
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
@@ -508,10 +529,14 @@ class LogDir:
                 return
             grown = attrs.evolve(topic, topic_id=self.topic_id(name), count=count, numbers=tuple(range(count)))
             self._save(grown)
+            try:
+                self._make_partitions([(grown, range(present, count))])
+            except BaseException:
+                with contextlib.suppress(LogcoreError, OSError):
+                    self._save()
+                    self._rename_topics_away({name: range(present, count)})
+                raise
             self._topics[name] = grown
-            for number in range(present, count):
-                self._make_partition(grown, number)
-            self._fs.sync_dir(self.path)
 
     def alter_topic(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
         """Sets settings of a topic by Kafka's names; None takes one back to the default. All of them or none."""
@@ -526,38 +551,73 @@ class LogDir:
             self._topics[name] = changed
             settings = self._settings(changed.overrides)
             for (of, _), log in self._logs.items():
-                if of == name and not log.is_closed:
-                    log.reconfigure(settings)
+                if of == name:
+                    with contextlib.suppress(LogcoreError):  # closed or poisoned: opened again, it will have them
+                        log.reconfigure(settings)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with all its records.
 
         A reader in the middle of it gets to the end of its segment and then OffsetOutOfRangeError.
         """
-        with self._lock:
-            lock = self._check_writable()
+        with self._lock, contextlib.ExitStack() as claims:
+            self._check_writable()
             topic = self._topic(name)
-            self._save(topic, deleting=[name])
-            del self._topics[name]
-            for number in topic.numbers:
-                log = self._logs.pop((name, number), None)
-                if log is not None:
-                    with contextlib.suppress(LogcoreError):
-                        log.close()
-            renamed = [self._rename_away(f"{name}-{number}") for number in topic.numbers]
-            self._fs.sync_dir(self.path)
-            self._save()
-            gone: dict[tuple[str, int], None] = {(name, number): None for number in topic.numbers}
-            with lock.mutex:
-                for file in (
-                    checkpoint.RECOVERY_POINT,
-                    checkpoint.LOG_START,
-                    checkpoint.HIGH_WATERMARK,
-                    checkpoint.CLEANER,
-                ):
-                    checkpoint.write_offsets(self._fs, self.path, file, gone)
-            for away in renamed:
-                self._remove_tree(away)
+            for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
+                if self.opened(name, number) is None:
+                    claims.callback(self._fs.lock(self.path, f"{name}-{number}").release)
+            self._save(deleting=[topic])
+            self._deleting[name] = self._topics.pop(name)
+            claims.close()
+            self._finish_deleting()
+
+    def _finish_deleting(self) -> None:
+        """Removes the files of topics that are gone. What fails here is tried again in tick(), and at the next opening.
+
+        Raises what the system raises; the topics are gone all the same.
+        """
+        lock = self._check_writable()
+        doomed = dict(self._deleting)
+        closing: dict[tuple[str, int], int | None] = {}
+        with lock.mutex:
+            lock.shared["closing"] = closing  # nothing is to be noted of what goes
+        try:
+            for topic in doomed.values():
+                for number in topic.numbers:
+                    log = self._logs.pop((topic.name, number), None)
+                    if log is not None:
+                        with contextlib.suppress(LogcoreError, OSError):
+                            log.close()
+        finally:
+            lock.shared.pop("closing", None)
+        away = self._rename_topics_away({name: topic.numbers for name, topic in doomed.items()})
+        for name in doomed:
+            del self._deleting[name]
+        self._save()
+        for name in away:
+            self._remove_tree(name)
+
+    def _rename_topics_away(self, numbers: Mapping[str, Iterable[int]]) -> list[str]:
+        """Takes partition directories, those that are there, out of the way of Kafka and of us, and with them what
+        checkpoints say of them. Returns their new names.
+        """
+        assert self._lock_held is not None
+        keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
+        away = [
+            self._rename_away(f"{name}-{number}")
+            for name, number in keys
+            if self._fs.is_directory(self._partition_path(name, number))
+        ]
+        self._fs.sync_dir(self.path)
+        self._forget(keys)
+        return away
+
+    def _forget(self, keys: Mapping[tuple[str, int], int | None]) -> None:
+        """Takes partitions out of the checkpoints."""
+        assert self._lock_held is not None
+        with self._lock_held.mutex:
+            for file in _CHECKPOINTS:
+                checkpoint.write_offsets(self._fs, self.path, file, keys)
 
     def _settings(self, overrides: Mapping[str, object]) -> LogConfig:
         return LogConfig.parse({**self.given_config, **overrides})
@@ -612,7 +672,7 @@ class LogDir:
                 raise TopicNotFoundError(
                     f"topic {topic!r} has no such partition",
                     path=self.path,
-                    expected=f"one of {len(known.numbers)}, {known.numbers[0]} to {known.numbers[-1]}",
+                    expected=f"one of {known.numbers}" if len(known.numbers) < 9 else f"{len(known.numbers)} others",
                     found=number,
                 )
             path, config = self._partition_path(topic, number), self._settings(known.overrides).as_mapping()
@@ -646,16 +706,28 @@ class LogDir:
 
     def open_logs(self) -> dict[tuple[str, int], Log]:
         """The logs that are open now, by (topic, partition)."""
-        with self._lock:
-            return {key: log for key, log in self._logs.items() if not log.is_closed}
+        return {key: log for key, log in self._logs.copy().items() if not log.is_closed}
 
     def _partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self.path, f"{topic}-{number}")
 
+    def _make_partitions(self, wanted: Iterable[tuple[_Topic, Iterable[int]]]) -> None:
+        made: dict[tuple[str, int], int | None] = {}
+        for topic, numbers in wanted:
+            for number in numbers:
+                self._make_partition(topic, number)
+                made[topic.name, number] = None
+        if made:
+            self._forget(made)  # what a deletion or another program may have left
+            self._fs.sync_dir(self.path)
+
     def _make_partition(self, topic: _Topic, number: int) -> None:
         path = self._partition_path(topic.name, number)
-        with contextlib.suppress(FileExistsError):
+        try:
             self._fs.mkdir(path)
+        except FileExistsError:
+            if any(name.endswith(LOG) for name in self._fs.listdir(path)):
+                raise CorruptLogError("a new partition's directory holds records of another", path=path) from None
         assert topic.topic_id is not None
         metadata = f"version: 0\ntopic_id: {id_text(topic.topic_id)}"
         checkpoint.write(self._fs, path, checkpoint.PARTITION_METADATA, metadata.encode())
@@ -683,16 +755,27 @@ class LogDir:
         """
         lock = self._check_writable()
         now_ms = self._fs.now_ms() if now_ms is None else now_ms
-        logs = list(self.open_logs().values())
+        if self._deleting:
+            with self._lock, contextlib.suppress(LogcoreError, OSError):
+                self._finish_deleting()
+        logs = list(self.open_logs().items())
         self._ticked %= max(1, len(logs))
         logs = [*logs[self._ticked :], *logs[: self._ticked]][:_TICK_LOGS]
+        recovery_points: dict[tuple[str, int], int | None] = {}
         actions = 0
-        for log in logs:
+        for key, log in logs:
             self._ticked += 1
             with contextlib.suppress(LogcoreError):
-                actions += log.tick(now_ms)
+                acted, recovery_point = log.tick_gathered(now_ms)
+                actions += acted
+                if recovery_point is not None:
+                    recovery_points[key] = recovery_point
             if actions >= _TICK_ACTIONS:
-                return
+                break
+        if recovery_points:  # once for all of them; one that is lost costs the next opening some checking
+            with lock.mutex, contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+                kept = {key: point for key, point in recovery_points.items() if key in self._logs}
+                checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, kept)
         with contextlib.suppress(LogcoreError):  # whoever published it is told
             if staging.apply_ready(self._fs, self, most=1):
                 return

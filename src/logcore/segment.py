@@ -410,6 +410,14 @@ class ActiveSegment(GrowingSegment):
         self.limit_timestamp = _NEVER
         self._until_look = 1
 
+    def reconfigure(self, config: LogConfig) -> None:
+        """Other limits from now on; a segment that is full for its index stays full."""
+        self.config = config
+        if self.limit_bytes >= 0:
+            self.limit_bytes = config.segment_bytes
+        if self.first_timestamp >= 0:
+            self.limit_timestamp = self.first_timestamp + config.segment_ms
+
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
         if max_timestamp > self.largest_timestamp:
