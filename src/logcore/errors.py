@@ -7,6 +7,7 @@
     ├── OutOfOrderSequenceError   a batch of an idempotent producer is missing before this one
     ├── InvalidProducerEpochError a producer that another one with its id has replaced
     ├── RecordTooLargeError       a batch, or what it inflates to, is above its limit
+    │   └── SegmentTooSmallError      a batch that the limits allow does not fit a segment
     ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
     ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle
     ├── OffsetOutOfRangeError     the offset asked for is below the log start or above the log end
@@ -108,6 +109,10 @@ class InvalidProducerEpochError(LogcoreError):
 
 class RecordTooLargeError(LogcoreError):
     """Above max.message.bytes, segment.bytes, or the cap on inflated bytes. Kafka: MESSAGE_TOO_LARGE."""
+
+
+class SegmentTooSmallError(RecordTooLargeError):
+    """A batch above segment.bytes. Kafka: RECORD_LIST_TOO_LARGE."""
 
 
 class UnsupportedCodecError(LogcoreError):

@@ -51,8 +51,8 @@ from logcore.errors import (
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     ReadOnlyLogError,
-    RecordTooLargeError,
     ResourceError,
+    SegmentTooSmallError,
     StorageWriteError,
 )
 from logcore.fs import FS, OS, Lock
@@ -410,6 +410,16 @@ class Log(LogReader):
         return self._commit.durable_end if self._writable else self._visible
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of the batches appended since the log was opened."""
+        return self._written_bytes
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a write or sync has failed, so that only opening the log anew, which checks it, lets it go on."""
+        return self._writable and self._commit.failure is not None
+
+    @property
     def leader_epoch(self) -> int:
         """The epoch that appended batches are stamped with."""
         return self._leader_epoch
@@ -564,7 +574,7 @@ class Log(LogReader):
             )
             largest = max(size for _, size, _, _ in batches)
             if largest > self.config.segment_bytes:
-                raise RecordTooLargeError(
+                raise SegmentTooSmallError(
                     "batch is larger than segment.bytes",
                     expected=f"at most {self.config.segment_bytes} bytes",
                     found=f"{largest} bytes",

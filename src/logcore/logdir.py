@@ -200,6 +200,7 @@ class LogDir:
         self._lock = threading.RLock()
         self._logs: dict[tuple[str, int], Log] = {}
         self._topics: dict[str, _Topic] = {}
+        self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
         self._deleting: dict[str, _Topic] = {}  # deletions that have taken place and whose files are still there
         self._closed = True  # until it is open, there is nothing to close
         self._ticked = 0
@@ -590,6 +591,8 @@ class LogDir:
                             log.close()
         finally:
             lock.shared.pop("closing", None)
+        for key in [key for key in self._leader_epochs if key[0] in doomed]:
+            del self._leader_epochs[key]
         away = self._rename_topics_away({name: topic.numbers for name, topic in doomed.items()})
         for name in doomed:
             del self._deleting[name]
@@ -687,6 +690,17 @@ class LogDir:
         """The log of a partition if it is open now."""
         log = self._logs.get((topic, number))
         return None if log is None or log.is_closed else log
+
+    def leader_epoch(self, topic: str, number: int) -> int:
+        """The epoch that records appended to a partition are stamped with; if it is not open, what its file says."""
+        log = self.opened(topic, number)
+        if log is not None and self._lock_held is not None:
+            return log.leader_epoch
+        epoch = self._leader_epochs.get((topic, number))
+        if epoch is None:
+            epochs = checkpoint.read_epochs(self._fs, self._partition_path(topic, number))
+            epoch = self._leader_epochs[topic, number] = epochs[-1][0] if epochs else 0
+        return epoch
 
     def size_bytes(self, topic: str, number: int) -> int:
         """Of all .log files of a partition, without opening it. Raises TopicNotFoundError."""

@@ -272,21 +272,21 @@ class LogReader:
     def stored(
         self,
         start: int,
+        end: int | None = None,
         *,
         max_bytes: int,
-        isolation: Isolation = "read_uncommitted",
         at_least_one: bool = True,
     ) -> list[memoryview]:
         """The bytes of whole batches as they lie in the files, from the one that holds start on: what a fetch sends.
 
-        At most max_bytes, but with at_least_one never less than one batch where there is one; up to the high watermark,
-        for "read_committed" up to the last stable offset. Sealed segments give views of their mapping, the growing one
-        bytes just read; both stay valid as long as they are kept. Nothing is decoded and no CRC is checked. Raises
-        OffsetOutOfRangeError, CorruptBatchError where no batch can be made out, StorageReadError.
+        Those below end, an offset where a batch ends, and by default the high watermark. At most max_bytes, but with
+        at_least_one never less than one batch where there is one. Sealed segments give views of their mapping, the
+        growing one bytes just read; both stay valid as long as they are kept. Nothing is decoded and no CRC is
+        checked. Raises OffsetOutOfRangeError, CorruptBatchError where no batch can be made out, StorageReadError.
         """
-        stretch = self._stretch(start, None, isolation)
+        stretch = self._stretch(start, end)
         pieces: list[memoryview] = []
-        offset, left = stretch.start, max_bytes
+        offset, left = stretch.start, max(1, max_bytes)
         for segment in stretch.segments:
             if offset >= stretch.end or segment.base_offset >= stretch.end:
                 break

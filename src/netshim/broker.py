@@ -61,18 +61,24 @@ class Broker:
         except Exception as error:
             response = error
         if isinstance(response, Answer):
-            encoded = Answer()
-            response.then(lambda value: encoded.set(self._encode(api, version, header.correlation_id, value)))
+            encoded, waited = Answer(), response
+            encoded.when_cancelled(waited.cancel)
+            waited.then(lambda value: encoded.set(self._encode(api, version, header.correlation_id, value)))
             return encoded
         return None if response is None else self._encode(api, version, header.correlation_id, response)
 
-    def _encode(self, api: Any, version: int, correlation_id: int, response: Any) -> list[Piece] | None:
-        if isinstance(response, Exception):
-            _log.error("%s v%d failed", api.name, version, exc_info=response)
-            response = api.Response()
-            if hasattr(response, "error_code"):
-                response.error_code = codes.UNKNOWN_SERVER_ERROR
-        return wire.encode_response(api, version, correlation_id, response)
+    def _encode(self, api: Any, version: int, correlation_id: int, response: Any) -> list[Piece]:
+        """A response as frames; for an error of ours, or a response that cannot be encoded, the API's error form."""
+        try:
+            if not isinstance(response, Exception):
+                return wire.encode_response(api, version, correlation_id, response)
+        except Exception as error:
+            response = error
+        _log.error("%s v%d failed", api.name, version, exc_info=response)
+        failed = api.Response()
+        if hasattr(failed, "error_code"):
+            failed.error_code = codes.UNKNOWN_SERVER_ERROR
+        return wire.encode_response(api, version, correlation_id, failed)
 
     @property
     def next_ms(self) -> int | None:

@@ -153,7 +153,7 @@ class Connection:
             if came - self._frame_bytes < _LEAST_RATE_BYTES:
                 return f"a request of which {came} bytes came in {now_ms - since} ms"
             self._frame_since_ms, self._frame_bytes = now_ms, came
-        if not self._slots and now_ms - self.active_ms >= self._settings.idle_timeout_ms:
+        if self.is_idle and now_ms - self.active_ms >= self._settings.idle_timeout_ms:
             return f"no request for {now_ms - self.active_ms} ms"
         return None
 
@@ -211,6 +211,9 @@ class Connection:
         self._budget.give(len(self._buffer) - _SMALL_BYTES)
         self._buffer, self._view = bytearray(_SMALL_BYTES), memoryview(b"")
         self._draining = True
+        for slot in self._slots:
+            if isinstance(slot, Answer):
+                slot.cancel()
         self._slots.clear()
         self._outgoing.clear()
         self.unsent_bytes = 0

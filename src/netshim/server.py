@@ -44,8 +44,15 @@ _UNSENT_BYTES: Final = 256 << 10
 _UNSYNCED_BYTES: Final = 64 << 20
 
 
+#: What the wall clock showed when the steady clock showed 0.
+_EPOCH_MS: Final = (time.time_ns() - time.monotonic_ns()) // 1_000_000
+
+
 def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    """The wall clock as it was when this module was loaded, going on steadily: sessions and waits know no time zones,
+    no leap seconds and no corrections.
+    """
+    return _EPOCH_MS + time.monotonic_ns() // 1_000_000
 
 
 class _Peer(asyncio.BufferedProtocol):
@@ -138,6 +145,7 @@ class _Peer(asyncio.BufferedProtocol):
             if piece is None:
                 break
             transport.write(piece)
+            connection.active_ms = _now_ms()
         if connection.is_waiting and not connection.is_full:
             self.flush_soon()
         if self._at_end and connection.is_idle and not connection.is_waiting:
@@ -211,7 +219,7 @@ class Server:
         **more: Any,
     ) -> None:
         self.path = os.fspath(path)
-        self.host = host
+        self.host = host or "0.0.0.0"
         self.advertised = advertised
         self.settings = attrs.evolve(settings or Settings(), **more)
         self._wanted_port = port
@@ -272,7 +280,7 @@ class Server:
     def bootstrap_servers(self) -> str:
         """The address to give to clients, such as "127.0.0.1:53211"."""
         host, port = self.advertised or (self.host, self.port)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def stop(self, drain_s: float = _DRAIN_S) -> None:
@@ -325,16 +333,16 @@ class Server:
             for peer in list(self._peers):
                 peer.check(now_ms)
             if self._ticking is None or self._ticking.done():
-                self._ticking = self.loop.run_in_executor(self._pool, self._tick_logdir, now_ms)
+                self._ticking = self.loop.run_in_executor(self._pool, self._tick_logdir)
         except Exception:
             _log.exception("tick")
         next_ms = self.broker.next_ms
         delay_s = _TICK_S if next_ms is None else min(_TICK_S, max(0.001, (next_ms - _now_ms()) / 1000))
         self._timer = self.loop.call_later(delay_s, self._tick)
 
-    def _tick_logdir(self, now_ms: int) -> None:
+    def _tick_logdir(self) -> None:
         try:
-            self.logdir.tick(now_ms)
+            self.logdir.tick()
         except logcore.LogcoreError as error:
             _log.error("the log directory's work: %s", error)
 

@@ -10,14 +10,18 @@ This module speaks no protocol (handlers do) and opens no socket (server.py does
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import attrs
 
 from logcore import Log, LogcoreError, LogDir
+
+_log = logging.getLogger("netshim")
 
 #: What a broker waits for the records of: (topic, partition).
 Key = tuple[str, int]
@@ -73,12 +77,13 @@ class CloseConnection(Exception):
 class Answer:
     """A response that comes later: set once, and told to whoever asked for it."""
 
-    __slots__ = ("_then", "is_set", "value")
+    __slots__ = ("_cancel", "_then", "is_set", "value")
 
     def __init__(self) -> None:
         self.is_set = False
         self.value: Any = None
         self._then: Callable[[Any], None] | None = None
+        self._cancel: Callable[[], None] | None = None
 
     def set(self, value: Any) -> None:
         """Only the first value counts."""
@@ -86,6 +91,16 @@ class Answer:
             self.is_set, self.value = True, value
             if self._then is not None:
                 self._then(value)
+
+    def when_cancelled(self, action: Callable[[], None]) -> None:
+        """What to undo when nobody is left to hear the answer."""
+        self._cancel = action
+
+    def cancel(self) -> None:
+        """Says that nobody is left to hear it. What cannot be undone goes on, and is set for nobody."""
+        self._then = None
+        if not self.is_set and self._cancel is not None:
+            self._cancel()
 
     def then(self, callback: Callable[[Any], None]) -> None:
         self._then = callback
@@ -107,6 +122,14 @@ class Call:
     port: int
     peer: str
     now_ms: int
+
+
+def _guarded(action: Callable[[Any], None], argument: Any) -> None:
+    """Calls one of several who wait; an error of it is not for the others, nor for whoever woke them."""
+    try:
+        action(argument)
+    except Exception:
+        _log.exception("somebody who waited failed")
 
 
 class Timers:
@@ -142,7 +165,7 @@ class Timers:
             _, token = heapq.heappop(self._heap)
             action = self._actions.pop(token, None)
             if action is not None:
-                action(now_ms)
+                _guarded(action, now_ms)
 
 
 class Waiting:
@@ -166,7 +189,7 @@ class Waiting:
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
         """Calls those who wait for any of the keys, each once."""
         for action in {action for key in keys for action in self._by_key.get(key, ())}:
-            action(now_ms)
+            _guarded(action, now_ms)
 
     def waited_for(self) -> list[Key]:
         """The keys that somebody waits for."""
@@ -207,9 +230,9 @@ class Syncs:
         kept = []
         for end, done in waiting:
             if durable_end >= end:
-                done(None)
+                _guarded(done, None)
             elif error is not None:
-                done(error if isinstance(error, LogcoreError) else LogcoreError(f"a sync failed: {error!r}"))
+                _guarded(done, error if isinstance(error, LogcoreError) else LogcoreError(f"a sync failed: {error!r}"))
             else:
                 kept.append((end, done))
         if kept:
@@ -240,8 +263,19 @@ class State:
         return self.logdir.node_id
 
     def log(self, topic: str, partition: int) -> Log:
-        """Raises TopicNotFoundError and what opening raises."""
-        return self.logdir.partition(topic, partition)
+        """Raises TopicNotFoundError and what opening raises.
+
+        A log that a failed write or sync has poisoned is opened anew, which checks what is on disk; what was not
+        acknowledged may be gone from it.
+        """
+        log = self.logdir.partition(topic, partition)
+        if log.has_failed:
+            _log.error("%s: a write or sync failed; the log is opened anew", log.path)
+            with contextlib.suppress(LogcoreError):
+                log.close()
+            log = self.logdir.partition(topic, partition)
+            _log.error("%s: opened anew, %s", log.path, log.recovery_report)
+        return log
 
     def topic_id(self, topic: str) -> bytes:
         return self.logdir.topic_id(topic).bytes

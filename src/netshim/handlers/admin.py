@@ -12,17 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from logcore import InvalidNameError, LogConfig, LogcoreError
+from logcore import InvalidNameError, LogConfig, LogcoreError, TopicExistsError
 from logcore.config import CONFIGS, config_text
 from logcore.logdir import check_topic_name
 from netshim import wire
 from netshim.handlers.data import INTERNAL_TOPICS
-from netshim.handlers.failures import code_of
+from netshim.handlers.failures import code_of, message_of
 from netshim.offsets import OFFSETS_CONFIG, OFFSETS_TOPIC
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
 _NO_ID: Final = bytes(16)
+#: So many topics are made while other clients wait; more are made in the background.
+_INLINE_TOPICS: Final = 3
+#: CreateTopics makes so many at once: others come to the directory in between.
+_TOPICS_AT_ONCE: Final = 50
 #: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
 _TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
@@ -42,36 +46,64 @@ _SUBTRACT: Final = 3
 
 
 def metadata(request: Any, call: Call, state: State) -> Any:
-    """Brokers and topics. A topic that is asked for by name and not there is made first, if that is allowed."""
-    response_type = wire.METADATA.Response
+    """Brokers and topics. Topics that are asked for by name and not there are made first, if that is allowed."""
     every = request.topics is None or (call.version == 0 and not request.topics)
+    missing = []
+    if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
+        names = {each.name for each in request.topics if call.version < 12 or each.topic_id == _NO_ID}
+        missing = sorted(name for name in names if name and name not in state.logdir)
+    if len(missing) <= _INLINE_TOPICS:
+        return _metadata(request, call, state, every, _make_topics(missing, state))
+    answer = Answer()
+
+    def done(failures: Any) -> None:
+        answer.set(failures if isinstance(failures, Exception) else _metadata(request, call, state, every, failures))
+
+    state.submit(lambda: _make_topics(missing, state), done)
+    return answer
+
+
+def _make_topics(names: list[str], state: State) -> dict[str, LogcoreError]:
+    """Makes topics that clients asked for; which of them could not be made."""
+    failures = {}
+    for name in names:
+        try:
+            if name == OFFSETS_TOPIC:
+                state.logdir.create_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
+            else:
+                state.logdir.create_topic(name, state.settings.num_partitions)
+        except TopicExistsError:  # another client was faster
+            pass
+        except LogcoreError as error:
+            failures[name] = error
+    return failures
+
+
+def _metadata(request: Any, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]) -> Any:
+    response_type = wire.METADATA.Response
     results = []
     if every:
         results = [_topic_metadata(name, request, state) for name in state.logdir.topics()]
     for asked in () if every else request.topics or ():
-        if call.version >= 12 and asked.topic_id != _NO_ID:
-            name = state.topic_of(asked.topic_id)
-            if name is None:
-                results.append(
-                    response_type.Topic(error_code=codes.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
-                )
-            else:
-                results.append(_topic_metadata(name, request, state))
-            continue
         name = asked.name or ""
-        try:
-            if name not in state.logdir:
-                check_topic_name(name)
-                if not (request.allow_auto_topic_creation and state.settings.auto_create_topics):
-                    results.append(response_type.Topic(error_code=codes.UNKNOWN_TOPIC_OR_PARTITION, name=name))
-                    continue
-                if name == OFFSETS_TOPIC:
-                    state.logdir.create_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
-                else:
-                    state.logdir.create_topic(name, state.settings.num_partitions)
+        if call.version >= 12 and asked.topic_id != _NO_ID:
+            known = state.topic_of(asked.topic_id)
+            if known is None:
+                unknown = codes.UNKNOWN_TOPIC_ID
+                results.append(response_type.Topic(error_code=unknown, name=None, topic_id=asked.topic_id))
+            else:
+                results.append(_topic_metadata(known, request, state))
+        elif name in state.logdir:
             results.append(_topic_metadata(name, request, state))
-        except LogcoreError as error:
-            results.append(response_type.Topic(error_code=code_of(error), name=name))
+        else:
+            code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            try:
+                check_topic_name(name)
+            except InvalidNameError:
+                code = codes.INVALID_TOPIC_EXCEPTION
+            if name in failures:
+                code = code_of(failures[name])
+            results.append(response_type.Topic(error_code=code, name=name))
     return response_type(
         brokers=[response_type.Broker(node_id=state.node_id, host=call.host, port=call.port)],
         cluster_id=state.logdir.cluster_id,
@@ -95,12 +127,11 @@ def _topic_metadata(name: str, request: Any, state: State) -> Any:
         return topic_type(error_code=code_of(error), name=name)
     partitions = []
     for number in numbers:
-        log = state.logdir.opened(name, number)
         partitions.append(
             partition_type(
                 partition_index=number,
                 leader_id=node[0],
-                leader_epoch=0 if log is None else log.leader_epoch,
+                leader_epoch=state.logdir.leader_epoch(name, number),
                 replica_nodes=node,
                 isr_nodes=node,
                 offline_replicas=[],
@@ -195,7 +226,11 @@ class _NothingAsked:
 _NOTHING_ASKED: Final = _NothingAsked()
 
 
-def describe_log_dirs(request: Any, call: Call, state: State) -> Any:
+def describe_log_dirs(request: Any, call: Call, state: State) -> Answer:
+    return _in_background(state, lambda: _log_dirs(request, state))
+
+
+def _log_dirs(request: Any, state: State) -> Any:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
     wanted = (
         {name: state.logdir.partitions(name) for name in state.logdir.topics()}
@@ -242,16 +277,14 @@ def create_topics(request: Any, call: Call, state: State) -> Answer:
             count = _partition_count(topic, state)
             config = {each.name: each.value for each in topic.configs}
             try:
-                logdir.create_topics({**wanted, topic.name: (count, config)}, check_only=True)
+                logdir.create_topics({topic.name: (count, config)}, check_only=True)
                 wanted[topic.name] = count, config
             except LogcoreError as error:
-                result.error_code, result.error_message = code_of(error), str(error)
-        try:
-            logdir.create_topics(wanted, check_only=request.validate_only)
-        except LogcoreError as error:
-            for name in wanted:
-                results[name].error_code, results[name].error_message = code_of(error), str(error)
-            wanted = {}
+                result.error_code, result.error_message = code_of(error), message_of(error)
+        names = list(wanted)
+        for first in range(0, len(names), _TOPICS_AT_ONCE):
+            _create(names[first : first + _TOPICS_AT_ONCE], wanted, results, request.validate_only, state)
+        wanted = {name: wanted[name] for name in names if not results[name].error_code}
         for name, (count, config) in wanted.items():
             result = results[name]
             result.num_partitions, result.replication_factor = count, 1
@@ -274,6 +307,18 @@ def create_topics(request: Any, call: Call, state: State) -> Answer:
         return response_type(topics=list(results.values()))
 
     return _in_background(state, work)
+
+
+def _create(names: list[str], wanted: Any, results: Any, check_only: bool, state: State) -> None:
+    """Makes topics together, which costs one writing of the file of topics, or one by one when some are at odds."""
+    try:
+        state.logdir.create_topics({name: wanted[name] for name in names}, check_only=check_only)
+    except LogcoreError as error:
+        if len(names) == 1:
+            results[names[0]].error_code, results[names[0]].error_message = code_of(error), message_of(error)
+        else:
+            for name in names:
+                _create([name], wanted, results, check_only, state)
 
 
 def _partition_count(topic: Any, state: State) -> int:
@@ -318,7 +363,10 @@ def create_partitions(request: Any, call: Call, state: State) -> Answer:
             results.append(result)
             try:
                 present = len(state.logdir.partitions(topic.name))
-                if topic.count <= present:
+                if topic.name in INTERNAL_TOPICS:  # groups would be looked for in other partitions than theirs
+                    result.error_code = codes.INVALID_REQUEST
+                    result.error_message = "the number of partitions of an internal topic does not change"
+                elif topic.count <= present:
                     result.error_code = codes.INVALID_PARTITIONS
                     result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
                 elif topic.assignments is not None and (
@@ -332,7 +380,7 @@ def create_partitions(request: Any, call: Call, state: State) -> Answer:
             except LogcoreError as error:
                 code = code_of(error)
                 result.error_code = codes.INVALID_PARTITIONS if code == codes.INVALID_CONFIG else code
-                result.error_message = str(error)
+                result.error_message = message_of(error)
         return response_type(results=results)
 
     return _in_background(state, work)
@@ -364,7 +412,7 @@ def delete_topics(request: Any, call: Call, state: State) -> Answer:
                 result.topic_id = state.logdir.topic_id(result.name).bytes
                 state.logdir.delete_topic(result.name)
             except LogcoreError as error:
-                result.error_code, result.error_message = code_of(error), str(error)
+                result.error_code, result.error_message = code_of(error), message_of(error)
 
     answer = Answer()
 
@@ -409,7 +457,7 @@ def describe_configs(request: Any, call: Call, state: State) -> Any:
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = f"resources of type {asked.resource_type} have no settings here"
         except LogcoreError as error:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), message_of(error)
     return response_type(results=results)
 
 
@@ -558,5 +606,5 @@ def _alter(
         except _Refused as refused:
             result.error_code, result.error_message = refused.args
         except LogcoreError as error:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), message_of(error)
     return response_type(responses=results)

@@ -12,9 +12,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from logcore import Log, LogcoreError, RecordTooLargeError
+from logcore import Log, LogcoreError
+from logcore.kernels.layout import TRANSACTIONAL_BIT
 from netshim import wire
-from netshim.handlers.failures import code_of
+from netshim.handlers.failures import code_of, message_of
 from netshim.state import Answer, Call, CloseConnection, State
 from netshim.wire import codes
 
@@ -22,6 +23,8 @@ _PRODUCE: Final = wire.PRODUCE
 _MAGIC_POSITION: Final = 16
 _ATTRIBUTES_POSITION: Final = 22
 _ZSTD: Final = 4
+#: A fetch waits no longer than this, whatever its client would bear: a connection that is gone must be noticed.
+_MAX_WAIT_MS: Final = 30_000
 #: Written by the broker itself; a client that wrote there would change what groups have committed.
 INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 
@@ -53,9 +56,7 @@ def produce(request: Any, call: Call, state: State) -> Any:
                 receipt = log.append_batch(partition.records, durability="os")
             except LogcoreError as error:
                 failed = True
-                result.error_code, result.error_message = code_of(error), str(error)
-                if isinstance(error, RecordTooLargeError) and "segment.bytes" in str(error):
-                    result.error_code = codes.RECORD_LIST_TOO_LARGE
+                result.error_code, result.error_message = code_of(error), message_of(error)
                 continue
             result.base_offset = receipt.offset
             result.log_start_offset = log.log_start_offset
@@ -88,6 +89,8 @@ def _check_batch(topic: str, records: Any, call: Call) -> tuple[int, str | None]
         return codes.INVALID_RECORD, f"expected exactly one batch, found {size - length - 12} bytes behind the first"
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
+    if records[_ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:  # nobody could end it, and readers would wait for that
+        return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served"
     if records[_ATTRIBUTES_POSITION] & 7 == _ZSTD and call.version < 7:
         return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
     return 0, None
@@ -101,7 +104,7 @@ def _when_durable(waits: list[tuple[Log, int, Any]], response: Any, state: State
     def done(result: Any, error: LogcoreError | None) -> None:
         nonlocal left
         if error is not None:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), message_of(error)
             result.base_offset = -1
         left -= 1
         if not left:
@@ -132,16 +135,19 @@ def fetch(request: Any, call: Call, state: State, *, looked: bool = False) -> An
             return later
     if request.session_id and request.session_epoch > 0:
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
-    wanted = [
-        (topic, topic.topic if call.version < 13 else state.topic_of(topic.topic_id), partition)
-        for topic in request.topics
-        for partition in topic.partitions
-    ]
+    wanted = []
+    seen: set[tuple[str | None, int]] = set()
+    for topic in request.topics:
+        name = topic.topic if call.version < 13 else state.topic_of(topic.topic_id)
+        for partition in topic.partitions:
+            if (name, partition.partition) not in seen or name is None:  # once is enough
+                seen.add((name, partition.partition))
+                wanted.append((topic, name, partition))
     response, size, settled = _collect(request, wanted, call, state)
-    deadline_ms = call.now_ms + request.max_wait_ms
+    deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
     if settled or not wanted or request.max_wait_ms <= 0 or size >= min(request.min_bytes, request.max_bytes):
         return response
-    return _park(request, wanted, call, state, deadline_ms)
+    return _park(request, wanted, call, state, deadline_ms, size)
 
 
 def _when_transactions_are_known(
@@ -181,27 +187,52 @@ def _when_transactions_are_known(
     return answer
 
 
-def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int) -> Answer:
+def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int, size: int) -> Answer:
     answer = Answer()
-    keys = [(name, partition.partition) for _, name, partition in wanted]
+    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
+    enough = min(request.min_bytes, request.max_bytes)
+    missing = enough - size
+    written = _written_bytes(keys, state)
 
-    def finish(response: Any) -> None:
+    def forget() -> None:
         state.fetches.remove(keys, look)
         state.timers.cancel(timer)
+
+    def finish(response: Any) -> None:
+        forget()
         answer.set(response)
 
     def look(now_ms: int) -> None:
+        nonlocal missing, written
+        if missing > 1 and now_ms < deadline_ms and not state.is_stopping:
+            now_written = _written_bytes(keys, state)
+            if now_written is not None and written is not None and 0 <= now_written - written < missing:
+                return  # not enough can have come: no need to gather what there is
         try:
             response, size, settled = _collect(request, wanted, call, state)
         except Exception as error:  # it is not for whoever woke us
             finish(error)
             return
-        if settled or now_ms >= deadline_ms or size >= min(request.min_bytes, request.max_bytes):
+        if settled or now_ms >= deadline_ms or size >= enough:
             finish(response)
+        else:
+            missing, written = enough - size, _written_bytes(keys, state)
 
     timer = state.timers.at(deadline_ms, look)
     state.fetches.add(keys, look)
+    answer.when_cancelled(forget)
     return answer
+
+
+def _written_bytes(keys: list[tuple[str, int]], state: State) -> int | None:
+    """Bytes ever appended to some partitions; None when one of them is not there."""
+    total = 0
+    for topic, partition in keys:
+        log = state.logdir.opened(topic, partition)
+        if log is None:
+            return None
+        total += log.written_bytes
+    return total
 
 
 def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple[Any, int, bool]:
@@ -220,7 +251,8 @@ def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple
         part = partition_type(partition_index=partition.partition, high_watermark=-1, records=b"")
         topics[-1].partitions.append(part)
         try:
-            if name is None:
+            # A topic that was deleted while the request waited is gone, even if there is a new one of that name.
+            if name is None or (call.version >= 13 and state.topic_id(name) != asked.topic_id):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
                 settled = True
                 continue
@@ -233,14 +265,15 @@ def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple
                 epoch, end = log.end_of_epoch(partition.last_fetched_epoch)
                 if 0 <= end < partition.fetch_offset:
                     part.diverging_epoch = partition_type.DivergingEpoch(epoch=epoch, end_offset=end)
+                    part.high_watermark, part.log_start_offset = log.high_watermark, log.log_start_offset
                     settled = True
-            isolation: Any = "read_committed" if committed else "read_uncommitted"
+                    continue
             offset = partition.fetch_offset
             start, high_watermark = log.log_start_offset, log.high_watermark
             stable = log.last_stable_offset if committed else high_watermark
             if offset < stable or not start <= offset <= log.log_end_offset:
                 most = min(left, partition.partition_max_bytes)
-                pieces = log.stored(offset, max_bytes=most, isolation=isolation, at_least_one=not total)
+                pieces = log.stored(offset, stable, max_bytes=most, at_least_one=not total)
                 size = sum(map(len, pieces))
                 if size and call.version < 10 and _has_zstd(pieces):
                     part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE

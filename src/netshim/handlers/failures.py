@@ -23,10 +23,12 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.InvalidRecordError, codes.INVALID_RECORD),
     (logcore.OutOfOrderSequenceError, codes.OUT_OF_ORDER_SEQUENCE_NUMBER),
     (logcore.InvalidProducerEpochError, codes.INVALID_PRODUCER_EPOCH),
+    (logcore.SegmentTooSmallError, codes.RECORD_LIST_TOO_LARGE),
     (logcore.RecordTooLargeError, codes.MESSAGE_TOO_LARGE),
     (logcore.UnsupportedCodecError, codes.UNSUPPORTED_COMPRESSION_TYPE),
     # Retriable for clients, and what Kafka itself says when a log directory has failed.
     (logcore.LogFailedError, codes.KAFKA_STORAGE_ERROR),
+    (logcore.LogNotFoundError, codes.KAFKA_STORAGE_ERROR),
     (logcore.CorruptLogError, codes.KAFKA_STORAGE_ERROR),
     (logcore.StorageReadError, codes.KAFKA_STORAGE_ERROR),
     (logcore.StorageWriteError, codes.KAFKA_STORAGE_ERROR),
@@ -35,6 +37,16 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     # The partition was deleted, or the broker is stopping: look for it elsewhere.
     (logcore.LogClosedError, codes.NOT_LEADER_OR_FOLLOWER),
 )
+
+
+#: A message says what a person needs; the protocol has room for 32 KB, and some of it may be the client's own bytes.
+_MESSAGE_CHARACTERS: Final = 1_000
+
+
+def message_of(error: BaseException) -> str:
+    """The error's text, cut to what a person reads."""
+    text = str(error)
+    return text if len(text) <= _MESSAGE_CHARACTERS else text[:_MESSAGE_CHARACTERS] + "..."
 
 
 def code_of(error: BaseException) -> int:
