@@ -26,6 +26,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Generator
 from typing import Any, Final, NoReturn, Protocol
 
@@ -46,6 +47,10 @@ _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Data = bytes | bytearray | memoryview
+
+
+_HAS_TRACKFD: bool = sys.version_info >= (3, 13)
+_IS_LINUX: bool = sys.platform == "linux"
 
 
 class Watch(Protocol):
@@ -234,10 +239,17 @@ class OsFS:
             return os.fstat(handle).st_size
 
     def map(self, handle: int, size: int) -> memoryview:
-        """The first size bytes, read-only, 0 < size <= the file's size; valid as long as a view of it is kept."""
+        """The first size bytes, read-only, 0 < size <= the file's size; valid as long as a view of it is kept.
+
+        The mapping takes no file descriptor: a log of a thousand segments would otherwise need as many.
+        """
         with _reading(self.path_of(handle)):
-            mapped = mmap.mmap(handle, size, access=mmap.ACCESS_READ)
-        return memoryview(mapped)
+            if _HAS_TRACKFD:
+                options: Any = {"trackfd": False}
+                return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ, **options))
+            if _IS_LINUX:
+                return _map(handle, size)
+            return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ))
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -481,6 +493,27 @@ class _Inotify:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _map(handle: int, size: int) -> memoryview:
+    """mmap(2) itself, because before 3.13 Python's keeps a duplicate of the descriptor."""
+    libc = _libc()
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong
+    ]  # fmt: skip
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    mapped = (ctypes.c_char * size).from_address(address)
+    # At exit it goes with the process: views that are still looked at then must not lose their pages first.
+    weakref.finalize(mapped, _unmap, address, size).atexit = False
+    return memoryview(mapped).cast("B").toreadonly()
+
+
+def _unmap(address: int, size: int) -> None:
+    _libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
 @functools.cache

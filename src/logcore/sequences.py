@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 import attrs
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from logcore.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 from logcore.kernels.layout import CONTROL_BIT, INT32_MAX, TRANSACTIONAL_BIT, Facts
@@ -187,7 +186,7 @@ class Producers:
             row["current_txn_first_offset"] = known.open_offset
         body = np.array(len(entries), ">i4").tobytes() + entries.tobytes()
         head = np.zeros(1, SNAPSHOT_HEAD)
-        head["version"], head["crc"] = 1, crc32c(body)
+        head["version"], head["crc"] = 1, _crc(body)
         return head.tobytes()[:SNAPSHOT_CRC_START] + body
 
     @classmethod
@@ -209,6 +208,12 @@ class Producers:
         return producers
 
 
+def _crc(body: bytes | memoryview) -> int:
+    from crc32c import crc32c  # not before a snapshot is met: most logs have none
+
+    return crc32c(body)
+
+
 def snapshot_entries(content: bytes) -> npt.NDArray[np.void] | None:
     """The entries of a .snapshot file, an array of SNAPSHOT_ENTRY; None for what Kafka would reject."""
     if len(content) < SNAPSHOT_HEAD.itemsize:
@@ -216,7 +221,7 @@ def snapshot_entries(content: bytes) -> npt.NDArray[np.void] | None:
     version, crc, count = np.frombuffer(content, SNAPSHOT_HEAD, 1)[0].tolist()
     if (
         version != 1
-        or crc != crc32c(memoryview(content)[SNAPSHOT_CRC_START:])
+        or crc != _crc(memoryview(content)[SNAPSHOT_CRC_START:])
         or count * SNAPSHOT_ENTRY.itemsize != len(content) - SNAPSHOT_HEAD.itemsize
     ):
         return None
