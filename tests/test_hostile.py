@@ -487,6 +487,106 @@ def test_stored_damage_is_the_clients_to_see_and_breaks_nobody(connect: Any, ser
     assert client.produce([b"on"]).error_code == 0
 
 
+def test_a_transactional_batch_is_refused_while_nobody_can_end_it(connect: Any) -> None:
+    client = connect()
+    client.create()
+    batch = recordbatch.encode(
+        [(b"k", b"v")], now_ms=1, transactional=True, producer_id=5, producer_epoch=0, base_sequence=0
+    )
+    assert client.produce([], records=batch).error_code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    client.produce([b"v"])
+    assert client.fetch(0, isolation_level=1).last_stable_offset == 1
+
+
+@pytest.mark.parametrize("limit", [0, -1, -(2**31)])
+def test_limits_below_one_are_one(connect: Any, limit: int) -> None:
+    client = connect()
+    client.create()
+    client.produce([b"v"])
+    assert len(client.fetch(0, max_bytes=limit).records) > 0
+
+
+def test_an_answer_too_long_for_the_protocol_is_cut(connect: Any) -> None:
+    client = connect()
+    request = wire.CREATE_TOPICS.Request
+    config = request.Topic.Config(name="retention.ms", value="x" * 32_700)
+    topic = request.Topic(name="t", num_partitions=1, replication_factor=1, configs=[config])
+    answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
+    assert answer.topics[0].error_code == codes.INVALID_CONFIG and len(answer.topics[0].error_message) < 1_100
+    topic = request.Topic(name="n" * 32_700, num_partitions=1, replication_factor=1)
+    answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
+    assert answer.topics[0].error_code == codes.INVALID_TOPIC_EXCEPTION
+
+
+def test_what_gone_clients_waited_for_is_forgotten(connect: Any, server: Any) -> None:
+    client = connect()
+    client.create()
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    body = request(max_wait_ms=2**31 - 1, min_bytes=1 << 20, topics=[request.Topic(topic="t", partitions=[part] * 50)])
+    crowd = [Client(server.port) for _ in range(20)]
+    for one in crowd:
+        for _ in range(20):
+            one.send(wire.FETCH, 11, body)
+    state = server.server.broker.state
+    settled(lambda: len(state.timers._actions) >= 400)
+    for one in crowd:
+        one.close()
+    settled(lambda: not state.fetches.waited_for() and not state.timers._actions)
+    assert client.produce([b"v"]).error_code == 0
+
+
+def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(connect: Any, server: Any) -> None:
+    reader, writer = connect(), connect()
+    writer.create()
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    topic = request.Topic(topic_id=server.logdir.topic_id("t").bytes, partitions=[part])
+    reader.send(wire.FETCH, 13, request(max_wait_ms=DEADLINE_S * 1000, min_bytes=1, topics=[topic]))
+    settled(lambda: bool(server.server.broker.state.fetches.waited_for()))
+    server.logdir.delete_topic("t")
+    server.logdir.create_topic("t")
+    writer.produce([b"of the new one"])
+    answer = reader.answer(wire.FETCH, 13).responses[0].partitions[0]
+    assert (answer.error_code, answer.records) == (codes.UNKNOWN_TOPIC_ID, b"")
+
+
+def test_a_poisoned_log_is_opened_anew(connect: Any, server: Any, caplog: Any) -> None:
+    client = connect()
+    client.create()
+    client.produce([b"before"])
+    server.logdir.partition("t", 0)._commit.poison(OSError("the disk failed once"))
+    assert client.produce([b"after"]).error_code == 0
+    assert [record.value for record in server.logdir.partition("t", 0).read(0)] == [b"before", b"after"]
+    assert "opened anew" in caplog.text
+
+
+def test_an_error_of_one_who_waits_is_not_another_s(connect: Any, server: Any, monkeypatch: Any) -> None:
+    from netshim.handlers import data
+
+    readers = [connect() for _ in range(3)]
+    writer = connect()
+    writer.create()
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    for number, reader in enumerate(readers):
+        topics = [request.Topic(topic="t", partitions=[part])]
+        reader.send(wire.FETCH, 11, request(max_wait_ms=20_000, min_bytes=1, max_bytes=1000 + number, topics=topics))
+    settled(lambda: len(server.server.broker.state.timers._actions) == 3)
+    real = data._collect
+
+    def collect(request: Any, *others: Any) -> Any:
+        if request.max_bytes == 1001:
+            raise ValueError("an error of ours")
+        return real(request, *others)
+
+    monkeypatch.setattr(data, "_collect", collect)
+    assert writer.produce([b"v"]).error_code == 0
+    assert readers[1].answer(wire.FETCH, 11).error_code == codes.UNKNOWN_SERVER_ERROR
+    for reader in (readers[0], readers[2]):
+        assert len(reader.answer(wire.FETCH, 11).responses[0].partitions[0].records) > 0
+
+
 # -- frames without sockets ----------------------------------------------------------------------------------------
 
 

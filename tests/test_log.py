@@ -592,3 +592,15 @@ class LogAsList(RuleBasedStateMachine):
 
 TestLogAsList = LogAsList.TestCase
 TestLogAsList.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_segments_that_were_read_take_no_descriptors(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, config={"segment.bytes": 2_000}, durability="os") as log:
+        for number in range(300):
+            log.append(b"%d" % number * 300)
+        before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        assert log.statistics().segments > 100
+        assert len(list(log.read(0))) == 300
+        assert len(log.stored(0, max_bytes=1 << 20)) > 100
+        after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        assert after <= before + 2
