@@ -38,6 +38,8 @@ _SYNC_THREADS: Final = 4
 #: How often appends by others in this process are noticed, and the directory's own work is looked after.
 _TICK_S: Final = 0.05
 _DRAIN_S: Final = 10.0
+#: How long a client that sends nothing more is waited with for answers that are not ready.
+_HALF_OPEN_MS: Final = 1_000
 #: A transport copies what it cannot send at once, so it is given no more while it holds this much.
 _UNSENT_BYTES: Final = 256 << 10
 #: Under group commit, what may be written and not yet synced; the log syncs by itself, and in the loop, above it.
@@ -69,6 +71,7 @@ class _Peer(asyncio.BufferedProtocol):
         self.is_blocked = False  # the client's reading
         self._flushing = False
         self._at_end = False  # the client sends nothing more
+        self._end_ms = 0
         self._unread = (0, 0)  # bytes the client had not read when that last changed for the better, and when
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -108,7 +111,7 @@ class _Peer(asyncio.BufferedProtocol):
         self._guarded(lambda: self.connection.received(nbytes, _now_ms()))
 
     def eof_received(self) -> bool:
-        self._at_end = True
+        self._at_end, self._end_ms = True, _now_ms()
         return not self.connection.is_idle  # a half-open client may still read what it asked for
 
     def _guarded(self, step: Callable[[], None]) -> None:
@@ -181,6 +184,8 @@ class _Peer(asyncio.BufferedProtocol):
 
     def check(self, now_ms: int) -> None:
         reason = self.connection.overdue(now_ms)
+        if self._at_end and now_ms - self._end_ms >= _HALF_OPEN_MS and not self.unread_bytes:
+            reason = "the client is gone"  # most that send nothing more do not read either: not worth a long wait
         unread, since_ms = self._unread
         if not self.is_blocked or self.unread_bytes < unread or not unread:
             self._unread = self.unread_bytes if self.is_blocked else 0, now_ms
