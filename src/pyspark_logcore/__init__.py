@@ -43,4 +43,9 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark_logcore.source import LogcoreDataSource
 
-    spark.dataSource.register(LogcoreDataSource)
+    try:
+        spark.dataSource.register(LogcoreDataSource)
+    except Exception as error:
+        # 4.0 does not replace what it has found by itself, which is the same.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
