@@ -181,8 +181,9 @@ def test_offsets_can_be_found_by_the_moved_indexes(tmp_path: Path) -> None:
 
 def test_what_was_withdrawn_never_was(data: Path) -> None:
     one = publish(data, "first")
-    assert one.withdraw("app", 0)
-    assert not one.withdraw("app", 0)
+    assert not one.withdraw("app", 0, "another job's"), "of the same name"
+    assert one.withdraw("app", 0, "first")
+    assert not one.withdraw("app", 0, "first")
     assert one.outcome("app", 0) == "unknown"
     one.abort("app", 0, "first")
     with logcore.open_dir(data):
@@ -280,8 +281,10 @@ def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
     root.mkdir()
     (root / "app@1.json").write_text('{"format": 1}')
     (root / "app@2.json").write_bytes(b"\xff\0")
-    with logcore.open_dir(data) as directory, pytest.raises(CorruptLogError, match="not a manifest"):
+    with logcore.open_dir(data) as directory:
         apply_ready(OS, directory)
+    assert sorted(os.listdir(root)) == ["app@1.refused", "app@2.refused"]
+    assert "not a manifest" in (root / "app@1.refused").read_text()
     for text in ('{"format": 1, "files": [{"name": "../../etc/passwd"}]}', "[]", "{"):
         with pytest.raises(CorruptLogError):
             Manifest.unpack(text.encode(), "x")
@@ -419,9 +422,19 @@ def test_another_programs_records_are_not_overwritten(tmp_path: Path, config: di
     foreign[:8] = (1).to_bytes(8, "big")  # behind "before"
     content = last.read_bytes() + foreign
     last.write_bytes(content)
-    with pytest.raises(CorruptLogError, match="another program"):
-        logcore.open_dir(path)
+    with logcore.open_dir(path) as directory:
+        directory.create_topic("other")
+        assert directory.partition("other", 0).append(b"goes on").offset == 0
+        for partition in PARTITIONS:
+            with pytest.raises(CorruptLogError, match=r"another program.*\.assigned"):
+                directory.partition("t", partition)
     assert last.read_bytes() == content
+    with logcore.open_dir(path) as directory:  # deleting the topic is a way out
+        directory.delete_topic("t")
+        directory.create_topic("t", 2)
+        assert directory.partition("t", 1).append(b"new").offset == 0
+    with logcore.open_dir(path) as directory:
+        assert directory.partition("t", 1).log_end_offset == 1
 
 
 def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(

@@ -52,7 +52,8 @@ class _Entries:
             return
         handle = fs.open(self.path, write=True, create=True)
         try:
-            fs.pwrite(handle, memoryview(self.data)[self._on_file :], self._on_file)
+            # A copy: the traceback of an error may keep a view, and a bytearray that is looked at cannot grow.
+            fs.pwrite(handle, bytes(memoryview(self.data)[self._on_file :]), self._on_file)
             if whole or fs.size(handle) != len(self.data):
                 fs.truncate(handle, len(self.data))
         finally:

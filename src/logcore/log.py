@@ -166,6 +166,7 @@ class Log(LogReader):
     _leader_epoch: int
     _epochs: list[tuple[int, int]]
     _producers: Producers | None = None  # None: not looked up
+    _is_noting = False  # whether batches are being stored that are noted when all of them are
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -584,11 +585,14 @@ class Log(LogReader):
                 first, last, now_ms = sequenced.first_offset, sequenced.last_offset, sequenced.timestamp_ms
             else:
                 first = self._end
+                self._is_noting = sequenced is not None
                 try:
                     self._store_locked(memoryview(raw), batches, now_ms, durability)
                 except BaseException:
                     self._producers = None  # some of it may have stayed; looked up again when it is needed
                     raise
+                finally:
+                    self._is_noting = False
                 last = self._end - 1
                 if sequenced is not None:
                     self._note_sequences_locked(sequenced)
@@ -667,8 +671,8 @@ class Log(LogReader):
 
     def _save_snapshot_locked(self) -> None:
         """Notes the producers at the log's end, where there are any; one that is lost costs a walk over heads."""
-        if self._producers is None or not len(self._producers):
-            return
+        if self._producers is None or not len(self._producers) or self._is_noting:
+            return  # in the middle of an append, what it has stored already is not noted yet
         self._producers.expire(self._fs.now_ms())
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             checkpoint.write(self._fs, self.path, file_name(self._end, SNAPSHOT), self._producers.pack())
@@ -1019,6 +1023,8 @@ class Log(LogReader):
                 )
             if before_offset <= self._log_start:
                 return self._log_start
+            if before_offset > self._commit.durable_end:  # else a power cut leaves a start above the end
+                self._sync_locked()
             self._set_checkpoint(checkpoint.LOG_START, before_offset)
             self._log_start = before_offset
             gone = max(0, slot_of(self._segments, before_offset))
@@ -1216,8 +1222,11 @@ def claim_directory(fs: FS, parent: str, member: str) -> Lock:
                     lock.shared["was_clean"] = not any(fs.is_directory(os.path.join(parent, name)) for name in names)
                 lock.shared["unfinished"] = True
             if lock.shared.get("unfinished"):  # also of this process, when it failed in the middle
-                staging.roll_forward(fs, parent)
-                lock.shared["unfinished"] = False
+                lock.shared["blocked"] = staging.roll_forward(fs, parent)
+                lock.shared["unfinished"] = bool(lock.shared["blocked"])
+            blocked: LogcoreError | None = lock.shared["blocked"].get(member)
+            if blocked is not None:  # offsets are given out in it for records that cannot be put in place
+                raise blocked
     except BaseException:
         lock.release()
         raise

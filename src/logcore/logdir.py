@@ -593,6 +593,7 @@ class LogDir:
             lock.shared.pop("closing", None)
         for key in [key for key in self._leader_epochs if key[0] in doomed]:
             del self._leader_epochs[key]
+        staging.drop_topics(self._fs, self.path, doomed)
         away = self._rename_topics_away({name: topic.numbers for name, topic in doomed.items()})
         for name in doomed:
             del self._deleting[name]

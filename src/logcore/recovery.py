@@ -13,6 +13,7 @@ were sealed and are believed until they are read.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import os
@@ -275,7 +276,8 @@ def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
         finally:
             fs.close(handle)
     except DiskFullError:
-        fs.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(temporary)
         segment.cut(size)
         return
     fs.rename(temporary, segment.path)

@@ -35,7 +35,7 @@ import os
 import re
 import struct
 import urllib.parse
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import attrs
@@ -52,6 +52,7 @@ from logcore.errors import (
     InvalidNameError,
     LogcoreError,
     LogNotFoundError,
+    StorageWriteError,
 )
 from logcore.fs import FS
 from logcore.kernels import active, layout
@@ -65,6 +66,7 @@ _STATE, _READY, _CLAIM, _ASSIGNED, _REFUSED = ".state", ".json", ".claim", ".ass
 _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 #: Staged files that no manifest names, and the state of applications that write no more, are removed at these ages.
 GARBAGE_MS: Final = 24 * 3_600_000
+MANIFEST_BYTES: Final = 32 << 20
 STATE_MS: Final = 30 * 24 * 3_600_000
 _WALK_BATCHES: Final = 1 << 16
 #: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
@@ -362,9 +364,18 @@ class Staging:
 
     def publish(self, manifest: Manifest) -> None:
         """Makes the write one that will be there. Durable when this returns; nothing of it is shown yet."""
-        self._collect_garbage()
-        name = _manifest_name(manifest.app_id, manifest.version, _READY)
-        checkpoint.write(self._fs, self.path, name, manifest.pack())
+        with contextlib.suppress(LogcoreError, OSError):  # others may clean up too; no write is to fail for it
+            self._collect_garbage()
+        content = manifest.pack()
+        if len(content) > MANIFEST_BYTES:
+            raise InvalidConfigError(
+                "too many staged files for one write; use fewer tasks or partitions",
+                expected=f"a manifest of at most {MANIFEST_BYTES} bytes",
+                found=len(content),
+            )
+        with contextlib.suppress(FileNotFoundError):  # what became of an earlier attempt, whose driver did not ask
+            self._fs.unlink(os.path.join(self.path, _manifest_name(manifest.app_id, manifest.version, _REFUSED)))
+        checkpoint.write(self._fs, self.path, _manifest_name(manifest.app_id, manifest.version, _READY), content)
 
     def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
         """What has become of a write. Raises CorruptLogError when it was refused, which is forgotten with this."""
@@ -384,11 +395,18 @@ class Staging:
             raise CorruptLogError(f"the write was refused: {reason.decode(errors='replace')}", path=self.path)
         return "unknown"
 
-    def withdraw(self, app_id: str, version: int) -> bool:
-        """Takes a manifest back, as if it had never been published; False when a writer has claimed it, or is done."""
-        path = os.path.join(self.path, _manifest_name(app_id, version, _READY))
+    def withdraw(self, app_id: str, version: int, txid: str) -> bool:
+        """Takes a manifest back, as if it had never been published; False when a writer has claimed it, or is done, or
+        when another job has published one of that name.
+        """
+        name = _manifest_name(app_id, version, _READY)
+        path = os.path.join(self.path, name)
         with contextlib.suppress(FileNotFoundError):
             self._fs.rename(path, path + ".withdrawn")
+            found = _read_manifest(self._fs, self.path, name + ".withdrawn")
+            if found is not None and found.txid != txid:
+                self._fs.rename(path + ".withdrawn", path)
+                return False
             self._fs.sync_dir(self.path)
             self._fs.unlink(path + ".withdrawn")
             return True
@@ -404,7 +422,12 @@ class Staging:
         remove_tree(self._fs, os.path.join(self.path, check_txid(txid)))
 
     def forget(self, app_id: str) -> None:
-        """Removes the state of an application that will not come again."""
+        """Removes the state of an application that will not come again, unless a manifest of it is still there: without
+        its state that would be carried out once more.
+        """
+        mine = _app_name(app_id) + "@"
+        if any(name.startswith(mine) for name in _names(self._fs, self.path, "")):
+            return
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, _app_name(app_id) + _STATE))
 
@@ -428,7 +451,10 @@ class Staging:
                     inside = (fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path))
                     if now_ms - max(inside, default=0) > GARBAGE_MS < age_ms:
                         remove_tree(fs, path)
-                elif age_ms > (STATE_MS if name.endswith(_STATE) else GARBAGE_MS):
+                elif name.endswith(_STATE):
+                    if age_ms > STATE_MS and _is_unnamed(fs, self.path, name):
+                        fs.unlink(path)
+                elif age_ms > GARBAGE_MS:
                     fs.unlink(path)
 
     def _manifests(self, names: Iterable[str]) -> Generator[Manifest, None, None]:
@@ -437,6 +463,15 @@ class Staging:
                 found = _read_manifest(self._fs, self.path, name)
                 if found is not None:
                     yield found
+
+
+def _is_unnamed(fs: FS, path: str, name: str) -> bool:
+    """Whether a state is of a write without a name, which nobody can repeat; that of a name is kept for ever."""
+    try:
+        state = json.loads(checkpoint.read(fs, path, name) or b"")
+        return bool(state["app_id"] == state["txid"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
@@ -471,7 +506,8 @@ def remove_tree(fs: FS, path: str) -> None:
         for name in fs.listdir(path):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(path, name))
-        fs.rmdir(path)
+        with contextlib.suppress(StorageWriteError):  # a task that nobody waits for has just made a file in it
+            fs.rmdir(path)
 
 
 # -- carrying out ----------------------------------------------------------------------------------------------------
@@ -522,16 +558,31 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
     be written stays for later, and the first such error is raised when the others have had their turn.
     """
     path = staging_path(directory.path)
-    done, failure = 0, None
+    done = 0
+    failure: LogcoreError | None = None
+    waiting: set[str] = set()  # applications whose earlier version could not be carried out: the later ones wait for it
     for name in _names(fs, path, _READY):
         if done == most:
             break
+        application = name.partition("@")[0]
+        if application in waiting:
+            continue
         try:
             manifest = _read_manifest(fs, path, name)
+        except CorruptLogError as error:
+            stem = name[: -len(_READY)]
+            checkpoint.write(fs, path, stem + _REFUSED, str(error).encode())
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(os.path.join(path, name))
+            failure = failure or error
+            continue
+        try:
             if manifest is not None:
                 done += _apply(fs, directory, path, manifest)
         except LogcoreError as error:
             failure = failure or error
+            if fs.exists(os.path.join(path, name)):  # neither done nor refused
+                waiting.add(application)
     if failure is not None:
         raise failure
     return done
@@ -640,6 +691,10 @@ def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
     try:
         fs.rename(os.path.join(path, ready), os.path.join(path, claim))
     except FileNotFoundError:
+        return False
+    claimed = _read_manifest(fs, path, claim)
+    if claimed is None or claimed.txid != assigned.txid:  # withdrawn, and another of that name published meanwhile
+        fs.rename(os.path.join(path, claim), os.path.join(path, ready))
         return False
     try:
         checkpoint.write(fs, path, final, assigned.pack())
@@ -794,14 +849,15 @@ def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
     remove_tree(fs, os.path.join(path, manifest.txid))
 
 
-def roll_forward(fs: FS, directory: str) -> int:
-    """Ends what a crash left between giving out offsets and having all files in place; returns how many writes.
+def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
+    """Ends what a crash left between giving out offsets and having all files in place.
 
-    For whoever has just taken the lock of the directory, before any log of it is open. Raises CorruptLogError when
-    another program appended there since; LogcoreError when the disk fails.
+    For whoever has just taken the lock of the directory, before any log of it is open. Returns the names of partition
+    directories that must not be written, each with the reason: offsets in them are given out for records that could
+    not be put in place. Raises LogcoreError when the staging directory itself cannot be read.
     """
     path = staging_path(directory)
-    done = 0
+    blocked: dict[str, LogcoreError] = {}
     names = set(_names(fs, path, ""))
     for name in sorted(names):
         if name.endswith(_CLAIM):
@@ -816,20 +872,38 @@ def roll_forward(fs: FS, directory: str) -> int:
         manifest = _read_manifest(fs, path, name)
         if manifest is None:
             continue
-        state = read_state(fs, path, manifest.app_id)
-        if state is None or state["version"] < manifest.version:
-            _finish(fs, directory, path, manifest)
-        _clear(fs, path, manifest, _ASSIGNED)
-        done += 1
-    return done
+        try:
+            state = read_state(fs, path, manifest.app_id)
+            if state is None or state["version"] < manifest.version:
+                _finish(fs, directory, path, manifest)
+            _clear(fs, path, manifest, _ASSIGNED)
+        except LogcoreError as error:
+            error.reason += f" (to give the rest of this write up, remove {os.path.join(path, name)})"
+            blocked.update((f"{topic}-{partition}", error) for topic, partition in manifest.partitions())
+    return blocked
+
+
+def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
+    """Takes topics that are being deleted out of writes that are half in place, so that these end without them."""
+    path = staging_path(directory)
+    for name in _names(fs, path, _ASSIGNED):
+        manifest = _read_manifest(fs, path, name)
+        if manifest is None or not any(file.topic in topics for file in manifest.files):
+            continue
+        assert manifest.places is not None
+        kept = attrs.evolve(
+            manifest,
+            files=[file for file in manifest.files if file.topic not in topics],
+            places={key: place for key, place in manifest.places.items() if key[0] not in topics},
+        )
+        checkpoint.write(fs, path, name, kept.pack())
 
 
 def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     assert assigned.places is not None
     for (topic, partition), files in assigned.partitions().items():
-        _check_undisturbed(
-            fs, os.path.join(directory, f"{topic}-{partition}"), files, assigned.places[topic, partition]
-        )
+        target = os.path.join(directory, f"{topic}-{partition}")
+        _check_undisturbed(fs, path, target, files, assigned.places[topic, partition])
     _place_all(fs, directory, path, assigned)
     # Readers elsewhere are held back by this file, until here in all partitions alike.
     for (topic, partition), files in assigned.partitions().items():
@@ -841,25 +915,34 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     _write_state(fs, path, assigned)
 
 
-def _check_undisturbed(fs: FS, target: str, files: Sequence[StagedFile], place: Place) -> None:
+def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
     """Nobody may have appended since the offsets were given out, such as a Kafka that was started after the crash."""
-    ours = {place.base + before for before in itertools.accumulate((file.count for file in files), initial=0)}
+    ends = list(itertools.accumulate((file.count for file in files), initial=0))
+    ours = {place.base + before for before in ends}
     bases = list_bases(fs, target)
+    foreign = None
     for base in bases:
         name = os.path.join(target, file_name(base, LOG))
         if place.segment is not None:
-            foreign = base > place.segment
+            is_foreign = base > place.segment
         elif base >= place.base:
-            foreign = base not in ours and fs.file_size(name) > 0
+            is_foreign = base not in ours and fs.file_size(name) > 0
         else:
-            foreign = base == max(one for one in bases if one < place.base) and _end_of(fs, target, base) > place.base
-        if foreign:
-            raise CorruptLogError(
-                "another program appended while a write from Spark was half in place; move its staged files away "
-                "to give that write up",
-                path=name,
-                offset=place.base,
+            is_foreign = (
+                base == max(one for one in bases if one < place.base) and _end_of(fs, target, base) > place.base
             )
+        foreign = foreign or (name if is_foreign else None)
+    if place.segment is None:
+        # One of ours that is in place and not the last must be as it was staged: else its offsets go on into the next.
+        waiting = [fs.exists(os.path.join(path, file.name + LOG)) for file in files]
+        for number, file in enumerate(files):
+            name = os.path.join(target, file_name(place.base + ends[number], LOG))
+            if not waiting[number] and any(waiting[number:]) and fs.exists(name):
+                foreign = foreign or (name if fs.file_size(name) != file.size_bytes else None)
+    if foreign:
+        raise CorruptLogError(
+            "another program appended while a write from Spark was half in place", path=foreign, offset=place.base
+        )
 
 
 def _end_of(fs: FS, target: str, base: int) -> int:

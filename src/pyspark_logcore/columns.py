@@ -66,6 +66,8 @@ def _spark_types() -> dict[str, DataType]:
 
 def chosen(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
     """The columns that a schema given to Spark asks for. Raises InvalidConfigError for any that is not one of ours."""
+    if not schema.fields:
+        raise InvalidConfigError("a schema without columns; name at least one, such as offset BIGINT")
     types = _spark_types()
     names = []
     for field in schema.fields:
@@ -153,7 +155,7 @@ def _microseconds(columns: RecordColumns) -> Any:
     import pyarrow as pa
 
     times = columns.timestamps_ms
-    late = np.abs(times) > _MS_MAX
+    late = (times > _MS_MAX) | (times < -_MS_MAX)
     if late.any():
         row = int(late.argmax())
         raise InvalidTimestampError(

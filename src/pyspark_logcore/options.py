@@ -229,8 +229,13 @@ class _Options:
         path = self.text("path") or self.text("kafka.bootstrap.servers")
         if path is None:
             raise InvalidConfigError('where is the log directory? .load("data"), or option path')
-        if path.startswith("file:"):
-            path = urllib.parse.unquote(urllib.parse.urlsplit(path).path)
+        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
+        if scheme and scheme[1].lower() == "file":
+            path = urllib.parse.unquote(re.sub(r"^[A-Za-z]+:(//(localhost)?(?=/))?", "", path))
+            if path.startswith("//"):
+                raise InvalidConfigError("a log directory lies on this machine", found=repr(path))
+        elif scheme:
+            raise InvalidConfigError("a log directory lies in a file system, not behind a URL", found=repr(path))
         elif self.text("path") is None and not path.startswith("/"):
             path = os.environ.get("LOGCORE_PATH", "")
             if not path:
@@ -239,8 +244,6 @@ class _Options:
                     'give the log directory with .load("data"), option path, or the variable LOGCORE_PATH',
                     found=repr(self.text("kafka.bootstrap.servers")),
                 )
-        elif re.match(r"[a-z][a-z0-9+.-]+://", path):
-            raise InvalidConfigError("a log directory lies in a file system, not behind a URL", found=repr(path))
         return os.path.abspath(path)
 
     def boolean(self, name: str, default: bool) -> bool:

@@ -150,17 +150,24 @@ def _coalesced(batches: Iterator[tuple[Any, int]], options: ReadOptions) -> Iter
     waiting: list[Any] = []
     rows = size = behind = 0
 
-    def joined() -> Any:
-        return waiting[0] if len(waiting) == 1 else pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+    def joined() -> Iterator[tuple[Any, int]]:
+        # Several come of it where their values are too many for the 32-bit offsets of one. What was reached is said
+        # with the last of them only.
+        made = waiting if len(waiting) == 1 else pa.Table.from_batches(waiting).combine_chunks().to_batches()
+        yield from ((one, before if one is not made[-1] else behind) for one in made)
 
-    for batch, behind in batches:
+    before = 0
+    for batch, now_behind in batches:
         if waiting and (rows + batch.num_rows > options.batch_rows or size + batch.nbytes > options.batch_bytes):
-            yield joined(), behind
+            yield from joined()
             waiting, rows, size = [], 0, 0
+            before = behind
+        behind = now_behind
         waiting.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows * 4 >= options.batch_rows or size * 4 >= options.batch_bytes:
-            yield joined(), behind
+            yield from joined()
             waiting, rows, size = [], 0, 0
+            before = behind
     if waiting:
-        yield joined(), behind
+        yield from joined()

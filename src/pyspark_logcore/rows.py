@@ -182,9 +182,11 @@ class RowStager:
         writer = self._writers.get(key)
         if writer is None:
             writer = self._writers[key] = self._open(*key)
-        rows: Any = parts[0]
-        if len(parts) > 1:
-            rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        # Several batches come of it where their values are too many for the 32-bit offsets of one.
+        for rows in parts if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches():
+            self._store(writer, rows)
+
+    def _store(self, writer: StagedWriter, rows: Any) -> None:
         times = None
         if self._options.use_timestamp:
             times = _milliseconds(rows.column("timestamp"))

@@ -124,8 +124,12 @@ class LogcoreWriter(DataSourceArrowWriter):
                 name: self.options.partitions for name in {file.topic for file in files} if name not in self.topics
             },
         )
-        staging.publish(manifest)
-        publish(staging, self.options)
+        try:
+            staging.publish(manifest)
+        except BaseException:  # its name may be there: not to be carried out after the job has failed
+            staging.withdraw(manifest.app_id, manifest.version, self.txid)
+            raise
+        publish(staging, self.options, self.txid)
         if not self.options.given:
             staging.forget(self.options.app_id)
 
@@ -134,7 +138,7 @@ class LogcoreWriter(DataSourceArrowWriter):
         Staging(OS, self.options.path).abort(self.options.app_id, self.options.version, self.txid)
 
 
-def publish(staging: Staging, options: WriteOptions) -> None:
+def publish(staging: Staging, options: WriteOptions, txid: str) -> None:
     """Carries out a published manifest, or waits for the process that holds the directory to do so.
 
     On an error the manifest has been withdrawn, so that nothing is there; or, if somebody had begun by then, the error
@@ -161,9 +165,13 @@ def publish(staging: Staging, options: WriteOptions) -> None:
                     f"{error.reason}",
                     path=options.path,
                 ) from error
-        except LogcoreError as error:
-            if staging.outcome(app_id, version) == "done":
+        except BaseException as error:
+            if staging.outcome(app_id, version) == "done" and isinstance(error, LogcoreError):
                 return
-            if not staging.withdraw(app_id, version) and staging.outcome(app_id, version) == "pending":
-                error.reason += ". The write is published, and will be there when the directory is next opened"
+            if not staging.withdraw(app_id, version, txid) and staging.outcome(app_id, version) == "pending":
+                note = "The write is published, and will be there when the directory is next opened"
+                if isinstance(error, LogcoreError):
+                    error.reason += f". {note}"
+                else:
+                    error.add_note(note)
             raise

@@ -1,0 +1,64 @@
+"""Tools to test what stands on a log: a disk that crashes and fails, and something that tries all of that.
+
+    from logcore.testing import SimulatedDisk, explore
+
+    disk = SimulatedDisk()
+    with logcore.open("orders-0", create=True, fs=disk) as log: ...
+    for after in disk.after_crash(): ...     # every disk that a crash at this moment may leave
+
+docs/testing.md is the way in. `strategies` and `LogStateMachine` need hypothesis, the fixtures pytest: both are in the
+extra `testing`. The rest needs nothing more than the library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from logcore.errors import MissingDependencyError
+from logcore.testing.disk import (
+    CrashState,
+    Fault,
+    FaultPlan,
+    Operation,
+    SimulatedCrash,
+    SimulatedDisk,
+)
+from logcore.testing.explore import CrashTestError, Explorer, Report, explore
+from logcore.testing.oracle import FoundLog, LogHistory, recover_log
+
+if TYPE_CHECKING:
+    from logcore.testing import strategies
+    from logcore.testing.machine import LogStateMachine
+
+__all__ = [
+    "CrashState",
+    "CrashTestError",
+    "Explorer",
+    "Fault",
+    "FaultPlan",
+    "FoundLog",
+    "LogHistory",
+    "LogStateMachine",
+    "Operation",
+    "Report",
+    "SimulatedCrash",
+    "SimulatedDisk",
+    "explore",
+    "recover_log",
+    "strategies",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs hypothesis is imported when it is asked for."""
+    if name not in ("LogStateMachine", "strategies"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        if name == "strategies":
+            return importlib.import_module("logcore.testing.strategies")
+        return importlib.import_module("logcore.testing.machine").LogStateMachine
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise MissingDependencyError(f"logcore.testing.{name} needs hypothesis; install logcore[testing]") from error

@@ -1,0 +1,259 @@
+"""Runs a program on a simulated disk, cuts the power at every moment, and asks each disk that may be left.
+
+    def run(disk, promise): ...      # the program; promise(x) when it has told somebody that x is done
+    def recover(disk): ...           # what it does when it starts again; returns what it finds
+    def judge(promised, found): ...  # asserts that this is right
+
+    explore(run, recover, judge)
+
+Rules:
+- Each disk is opened once: equal ones are the same disk. What was found is judged again when more was promised.
+- For some of the disks the power goes again, at every moment of their recovery.
+- A failure says which moment, which disk and which calls led there, and carries that disk.
+
+`LogHistory` is the judge of one log: what was asked of it, what was acknowledged, and so what a crash may leave.
+This module does not know how a disk loses data; disk.py does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import attrs
+
+from logcore.testing.disk import SYNCS, CrashState, Kind, Names, Operation, SimulatedDisk
+
+Found = TypeVar("Found")
+Promise = TypeVar("Promise")
+
+
+class Promiser(Protocol):
+    """What run() gets to say what it has promised."""
+
+    def __call__(self, value: Any, *, survives: Kind = "power") -> None:
+        """survives: "power" for what no crash may undo, "kill" for what only the loss of power may."""
+        ...
+
+
+@attrs.define(kw_only=True)
+class Report:
+    """What an exploration did.
+
+    operations: changes and syncs of the program. moments: at which the power was cut. states: distinct disks that were
+    opened. again: disks left by a second crash, during recovery. judged: verdicts on a disk at a moment.
+    """
+
+    operations: int = 0
+    moments: int = 0
+    states: int = 0
+    again: int = 0
+    judged: int = 0
+
+    def __add__(self, other: Report) -> Report:
+        mine, theirs = attrs.astuple(self), attrs.astuple(other)
+        return Report(**{field.name: a + b for field, a, b in zip(attrs.fields(Report), mine, theirs, strict=True)})
+
+
+class CrashTestError(AssertionError):
+    """A disk that a crash may leave and that is not right. state: that disk; state.disk() opens it. operations: what
+    was done on it before, the last one perhaps half.
+    """
+
+    def __init__(self, reason: str, state: CrashState, operations: Sequence[Operation]) -> None:
+        self.state = state
+        self.operations = list(operations)
+        last = "\n".join(f"    {at}: {operation}" for at, operation in list(enumerate(operations))[-12:])
+        super().__init__(f"{reason}\n  after a crash ({state.kind}): {state.what}\n  the last operations:\n{last}")
+
+
+class Explorer(Generic[Found]):
+    """Explores what runs on the disks it is attached to.
+
+    recover, judge(found, kind): as for explore(); judge raises AssertionError for what must not be. same: compares what
+    two recoveries of the same disk found, one of which was interrupted. restart: the recovery to interrupt, if recover
+    does more than that. again_every: of how many disks the recovery of one is crashed. limit: of states at one moment.
+    seen: results by state, to be shared by explorations in which equal disks have the same meaning.
+    """
+
+    def __init__(
+        self,
+        recover: Callable[[SimulatedDisk], Found],
+        judge: Callable[[Found, Kind], None],
+        *,
+        same: Callable[[Found, Found], bool] | None = None,
+        restart: Callable[[SimulatedDisk], object] | None = None,
+        again_every: int = 10,
+        limit: int | None = None,
+        seed: int = 0,
+        seen: dict[int, list[Found]] | None = None,
+    ) -> None:
+        self.recover, self.judge, self.same = recover, judge, same
+        self.restart = recover if restart is None else restart
+        self.again_every, self.limit, self.seed = again_every, limit, seed
+        self.report = Report()
+        self._seen: dict[int, list[Found]] = {} if seen is None else seen
+        self._disk: SimulatedDisk | None = None
+        self._live: dict[int, CrashState] | None = None  # what a crash now may leave
+        self._complete = 0  # of these the one with nothing missing
+        self._is_stale = False
+
+    def attach(self, disk: SimulatedDisk) -> None:
+        """From now on, and until finish(), each moment of this disk is looked at."""
+        self._disk = disk
+        self._live = None
+        self._is_stale = True
+        disk.observer = self._observe
+
+    def promised(self) -> None:
+        """More must survive than before: what may be left now is to be judged anew."""
+        self._is_stale = True
+
+    def finish(self) -> Report:
+        """Looks at the last moment and lets go of the disk."""
+        assert self._disk is not None
+        self._look_again()
+        self._disk.observer = None
+        self.report.operations += len(self._disk.operations)
+        self._disk = None
+        return self.report
+
+    def _observe(self, operation: str, is_done: bool) -> None:
+        if not is_done:
+            if self._is_stale:
+                self._look_again()
+        elif operation in SYNCS:
+            self._live = None  # less may be lost than before; looked at when it matters
+        elif self._live is None:
+            self._look(newest=False)
+        else:
+            self._look(newest=True)
+
+    def _look_again(self) -> None:
+        self._is_stale = False
+        if self._live is None:
+            self._look(newest=False)
+            return
+        self.report.moments += 1
+        self._call_power(self._complete)
+        for key, state in self._live.items():
+            for found in self._seen[key]:
+                self._check(found, state)
+
+    def _look(self, *, newest: bool) -> None:
+        assert self._disk is not None
+        self.report.moments += 1
+        live = self._live = self._live or {}
+        self._call_power(None)
+        first = True
+        for state in self._disk.crash_states(limit=self.limit, seed=self.seed, newest=newest):
+            key = state.key
+            if key not in self._seen:
+                self._seen[key] = self._open(state)
+            if state.kind == "kill" or key not in live:
+                live[key] = state
+            if first:
+                self._complete, first = key, False
+            for found in self._seen[key]:
+                self._check(found, state)
+
+    def _call_power(self, but: int | None) -> None:
+        """What a kill could leave a moment ago takes a loss of power now, but for the state with nothing missing."""
+        for key, state in (self._live or {}).items():
+            if state.kind == "kill" and key != but:
+                state.kind = "power"
+
+    def _open(self, state: CrashState) -> list[Found]:
+        """What recovery finds on a disk; more than one thing when being interrupted makes a difference."""
+        self.report.states += 1
+        found = self._recover(state)
+        founds = [found]
+        if self.again_every and state.key % self.again_every == 0:
+            for second in self._crash_again(state):
+                self.report.again += 1
+                other = self._recover(second)
+                if self.same is not None and not self.same(found, other):
+                    raise CrashTestError(
+                        f"a crash during recovery changes what is found: {found} without, {other} with it",
+                        second,
+                        [*self._operations(), *second.disk().operations],
+                    )
+                if self.same is None:
+                    founds.append(other)
+        return founds
+
+    def _crash_again(self, state: CrashState) -> list[CrashState]:
+        """Some of the disks that a crash during recovery may leave."""
+        disk = state.disk()
+        rng = random.Random(state.key)
+        left: list[CrashState] = []
+
+        def observe(operation: str, is_done: bool) -> None:
+            if is_done and operation not in SYNCS and rng.random() < 0.25:
+                states = list(disk.crash_states(limit=40, seed=self.seed, newest=True))
+                left.append(rng.choice(states))
+
+        disk.observer = observe
+        self.restart(disk)
+        return left
+
+    def _recover(self, state: CrashState) -> Found:
+        disk = state.disk()
+        try:
+            return self.recover(disk)
+        except Exception as error:
+            disk.crash()  # so that logs it left open stay silent
+            raise CrashTestError(
+                f"recovery fails: {type(error).__name__}: {error}", state, self._operations()
+            ) from error
+
+    def _check(self, found: Found, state: CrashState) -> None:
+        self.report.judged += 1
+        try:
+            self.judge(found, state.kind)
+        except AssertionError as error:
+            raise CrashTestError(str(error), state, self._operations()) from error
+
+    def _operations(self) -> list[Operation]:
+        return [] if self._disk is None else self._disk.operations
+
+
+def explore(
+    run: Callable[[SimulatedDisk, Promiser], object],
+    recover: Callable[[SimulatedDisk], Found],
+    judge: Callable[[list[Any], Found], object],
+    *,
+    files: dict[str, bytes | None] | None = None,
+    again_every: int = 10,
+    limit: int | None = 500,
+    names: Names = "posix",
+    seed: int = 0,
+) -> Report:
+    """Tests a program against crashes at every moment of run(); raises CrashTestError for the first wrong disk.
+
+    run(disk, promise): works on the disk, and calls promise(value) as soon as somebody may rely on something.
+    recover(disk): starts anew on what a crash left, and returns what it finds; called once for each disk, so what it
+    finds must come from the disk alone. judge(promised, found): asserts that what had been promised by then is in what
+    was found, and nothing that must not be. files: what is on the disk at first. limit: disks looked at for one moment,
+    None for all. again_every: one in so many recoveries is crashed too, and what it did outside the disk is then
+    forgotten; 0 for none. names: see SimulatedDisk. seed: of what is random.
+    """
+    promised: list[tuple[Any, Kind]] = []
+
+    def verdict(found: Found, kind: Kind) -> None:
+        judge([value for value, survives in promised if survives == "power" or kind == "kill"], found)
+
+    def promise(value: Any, *, survives: Kind = "power") -> None:
+        promised.append((value, survives))
+        explorer.promised()
+
+    explorer = Explorer(recover, verdict, again_every=again_every, limit=limit, seed=seed)
+    disk = SimulatedDisk(files, seed=seed, names=names)
+    explorer.attach(disk)
+    try:
+        run(disk, promise)
+        return explorer.finish()
+    except BaseException:
+        disk.crash()
+        raise
