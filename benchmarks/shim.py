@@ -60,9 +60,10 @@ def starting(settings: Settings) -> Iterator[Result]:
 
     script = (
         "import sys, time, resource\n"
-        "import confluent_kafka, netshim\n"
+        "import confluent_kafka\n"
+        "from netshim import serve\n"
         "started = time.perf_counter()\n"
-        "with netshim.serve(sys.argv[1]) as server:\n"
+        "with serve(sys.argv[1]) as server:\n"
         "    producer = confluent_kafka.Producer({'bootstrap.servers': server.bootstrap_servers})\n"
         "    told = []\n"
         "    producer.produce('t', b'v', on_delivery=lambda error, message: told.append(error))\n"

@@ -269,3 +269,22 @@ def test_any_schedule_stores_each_batch_once_and_in_order(steps: list[tuple[int,
 def test_the_head_of_a_batch_is_where_the_log_looks() -> None:
     raw = batch(3, count=2, producer=5, epoch=9)
     assert struct.unpack_from(">qhii", raw, 43) == (5, 9, 3, 2)
+
+
+def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(tmp_path: Path) -> None:
+    """The snapshot of that roll lacked the batches of the same call below it, and a retry stored them again."""
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 400}) as log:
+        log.append_batch(batch(0))
+        many = b"".join(batch(n) for n in range(1, 13))
+        log.append_batch(many)
+        assert log.statistics().rolls > 1
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        os.system(f"cp -r {path} {copy}")
+    with logcore.open(copy / "t-0", config={"segment.bytes": 400}) as log:
+        end = log.log_end_offset
+        for n in range(8, 13):
+            assert log.append_batch(batch(n)).offset == n
+        assert log.log_end_offset == end == 13
+        assert log.append_batch(batch(13)).offset == 13

@@ -457,3 +457,51 @@ def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
         assert again.append(b"after").offset == 31
     assert values(data, 0) == [b"before", *rows("first", 0), b"after"]
     assert values(data, 1) == [b"before", *rows("first", 1)]
+
+
+def test_a_later_version_waits_for_an_earlier_one_that_failed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the state of the later one says that the earlier one is done, and its rows are gone."""
+    with logcore.open_dir(data) as directory:
+        publish(data, "one", version=1)
+        publish(data, "two", version=2)
+        real = staging._apply
+
+        def fail_first(fs: FS, target: Any, path: str, what: Manifest) -> int:
+            if what.version == 1:
+                raise LogFailedError("poisoned")
+            return real(fs, target, path, what)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "_apply", fail_first)
+            with pytest.raises(LogFailedError):
+                apply_ready(OS, directory)
+        assert Staging(OS, str(data)).outcome("app", 2) == "pending"
+        assert apply_ready(OS, directory) == 2
+    assert values(data, 0) == [b"before", *rows("one", 0), *rows("two", 0)]
+
+
+def test_a_manifest_is_not_claimed_for_another_of_its_name(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        one = publish(data, "first")
+        stale = manifest(stage(data, "first-again"), "first")
+        assert one.withdraw("app", 0, "first")
+        one.abort_files("first")
+        publish(data, "second")
+        claimed = staging._claim(OS, staging_path(str(data)), stale)
+        assert not claimed and one.outcome("app", 0) == "pending"
+        assert apply_ready(OS, directory) == 1
+    assert values(data, 1) == [b"before", *rows("second", 1)]
+
+
+def test_a_state_stays_while_a_manifest_of_it_does(data: Path) -> None:
+    publish(data, "first", app="first")
+    with logcore.open_dir(data):
+        pass
+    one = Staging(OS, str(data))
+    left = Path(staging_path(str(data))) / (staging._manifest_name("first", 0, ".assigned"))
+    left.write_bytes(b"{}")
+    one.forget("first")
+    assert staging.read_state(OS, str(left.parent), "first") is not None
+    left.unlink()
+    one.forget("first")
+    assert staging.read_state(OS, str(left.parent), "first") is None
