@@ -39,7 +39,7 @@ from logcore.segment import ActiveSegment, Segment
 from logcore.testing import Explorer, Fault, FaultPlan, FoundLog, LogHistory, Report, SimulatedDisk
 from logcore.testing.oracle import recover_log, restart_log
 
-STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "50000"))
+STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "20000"))  # that `make test` has time for
 POLICIES = ("group", "always", "every(3)", "interval(20)", "os")
 CONFIG: dict[str, Any] = {"segment.bytes": 400, "index.interval.bytes": 100, "batch.size": 200}
 
@@ -393,9 +393,12 @@ def failing(fault: Fault, durability: str) -> bool:
     return bool(plan.hits)
 
 
-def test_every_operation_fails_once_and_for_ever() -> None:
+@pytest.mark.parametrize(
+    "durability", ["group", pytest.param("os", marks=pytest.mark.slow), pytest.param("always", marks=pytest.mark.slow)]
+)
+def test_every_operation_fails_once_and_for_ever(durability: str) -> None:
     cases = 0
-    for durability, operation, times in itertools.product(("group", "os", "always"), FAILING, (1, None)):
+    for operation, times in itertools.product(FAILING, (1, None)):
         for at in itertools.count(1):
             codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in ((0, 4) if durability == "group" else (0,))]
             hits = [failing(Fault(operation, code, at=at, times=times), durability) for code in codes]
@@ -403,7 +406,7 @@ def test_every_operation_fails_once_and_for_ever() -> None:
             if not any(hits):
                 break
     print(f"{cases} failures of single operations")
-    assert cases >= 2_000
+    assert cases >= 500
 
 
 # -- seeded bugs -------------------------------------------------------------------------------------------------
