@@ -7,7 +7,7 @@ each with one operation of the disk failing.
 
 That the explorer sees something is shown by breaking the log on purpose: the seeded bugs, each of which must be found.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 50,000; `make slow` goes on where it ended last time, towards
+LOGCORE_EXPLORE_STATES=n looks at n states instead of 20,000; `make slow` goes on where it ended last time, towards
 20,000,000, and LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
 """
 
