@@ -50,7 +50,7 @@ def metadata(request: Any, call: Call, state: State) -> Any:
     every = request.topics is None or (call.version == 0 and not request.topics)
     missing = []
     if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
-        names = {each.name for each in request.topics if call.version < 12 or each.topic_id == _NO_ID}
+        names = {each.name for each in request.topics or () if call.version < 12 or each.topic_id == _NO_ID}
         missing = sorted(name for name in names if name and name not in state.logdir)
     if len(missing) <= _INLINE_TOPICS:
         return _metadata(request, call, state, every, _make_topics(missing, state))
