@@ -523,3 +523,32 @@ def test_settings_of_time_reach_the_segment_that_is_written(data: str) -> None:
         logdir.alter_topic("t", {"segment.ms": 100})
         log.append(b"v", timestamp_ms=50_001)
         assert log.statistics().rolls == 1
+
+
+@pytest.mark.parametrize("what", ["truncate", "delete"])
+def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(data: str, what: str) -> None:
+    """A point above the end of the log would keep it from being opened."""
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        log = logdir.partition("t", 0)
+        log.append_many([(None, b"v")] * 10)
+        log._last_recovery_ms -= 60_000
+        _, point = log.tick_gathered()
+        assert point == 10
+        if what == "truncate":
+            log.truncate(3)
+        else:
+            logdir.delete_topic("t")
+            logdir.create_topic("t")
+            logdir.partition("t", 0).append(b"new")
+        logdir._save_recovery_points([(("t", 0), log, point)])
+        assert checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT).get(("t", 0), 0) <= 3
+        _abandon(logdir)
+    with logcore.open_dir(data) as logdir:
+        assert logdir.partition("t", 0).log_end_offset == (3 if what == "truncate" else 1)
+
+
+def test_a_path_that_no_file_system_holds(data: str) -> None:
+    for path in (data + "\0", data + "\ud800"):
+        with pytest.raises(logcore.InvalidNameError):
+            logcore.open_dir(path, create=True)

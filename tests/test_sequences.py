@@ -288,3 +288,17 @@ def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(tmp_path: Pat
             assert log.append_batch(batch(n)).offset == n
         assert log.log_end_offset == end == 13
         assert log.append_batch(batch(13)).offset == 13
+
+
+def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    config = {"segment.bytes": 400}
+    with logcore.open(path, create=True, config=config) as log:
+        log.append_batch(batch(0))
+        log.append_batch(b"".join(batch(n) for n in range(1, 13)), check_sequence=False)
+        assert log.statistics().rolls > 1
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        os.system(f"cp -r {path} {copy}")
+    with logcore.open(copy / "t-0", config=config) as log:
+        assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(range(8, 13))

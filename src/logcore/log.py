@@ -133,9 +133,7 @@ def open_log(
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
     InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and ResourceError when the system fails.
     """
-    directory = os.fspath(path)
-    if not isinstance(directory, str) or "\0" in directory or _SURROGATE.search(directory):
-        raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
+    directory = check_path(path)
     settings = LogConfig.parse(config)
     policy = Durability.parse(durability)
     if read_only:
@@ -143,6 +141,14 @@ def open_log(
             raise InvalidConfigError("a log cannot be created read-only")
         return Log._open_reader(fs, directory, settings)
     return Log._open_writer(fs, directory, settings, policy, create)
+
+
+def check_path(path: str | os.PathLike[str]) -> str:
+    """The path as text. Raises InvalidNameError for what no file system can hold."""
+    directory = os.fspath(path)
+    if not isinstance(directory, str) or "\0" in directory or _SURROGATE.search(directory):
+        raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
+    return directory
 
 
 class Log(LogReader):
@@ -411,6 +417,11 @@ class Log(LogReader):
         return self._commit.durable_end if self._writable else self._visible
 
     @property
+    def recovery_point(self) -> int:
+        """Below it, opening the log believes what is on disk without looking at it."""
+        return self._recovery_point
+
+    @property
     def written_bytes(self) -> int:
         """Bytes of the batches appended since the log was opened."""
         return self._written_bytes
@@ -586,6 +597,8 @@ class Log(LogReader):
             else:
                 first = self._end
                 self._is_noting = sequenced is not None
+                if not check_sequence:
+                    self._producers = None  # and so no roll on the way notes what lacks these batches
                 try:
                     self._store_locked(memoryview(raw), batches, now_ms, durability)
                 except BaseException:
@@ -596,8 +609,6 @@ class Log(LogReader):
                 last = self._end - 1
                 if sequenced is not None:
                     self._note_sequences_locked(sequenced)
-                elif not check_sequence:
-                    self._producers = None
         return self._acknowledge(first, last, now_ms, durability)
 
     # -- idempotent producers ------------------------------------------------------------------------------------
@@ -1100,8 +1111,8 @@ class Log(LogReader):
         fs = self._fs
         # Below the cut everything is on disk, above it nothing is promised any more.
         if self._recovery_point > offset:
+            self._recovery_point = offset  # first: a LogDir that has gathered the old one looks here before it writes
             self._set_checkpoint(checkpoint.RECOVERY_POINT, offset)
-            self._recovery_point = offset
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
             fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._visible), 0)

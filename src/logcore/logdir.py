@@ -44,7 +44,7 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.fs import FS, OS, Lock
-from logcore.log import Log, claim_directory, leave_directory, make_directories, open_log
+from logcore.log import Log, check_path, claim_directory, leave_directory, make_directories, open_log
 from logcore.reader import list_bases, parse_partition_name
 from logcore.segment import LOG, file_name
 
@@ -121,9 +121,7 @@ def open_dir(
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
     when the file of topics is damaged, and what the system raises.
     """
-    directory = os.fspath(path)
-    if not isinstance(directory, str) or "\0" in directory:
-        raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
+    directory = check_path(path)
     defaults = LogConfig.parse(config)
     policy = Durability.parse(durability)
     if read_only and create:
@@ -776,7 +774,7 @@ class LogDir:
         logs = list(self.open_logs().items())
         self._ticked %= max(1, len(logs))
         logs = [*logs[self._ticked :], *logs[: self._ticked]][:_TICK_LOGS]
-        recovery_points: dict[tuple[str, int], int | None] = {}
+        gathered: list[tuple[tuple[str, int], Log, int]] = []
         actions = 0
         for key, log in logs:
             self._ticked += 1
@@ -784,19 +782,29 @@ class LogDir:
                 acted, recovery_point = log.tick_gathered(now_ms)
                 actions += acted
                 if recovery_point is not None:
-                    recovery_points[key] = recovery_point
+                    gathered.append((key, log, recovery_point))
             if actions >= _TICK_ACTIONS:
                 break
-        if recovery_points:  # once for all of them; one that is lost costs the next opening some checking
-            with lock.mutex, contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-                kept = {key: point for key, point in recovery_points.items() if key in self._logs}
-                checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, kept)
+        if gathered:
+            self._save_recovery_points(gathered)
         with contextlib.suppress(LogcoreError):  # whoever published it is told
             if staging.apply_ready(self._fs, self, most=1):
                 return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
             with self._lock, lock.mutex:
                 self._save_high_watermarks(self._logs)
+
+    def _save_recovery_points(self, gathered: Iterable[tuple[tuple[str, int], Log, int]]) -> None:
+        """Writes them once for all logs; one that is lost costs the next opening some checking.
+
+        Not that of a log that was truncated or deleted since: a point above its end would keep it from being opened.
+        """
+        assert self._lock_held is not None
+        with self._lock_held.mutex, contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+            kept: dict[tuple[str, int], int | None] = {
+                key: point for key, log, point in gathered if self._logs.get(key) is log and log.recovery_point == point
+            }
+            checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, kept)
 
     def _save_high_watermarks(self, logs: Mapping[tuple[str, int], Log]) -> None:
         """replication-offset-checkpoint: Kafka starts its high watermarks from it."""

@@ -204,10 +204,6 @@ class Syncs:
         self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
         self._running: set[Log] = set()
 
-    @property
-    def are_idle(self) -> bool:
-        return not self._waiting and not self._running
-
     def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
         """Calls done(None) once all below offset end is on disk, or done(error) when that failed."""
         if log.durable_end_offset >= end:
