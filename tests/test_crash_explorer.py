@@ -587,7 +587,7 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
         for segment in self._segments[:-1]:
             if self._segments[self._segments.index(segment) + 1].base_offset <= before:
-                self._remove_files(segment.base_offset)
+                self._rename_files(segment.base_offset)
         with self._lock:
             if before > self._log_start:
                 self._set_checkpoint(checkpoint.LOG_START, before)

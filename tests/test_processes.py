@@ -191,13 +191,19 @@ def test_readers_in_another_process_see_only_what_is_on_disk(partition: Path) ->
 
 
 def test_a_reader_follows_a_log_whose_front_goes(partition: Path) -> None:
-    with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
+    config = {"segment.bytes": 250, "file.delete.delay.ms": 0}
+    with logcore.open(partition, create=True, config=config) as log:
         for at in range(8):
             log.append(b"%d" % at * 32)
-        with logcore.open(partition, read_only=True) as reader:
+        with (
+            logcore.open(partition, read_only=True) as reader,
+            logcore.open(partition, read_only=True) as late,
+        ):
             log.delete_records(5)
+            assert [record.offset for record in reader.read(0)] == list(range(8)), "the files wait for their readers"
+            log.tick()
             with pytest.raises(logcore.OffsetOutOfRangeError):
-                list(reader.read(0))
+                list(late.read(0))
             reader.refresh()
             assert reader.log_start_offset == 5
             assert [record.offset for record in reader.read(5)] == [5, 6, 7]

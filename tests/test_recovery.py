@@ -277,15 +277,6 @@ def test_the_decision_table_covers_every_combination() -> None:
             assert (action is Action.FAIL) == acknowledged
 
 
-def test_an_unfinished_compaction_is_left_to_kafka(tmp_path: Path) -> None:
-    path = tmp_path / "orders-0"
-    with logcore.open(path, create=True) as log:
-        log.append(b"x")
-    (path / f"{0:020d}.log.swap").write_bytes((path / LOG).read_bytes())
-    with pytest.raises(logcore.CorruptLogError, match="compaction"):
-        logcore.open(path)
-
-
 def test_reasons_have_words_for_every_stop() -> None:
     assert set(layout.WALK_REASONS) == set(range(7))
 

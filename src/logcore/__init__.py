@@ -13,6 +13,8 @@ The public names are those in __all__. See docs/map.md for where things are.
 from logcore.columns import RecordColumns
 from logcore.config import Durability, LogConfig, every, interval
 from logcore.errors import (
+    CompactionAbandonedError,
+    CoordinatorFencedError,
     CorruptBatchError,
     CorruptLogError,
     DiskFullError,
@@ -23,6 +25,7 @@ from logcore.errors import (
     InvalidProducerEpochError,
     InvalidRecordError,
     InvalidTimestampError,
+    InvalidTransactionStateError,
     LogClosedError,
     LogcoreError,
     LogFailedError,
@@ -54,6 +57,9 @@ __version__ = "0.1.0"
 __all__ = [
     "CorruptBatchError",
     "CorruptLogError",
+    "CompactionAbandonedError",
+    "CoordinatorFencedError",
+    "InvalidTransactionStateError",
     "DiskFullError",
     "Durability",
     "DurabilityUnknownError",

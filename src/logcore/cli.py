@@ -1,19 +1,19 @@
-"""The command line: logcore demo | append | read | tail | dump | verify | info | bench.
+"""The command line: logcore demo | append | read | tail | dump | verify | recover | info | bench.
 
 Rules:
 - On a terminal, lines and tables for people; in a pipe or with --json, one JSON object a line (NDJSON) on stdout.
   `info` without a directory and `demo` are for people everywhere, unless --json asks otherwise.
 - Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
-- Exit codes: 0 done, 1 damage found (verify) or a check failed (demo), 2 wrong usage or an error, 130 interrupted,
-  141 whoever read our output went away.
+- Exit codes: 0 done, 1 damage found (verify), something lost (recover) or a check failed (demo), 2 wrong usage or an
+  error, 130 interrupted, 141 whoever read our output went away.
 - Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.
 - Bytes are shown as dump.shown() says: printable UTF-8 as text, all else as {"hex": "..."}. `append --format
   ndjson` takes what `read` gives.
 - Reading opens the log read-only: no lock is taken and nothing is written, also while a writer runs.
 
 This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. It knows
-no file format (dump.py, verify.py and log.py do); inputs.py reads what is appended, terminal.py prints, measure.py
-measures.
+no file format (dump.py, verify.py, salvage.py and log.py do); inputs.py reads what is appended, terminal.py prints,
+measure.py measures.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DAMAGED, FAILED, INTERRUPTED, READER_GONE = 1, 2, 130, 141
 NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
     (LogNotFoundError, "check the path; `append --create` makes a partition directory such as data/orders-0"),
     (CorruptBatchError, "run `logcore verify` on the directory to see what is whole"),
-    (CorruptLogError, "run `logcore verify` on the directory to see what is whole"),
+    (CorruptLogError, "run `logcore verify` on the directory to see what is whole, `logcore recover` to save it"),
     (OffsetOutOfRangeError, "run `logcore info` on the directory to see which offsets it holds"),
     (InvalidNameError, "name the directory <topic>-<number>, such as orders-0"),
     (DiskFullError, "free some space and repeat the command from where it stopped"),
@@ -370,7 +370,7 @@ def _format_parts(form: str) -> list[bytes | Callable[[logcore.Record], bytes]]:
     return parts
 
 
-# -- dump, verify, info ----------------------------------------------------------------------------------------------
+# -- dump, verify, recover, info -------------------------------------------------------------------------------------
 
 
 @main.command()
@@ -452,6 +452,52 @@ def print_verdicts(found: Sequence[Any], *, within: str = "") -> None:
             )
         )
     print_table(("verdict", "file", "batches", "records", "bytes", "detail"), rows, right=(2, 3, 4))
+
+
+@main.command()
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("target", metavar="DST", type=click.Path())
+@_json_option
+def recover(source: str, target: str, as_json: bool) -> None:
+    """Copy all that is whole of a damaged partition or log directory SRC to a new directory DST.
+
+    Batches are copied as they are, around the damage, with their offsets; SRC is not changed, and nobody may be writing
+    it. Exit code 1 when something is lost; what is lost is listed, by bytes and by offsets.
+    """
+    from logcore.salvage import Part, salvage
+
+    with progress("reading", None) as tick:
+        report = salvage(source, target, tick=tick)
+    if wants_json(as_json):
+        with Lines() as out:
+            out.write(to_json(report.as_dict()))
+    else:
+        headers = ("partition", "files", "batches", "records", "bytes", "start", "end", "losses")
+        rows = [
+            (
+                os.path.basename(one.target),
+                one.files,
+                one.batches,
+                one.records,
+                one.size_bytes,
+                one.log_start_offset,
+                one.log_end_offset,
+                len(one.lost),
+            )
+            for one in report.partitions
+        ]
+        print_table(headers, rows, right=range(1, len(headers)))
+
+        def every(name: str) -> list[Part]:
+            return [part for one in (report, *report.partitions) for part in getattr(one, name)]
+
+        for part in every("lost"):
+            click.echo(f"lost: {part}")
+        for part in every("left_out"):
+            click.echo(f"left out, no loss: {part}")
+        click.echo("all of it was saved" if report.is_whole else "what is listed as lost is not in the copy")
+    if not report.is_whole:
+        raise click.exceptions.Exit(DAMAGED)
 
 
 @main.command()

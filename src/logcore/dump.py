@@ -27,24 +27,12 @@ from logcore import checkpoint
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
-from logcore.index import OFFSET_ENTRY, TIME_ENTRY
+from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import Record, layout
 from logcore.recordbatch import RecordBatch
 from logcore.segment import LOG, GrowingSegment, base_offset_of
 from logcore.sequences import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
 from logcore.survey import DIRECTORY_FILES, OFFSET_CHECKPOINTS, PARTITION_FILES, SEGMENT_SUFFIXES, kind_of, living_name
-
-#: Storage format section 4.3, big-endian. Entries of .txnindex, one for each aborted transaction.
-TXN_ENTRY: Final = np.dtype(
-    [
-        ("version", ">i2"),
-        ("producer_id", ">i8"),
-        ("first_offset", ">i8"),
-        ("last_offset", ">i8"),
-        ("last_stable_offset", ">i8"),
-    ]
-)
-assert TXN_ENTRY.itemsize == 34
 
 #: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.
 _MAX_SIZE: Final = 256 << 20

@@ -6,6 +6,8 @@
     │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
     ├── OutOfOrderSequenceError   a batch of an idempotent producer is missing before this one
     ├── InvalidProducerEpochError a producer that another one with its id has replaced
+    ├── InvalidTransactionStateError  what a producer sends does not fit its open transaction, or the lack of one
+    ├── CoordinatorFencedError    a transaction marker of a coordinator that another one has replaced
     ├── RecordTooLargeError       a batch, or what it inflates to, is above its limit
     │   └── SegmentTooSmallError      a batch that the limits allow does not fit a segment
     ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
@@ -17,6 +19,7 @@
     ├── StorageWriteError         the operating system failed a write; the log is poisoned
     ├── DiskFullError             no space; the write was cut back and may be retried          (retriable)
     ├── ResourceError             no file descriptors or memory left; nothing was half done    (retriable)
+    ├── CompactionAbandonedError  the log changed under a compaction, which left it as it was  (retriable)
     ├── LogLockedError            another writer holds the log directory                       (retriable)
     ├── LogClosedError            the log was closed
     ├── ForkedWriterError         a child process used a log that its parent opened
@@ -107,6 +110,14 @@ class InvalidProducerEpochError(LogcoreError):
     """From a producer that was replaced by one with a newer epoch. Kafka: INVALID_PRODUCER_EPOCH."""
 
 
+class InvalidTransactionStateError(LogcoreError):
+    """A batch outside a producer's open transaction, or the end of none. Kafka: INVALID_TXN_STATE."""
+
+
+class CoordinatorFencedError(LogcoreError):
+    """A marker with an older coordinator epoch than one stored before. Kafka: TRANSACTION_COORDINATOR_FENCED."""
+
+
 class RecordTooLargeError(LogcoreError):
     """Above max.message.bytes, segment.bytes, or the cap on inflated bytes. Kafka: MESSAGE_TOO_LARGE."""
 
@@ -151,6 +162,12 @@ class DiskFullError(LogcoreError):
 
 class ResourceError(LogcoreError):
     """Out of file descriptors or memory."""
+
+    retriable = True
+
+
+class CompactionAbandonedError(LogcoreError):
+    """The log was truncated, or lost segments to retention, while it was compacted; nothing was replaced since."""
 
     retriable = True
 

@@ -1,8 +1,9 @@
-"""The two indexes of a segment: sorted entries that say where to start looking in the .log file.
+"""The indexes of a segment: sorted entries that say where to start looking in the .log file.
 
 Layout (storage format section 4), big-endian, no head and no checksum:
     .index      relative_offset:i32 position:i32    last offset of a batch, and the position where that batch starts
     .timeindex  timestamp:i64 relative_offset:i32   no record before that offset has a larger timestamp
+    .txnindex   version:i16 producer_id:i64 first_offset:i64 last_offset:i64 last_stable_offset:i64
 
 Rules:
 - An index is never evidence about the log. Callers check what they find at the position, and start at 0 when it does
@@ -27,7 +28,18 @@ from logcore.kernels import active
 
 OFFSET_ENTRY: Final = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("relative_offset", ">i4")])
+#: One for each aborted transaction, by the offset of its marker (storage format section 4.3).
+TXN_ENTRY: Final = np.dtype(
+    [
+        ("version", ">i2"),
+        ("producer_id", ">i8"),
+        ("first_offset", ">i8"),
+        ("last_offset", ">i8"),
+        ("last_stable_offset", ">i8"),
+    ]
+)
 _OFFSET: Final = struct.Struct(">ii")
+_TXN: Final = struct.Struct(">hqqqq")
 _TIME: Final = struct.Struct(">qi")
 
 
@@ -44,11 +56,11 @@ class _Entries:
     def __len__(self) -> int:
         return len(self.data) // self.entry_size
 
-    def write(self, fs: FS, *, whole: bool = False) -> None:
-        """Brings waiting entries to the file. whole: replaces the file, for a rebuilt index; nothing is synced."""
+    def write(self, fs: FS, *, whole: bool = False, sync: bool = False) -> None:
+        """Brings waiting entries to the file. whole: replaces the file, for a rebuilt index. sync: makes it durable."""
         if whole:
             self._on_file = 0
-        if len(self.data) == self._on_file and not whole:
+        if len(self.data) == self._on_file and not whole and not sync:
             return
         handle = fs.open(self.path, write=True, create=True)
         try:
@@ -56,6 +68,8 @@ class _Entries:
             fs.pwrite(handle, bytes(memoryview(self.data)[self._on_file :]), self._on_file)
             if whole or fs.size(handle) != len(self.data):
                 fs.truncate(handle, len(self.data))
+            if sync:
+                fs.fsync(handle)
         finally:
             fs.close(handle)
         self._on_file = len(self.data)
@@ -113,6 +127,16 @@ class TimeIndex(_Entries):
     def array(self) -> npt.NDArray[Any]:
         """All entries, dtype TIME_ENTRY."""
         return np.frombuffer(self.data, TIME_ENTRY, len(self))
+
+
+class TransactionIndex(_Entries):
+    """Aborted transactions, in the order of their markers. Kafka believes it; we walk the batches."""
+
+    entry_size = TXN_ENTRY.itemsize
+
+    def add(self, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int) -> None:
+        assert isinstance(self.data, bytearray), "only an active index grows"
+        self.data += _TXN.pack(0, producer_id, first_offset, last_offset, last_stable_offset)
 
 
 def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:

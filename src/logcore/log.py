@@ -35,8 +35,9 @@ from logcore import checkpoint, recovery, staging
 from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
 from logcore.compression import Codec
-from logcore.config import INT64_MAX, Durability, LogConfig
+from logcore.config import INT32_MAX, INT64_MAX, Durability, LogConfig
 from logcore.errors import (
+    CompactionAbandonedError,
     CorruptBatchError,
     CorruptLogError,
     DiskFullError,
@@ -47,6 +48,7 @@ from logcore.errors import (
     LogClosedError,
     LogcoreError,
     LogFailedError,
+    LogLockedError,
     LogNotFoundError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
@@ -58,10 +60,19 @@ from logcore.errors import (
 from logcore.fs import FS, OS, Lock
 from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
-from logcore.reader import LogReader, list_bases, parse_partition_name
+from logcore.producers import AbortedTransaction, Transactions
+from logcore.reader import LogReader, control_types, list_bases, parse_partition_name
 from logcore.reading import slot_of
-from logcore.recordbatch import check_timestamps, compressor, empty_batch, front_of, prepare_append, target_codec
-from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
+from logcore.recordbatch import (
+    check_timestamps,
+    compressor,
+    empty_batch,
+    front_of,
+    prepare_append,
+    target_codec,
+    transaction_marker,
+)
+from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
 
 Level = Literal["os", "disk"]
@@ -72,6 +83,7 @@ _RECOVERY_LAG_MS: Final = 5_000
 #: Under policies whose appends wait, tick() syncs what is unsynced for longer than this.
 _LEFT_BEHIND_MS: Final = 100
 _NO_LIMIT: Final = 1 << 63
+_INT16_MAX: Final = 2**15 - 1
 #: What Python may hold in a path and no file system can: surrogates other than those that stand for undecodable bytes.
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 #: A copy of part of a segment goes in pieces of this.
@@ -172,6 +184,8 @@ class Log(LogReader):
     _leader_epoch: int
     _epochs: list[tuple[int, int]]
     _producers: Producers | None = None  # None: not looked up
+    _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
+    _rewriter: Rewriting | None = None  # who has .cleaned files in the directory
     _is_noting = False  # whether batches are being stored that are noted when all of them are
 
     # -- opening and closing -------------------------------------------------------------------------------------
@@ -206,12 +220,8 @@ class Log(LogReader):
 
     def _start_writing(self) -> None:
         fs, key = self._fs, (self._topic, self._partition)
+        recovery.finish_swaps(fs, self.path)
         bases = list_bases(fs, self.path)
-        swaps = [name for name in fs.listdir(self.path) if name.endswith(".swap")]
-        if swaps:
-            raise CorruptLogError(
-                "a compaction was interrupted here; let Kafka open the directory once", path=self.path, found=swaps[0]
-            )
         self._log_start = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START).get(key, 0)
         recovery_point = checkpoint.read_offsets(fs, self._parent, checkpoint.RECOVERY_POINT).get(key, 0)
         for name in fs.listdir(self.path):
@@ -246,6 +256,7 @@ class Log(LogReader):
             )
         self._visible = self._end
         self._recovery_point = min(recovery_point, self._end)
+        self._index_aborted()
         self._active.write_indexes(whole=True)
         # One above the end tells of records that a crash took; later ones will have their offsets.
         self._remove_snapshots_locked(lambda offset: offset > self._end)
@@ -272,6 +283,7 @@ class Log(LogReader):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
         self._scratch = bytearray(1 << 16)
+        self._retired = []
         self._apply_config()
         self._level: Level = "disk" if self.durability.waits else "os"
         # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
@@ -387,6 +399,7 @@ class Log(LogReader):
             if self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
+            self._unlink_retired(None)
             leave_directory(fs, self._parent, self._lock_held)
         except BaseException:
             self._lock_held.shared["failed"] = True
@@ -611,6 +624,61 @@ class Log(LogReader):
                     self._note_sequences_locked(sequenced)
         return self._acknowledge(first, last, now_ms, durability)
 
+    def end_transaction(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int = 0,
+        durability: Level | None = None,
+    ) -> Receipt:
+        """Appends the marker that commits or aborts what a producer has written since its last one.
+
+        Readers with isolation="read_committed" see its records from then on, or never. Without an open transaction the
+        marker is stored all the same, as Kafka does (storage format section 5.3): it fences older epochs. Raises
+        InvalidProducerEpochError and CoordinatorFencedError; errors else as append().
+        """
+        limits = (INT64_MAX, _INT16_MAX, INT32_MAX)
+        given = (producer_id, producer_epoch, coordinator_epoch)
+        if not all(0 <= number <= most for number, most in zip(given, limits, strict=True)):
+            raise InvalidRecordError(
+                "a marker needs a producer id, a producer epoch and a coordinator epoch",
+                expected=f"numbers from 0 to 2^63-1, {_INT16_MAX} and 2^31-1",
+                found=given,
+            )
+        with self._lock:
+            self._check_writable_locked()
+            producers = self._known_producers_locked()
+            first = producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+            now_ms, offset = self._fs.now_ms(), self._end
+            marker = transaction_marker(
+                offset,
+                self._leader_epoch,
+                now_ms,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                coordinator_epoch=coordinator_epoch,
+                commit=commit,
+            )
+            try:
+                self._write_locked(marker, offset, now_ms, now_ms)
+                producers.end_transaction(producer_id, producer_epoch, coordinator_epoch, now_ms)
+                producers.next_offset = self._end
+            except BaseException:
+                self._producers = None  # looked up again when it is needed
+                raise
+            if first >= 0 and not commit:
+                stable = min(producers.open_transactions().values(), default=offset + 1)
+                try:
+                    self._active.add_aborted(AbortedTransaction(producer_id, first, offset, stable))
+                except BaseException as error:
+                    # Kafka believes the file, so it must not lack an entry; opening the log again writes it anew.
+                    self._commit.poison(error)
+                    raise
+            self._settle_locked(durability)
+        return self._acknowledge(offset, offset, now_ms, durability)
+
     # -- idempotent producers ------------------------------------------------------------------------------------
 
     def _sequenced_locked(
@@ -628,14 +696,14 @@ class Log(LogReader):
             if producer_id < 0:
                 continue
             judge = ahead if producer_id in ahead else self._known_producers_locked()
-            duplicate = judge.duplicate_of(producer_id, epoch, first_sequence, count)
+            is_transactional = bool(raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT)
+            duplicate = judge.duplicate_of(producer_id, epoch, first_sequence, count, is_transactional=is_transactional)
             if duplicate is not None:
                 if len(batches) == 1:
                     return duplicate
                 raise OutOfOrderSequenceError("a batch among several was stored before", found=first_sequence)
             last = last_sequence(first_sequence, count)
             batch = SequencedBatch(first_sequence, last, last_offset - count + 1, last_offset, max_timestamp)
-            is_transactional = bool(raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT)
             found.append((producer_id, epoch, is_transactional, batch))
             ahead.add(producer_id, epoch, batch, is_transactional=is_transactional)
         return found or None
@@ -821,6 +889,7 @@ class Log(LogReader):
             try:
                 self._active.cut(size)
                 recovery.rebuild(self._active)
+                self._index_aborted()
             except LogcoreError as error:
                 self._commit.poison(error)
                 raise
@@ -913,6 +982,8 @@ class Log(LogReader):
             config, active_ = self.config, self._active
             if acted:
                 self._last_sync_ms = clock_ms
+            if self._retired:
+                acted |= self._unlink_retired(clock_ms)
             if active_.size_bytes:
                 first_ms = active_.first_timestamp if active_.first_timestamp >= 0 else active_.created_ms
                 if (self._fs.now_ms() if now_ms is None else now_ms) - first_ms > config.segment_ms:
@@ -977,6 +1048,28 @@ class Log(LogReader):
             with self._commit.held():
                 yield _Adoption(self)
 
+    @contextlib.contextmanager
+    def rewriting(self) -> Generator[Rewriting, None, None]:
+        """For the cleaner: the sealed segments as they are now, and the way to replace them."""
+        with self._lock:
+            self._check_writable_locked()
+        view = Rewriting(self)
+        try:
+            yield view
+        finally:
+            view.discard()
+
+    def _index_aborted(self) -> None:
+        """Fills the transaction index of the active segment from the batches, when it has markers."""
+        self._active.set_aborted(())
+        if not self._active.has_markers:
+            return
+        state = Transactions()
+        for segment in self._segments:
+            for facts, _, _ in segment.walk(0, crc=False):
+                state.add(facts, control_types(segment))
+        self._active.set_aborted(state.entries_between(self._active.base_offset, INT64_MAX))
+
     def _seal_locked(self) -> None:
         """Makes the active segment one that others may follow; appending to it goes on being possible."""
         try:
@@ -995,13 +1088,14 @@ class Log(LogReader):
             before = self._segments if self._active.size_bytes else self._segments[:-1]
             sealed = [*(segment.base_offset for segment in before[-1:]), *bases[:-1]]
             new = ActiveSegment(self._fs, self.path, bases[-1], self.config, create=False)
-            recovery.rebuild(new)
+            recovery.rebuild(new)  # it has no markers, because staged writes have none
             new.write_indexes(whole=True)
             self._segments = [*before[:-1], *(Segment(self._fs, self.path, base) for base in sealed), new]
             self._active = new
         else:
             self._active.refresh()
             recovery.rebuild(self._active)
+            self._index_aborted()
         assert self._active.last_offset + 1 == end, (self._active.last_offset, end)
         self._end = end
         self._written_bytes += size_bytes
@@ -1039,24 +1133,44 @@ class Log(LogReader):
             self._set_checkpoint(checkpoint.LOG_START, before_offset)
             self._log_start = before_offset
             gone = max(0, slot_of(self._segments, before_offset))
-            removed = self._segments[:gone]
-            self._segments = self._segments[gone:]
-            for segment in removed:
-                segment.keep()
-                self._remove_files(segment.base_offset)
-            if removed:
-                self._fs.sync_dir(self.path)
+            if gone:
+                self._retire_locked(self._segments[:gone], self._segments[gone:])
             return self._log_start
 
-    def _remove_files(self, base_offset: int) -> None:
+    def _retire_locked(self, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
+        """Takes segments out of the log. Who reads them goes on: their files get another name at once, and go when
+        readers in other processes have had file.delete.delay.ms to open them.
+        """
+        fs, due_ms = self._fs, self._fs.monotonic_ms() + self.config.file_delete_delay_ms
+        for segment in old:
+            segment.keep()
+        self._segments = list(remaining)
+        for segment in old:
+            self._retired += [(due_ms, path) for path in self._rename_files(segment.base_offset)]
+        fs.sync_dir(self.path)
+
+    def _rename_files(self, base_offset: int, suffixes: Sequence[str] | None = None) -> list[str]:
+        """Renames the files of a segment, or those of them with a suffix, to .deleted; returns their new paths."""
         prefix = file_name(base_offset, ".")
         names = [name for name in self._fs.listdir(self.path) if name.startswith(prefix)]
-        for name in sorted(
-            names, key=lambda name: not name.endswith(LOG)
-        ):  # the .log first: indexes alone mean nothing
-            self._fs.rename(os.path.join(self.path, name), os.path.join(self.path, name + ".deleted"))
-        for name in names:
-            self._fs.unlink(os.path.join(self.path, name + ".deleted"))
+        names = [name for name in names if not name.endswith((".deleted", ".cleaned", ".swap"))]
+        if suffixes is not None:
+            names = [name for name in names if name[len(prefix) - 1 :] in suffixes]
+        paths = []
+        for name in sorted(names, key=lambda name: not name.endswith(LOG)):  # indexes alone mean nothing
+            paths.append(os.path.join(self.path, name + ".deleted"))
+            self._fs.rename(os.path.join(self.path, name), paths[-1])
+        return paths
+
+    def _unlink_retired(self, now_ms: int | None) -> bool:
+        """Removes the files whose time has come, or all with None. One that cannot go now goes at the next opening."""
+        due = [path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms]
+        if due:
+            self._retired = [(due_ms, path) for due_ms, path in self._retired if path not in due]
+            for path in due:
+                with contextlib.suppress(FileNotFoundError, LogcoreError):
+                    self._fs.unlink(path)
+        return bool(due)
 
     def truncate(self, offset: int) -> None:
         """Removes all records at and above offset; the next append gets it. A batch that offset lies in is cut, not
@@ -1120,8 +1234,10 @@ class Log(LogReader):
             last = self._segments[-1]
             self._segments = self._segments[:-1]
             last.keep()
-            self._remove_files(last.base_offset)
+            away = self._rename_files(last.base_offset)
             fs.sync_dir(self.path)
+            for path in away:
+                fs.unlink(path)
         cut = self._segments[-1]
         path = cut.path
         temporary = path + ".tmp"
@@ -1148,8 +1264,9 @@ class Log(LogReader):
         fs.sync_dir(self.path)
         self._active = ActiveSegment(fs, self.path, cut.base_offset, self.config, create=False)
         recovery.rebuild(self._active)
-        self._active.write_indexes(whole=True)
         self._segments = [*self._segments[:-1], self._active]
+        self._index_aborted()
+        self._active.write_indexes(whole=True)
         self._end = self._visible = offset
         self._cuts.append(offset)
         self._commit.set_back(offset)
@@ -1211,6 +1328,116 @@ class _Adoption:
         """The files say more than memory does: no more appends, and whoever opens the log next ends the work."""
         self._log._commit.poison(cause)
         self._log._lock_held.shared["unfinished"] = True
+
+
+class Rewriting:
+    """A log inside Log.rewriting(): what the cleaner sees of it, and may do to it.
+
+    sealed: its segments but the active one, as they were at the beginning. cleaned_to: where the last round ended,
+    None if there was none. Appends and reads go on meanwhile; a truncation ends the rewriting.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.fs, self.path = log._fs, log.path
+        segments, self._cuts = log._segments, len(log._cuts)
+        self.sealed, self.active_base = tuple(segments[:-1]), segments[-1].base_offset
+        self.log_start = log.log_start_offset
+        offsets = checkpoint.read_offsets(self.fs, log._parent, checkpoint.CLEANER)
+        self.cleaned_to = offsets.get((log._topic, log._partition))
+        self._created: ActiveSegment | None = None
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self._log.last_stable_offset
+
+    def transactions(self) -> Transactions:
+        """Those up to the high watermark, and perhaps beyond."""
+        return self._log._scan_transactions()
+
+    def last_batches(self) -> dict[int, tuple[int, int]]:
+        """Producer id -> (producer epoch, last offset of its last data batch or -1), of producers that are alive."""
+        with self._log._lock:
+            self._log._check_writable_locked()
+            return self._log._known_producers_locked().last_batches()
+
+    def create(self, base_offset: int) -> ActiveSegment:
+        """A new segment to write to, under names that nobody reads."""
+        log = self._log
+        with log._lock:
+            log._check_writable_locked()
+            if log._rewriter not in (None, self):
+                raise LogLockedError("the log is being compacted already", path=self.path, pid=None, host=None)
+            log._rewriter = self
+        self._remove_cleaned()
+        self._created = ActiveSegment(self.fs, self.path, base_offset, log.config, create=True, state=".cleaned")
+        return self._created
+
+    def keep_aborted(self, marker_offset: int) -> None:
+        """The aborted transaction that ends there still has batches: the new segment's index is to name it."""
+        for entry in self.transactions().entries_between(marker_offset, marker_offset + 1):
+            assert self._created is not None
+            self._created.add_aborted(entry)
+
+    def replace(self, old: Sequence[Segment], new: ActiveSegment) -> None:
+        """Puts a new segment, whole, in the place of old ones that follow each other (storage format section 9.7)."""
+        fs, log = self.fs, self._log
+        new.seal()
+        fs.sync_dir(self.path)
+        with log._lock:
+            log._check_writable_locked()
+            segments = log._segments
+            at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
+            if at is None or [*segments[at : at + len(old)]] != [*old] or len(log._cuts) != self._cuts:
+                raise CompactionAbandonedError("the log was shortened meanwhile; compact it again", path=self.path)
+            if log._dense:  # before there is a gap in the offsets, nobody may take one for a loss
+                checkpoint.write_policy(fs, self.path, log.durability, dense=False)
+                log._dense = False
+            for segment in old:
+                segment.keep()
+            present = set(fs.listdir(self.path))
+            suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
+            paths = [os.path.join(self.path, file_name(new.base_offset, suffix)) for suffix in suffixes]
+            for path in paths:
+                fs.rename(path + ".cleaned", path + ".swap")
+            try:
+                # From here on the directory says that the new segment counts, and opening it would end the work.
+                fs.sync_dir(self.path)
+                away = log._rename_files(old[0].base_offset, SEGMENT_FILES)
+                for segment in old[1:]:
+                    away += log._rename_files(segment.base_offset)
+                fs.sync_dir(self.path)
+                for path in paths:
+                    fs.rename(path + ".swap", path)
+                fs.sync_dir(self.path)
+            except BaseException as error:
+                log._commit.poison(error)
+                raise
+            due_ms = fs.monotonic_ms() + log.config.file_delete_delay_ms
+            log._retired += [(due_ms, path) for path in away]
+            sealed = Segment(fs, self.path, new.base_offset)
+            log._segments = [*segments[:at], sealed, *segments[at + len(old) :]]
+            self._created = None
+
+    def note_cleaned(self, offset: int) -> None:
+        """Below offset all is compacted; the next round begins there."""
+        with self._log._lock:
+            self._log._check_writable_locked()
+            self._log._set_checkpoint(checkpoint.CLEANER, offset)
+
+    def discard(self) -> None:
+        """Removes what was created and not put in place."""
+        if self._log._rewriter is self:
+            self._log._rewriter = None
+            if self._created is not None:
+                with contextlib.suppress(LogcoreError, OSError):
+                    self._remove_cleaned()
+
+    def _remove_cleaned(self) -> None:
+        self._created = None
+        for name in self.fs.listdir(self.path):
+            if name.endswith(".cleaned"):
+                self.fs.unlink(os.path.join(self.path, name))
 
 
 def claim_directory(fs: FS, parent: str, member: str) -> Lock:

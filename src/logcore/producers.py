@@ -10,24 +10,39 @@ This module reads no file: segments hand it the facts of their batches, in order
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from typing import NamedTuple
 
 import attrs
 
 from logcore.kernels.layout import CONTROL_BIT, TRANSACTIONAL_BIT, Facts
 
 
+class AbortedTransaction(NamedTuple):
+    """An entry of a .txnindex file: one aborted transaction, in the segment that holds its marker.
+
+    last_offset: of the marker. last_stable_offset: of the partition right after it.
+    """
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
 @attrs.define
 class Transactions:
     """Transactions up to, and without, next_offset.
 
-    open: producer id -> first offset. aborted: producer id -> (first offset, offset of the marker), rising.
+    open: producer id -> first offset. aborted: producer id -> (first offset, offset of the marker), rising. entries:
+    the same in the order of their markers, as .txnindex files have them (section 4.3).
     """
 
     next_offset: int = 0
     open: dict[int, int] = attrs.Factory(dict)
     aborted: dict[int, list[tuple[int, int]]] = attrs.Factory(dict)
+    entries: list[AbortedTransaction] = attrs.Factory(list)
 
     def add(self, facts: Facts, control_type: Callable[[int], str]) -> None:
         """Takes in batches that follow on the last ones. control_type(position): the type of the control batch there.
@@ -49,6 +64,8 @@ class Transactions:
                 first = self.open.pop(producer_id, None)
                 if first is not None and kind == "ABORT":
                     self.aborted.setdefault(producer_id, []).append((first, base_offset))
+                    stable = min(self.open.values(), default=base_offset + 1)
+                    self.entries.append(AbortedTransaction(producer_id, first, base_offset, stable))
         self.next_offset = int(facts["last_offset"][-1]) + 1
 
     def last_stable_offset(self, high_watermark: int) -> int:
@@ -63,6 +80,11 @@ class Transactions:
             if first < end and marker >= start
         ]
         return sorted(found, key=lambda each: each[1])
+
+    def entries_between(self, start: int, end: int) -> list[AbortedTransaction]:
+        """Aborted transactions whose markers have an offset in [start, end)."""
+        low, high = (bisect_left(self.entries, offset, key=lambda entry: entry.last_offset) for offset in (start, end))
+        return self.entries[low:high]
 
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
         """Whether a transactional data batch belongs to an aborted transaction."""

@@ -38,12 +38,14 @@ from logcore.kernels import Record, layout
 from logcore.producers import Transactions
 from logcore.reading import Scan, Stretch, slot_of
 from logcore.recordbatch import RecordBatch
-from logcore.segment import ActiveSegment, GrowingSegment, Segment, base_offset_of
+from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
 #: How often a reader looks again when files vanish between listing and opening them.
 _LOOKS: Final = 10
+#: File systems tell the time of a change to 10 ms or better.
+_SETTLING_MS: Final = 50
 
 _PARTITION_NAME: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
 
@@ -87,6 +89,7 @@ class LogReader:
         self._dense = (
             False  # whether a gap in the offsets is a loss: this library made the log, and nothing compacted it
         )
+        self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
         self._cuts: list[int] = []  # where the log was truncated since it was opened
         self._transactions: Transactions | None = None
         self._lock = threading.Lock()
@@ -113,7 +116,12 @@ class LogReader:
         """Reader: takes the present files as the log, keeping what is known of segments that are still there."""
         for attempt in itertools.count(1):
             try:
+                changed_ms = self._fs.modified_ms(self.path)
                 self._segments = self._look_for_segments()
+                # A compaction may put other files under the same names. What changes twice in so short a time may
+                # have the same time, so a look that soon after is not relied on.
+                is_settled = changed_ms < self._fs.now_ms() - _SETTLING_MS
+                self._listed_ms = changed_ms if is_settled else -1
                 break
             except FileNotFoundError:
                 # A writer rolls and deletes while we look, so a file may be gone when it is opened: look again.
@@ -123,6 +131,9 @@ class LogReader:
 
     def _look_for_segments(self) -> list[Segment]:
         bases = list_bases(self._fs, self.path)
+        swapped = self._look_for_swaps(bases)
+        if swapped:
+            bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
         # A truncation puts another file under an old name; what is known of the old one does not hold for it.
         known = {segment.base_offset: segment for segment in self._segments if segment.is_current()}
         segments: list[Segment] = []
@@ -136,12 +147,31 @@ class LogReader:
             if not isinstance(last, GrowingSegment):
                 last = GrowingSegment(self._fs, self.path, bases[-1])
             segments.append(last)
+        for one, _ in swapped:
+            segments.insert(slot_of(segments, one.base_offset) + 1, one)
         if len(known) < len(self._segments):
             self._transactions = None
         return segments
 
+    def _look_for_swaps(self, bases: list[int]) -> list[tuple[Segment, int]]:
+        """New segments that a compaction is about to give their names, and the offset each reaches.
+
+        From the moment when the first of the old segments is out of the way, the new one is the log: for the
+        milliseconds that it takes, or until the log is opened for writing after a crash.
+        """
+        names = self._fs.listdir(self.path)
+        found = [base for name in names if (base := base_offset_of(name, LOG + ".swap")) is not None]
+        segments = [Segment(self._fs, self.path, base, ".swap") for base in found if base not in bases]
+        return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
+
     def _is_dense(self) -> bool:
         return checkpoint.read_dense(self._fs, self.path) and not self._checkpoint(checkpoint.CLEANER)
+
+    def _must_be_dense(self) -> bool:
+        """Whether a gap in the offsets is a loss; asked again, because a compaction may have begun meanwhile."""
+        if self._dense and not self._writable:
+            self._dense = self._is_dense()
+        return self._dense
 
     def _checkpoint(self, name: str) -> int:
         """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
@@ -166,7 +196,9 @@ class LogReader:
         limit = checkpoint.read_durable_end(self._fs, self.path)
         if limit == -1:  # damaged: a crash may have cut it, so only what certainly was on disk is shown
             limit = self._checkpoint(checkpoint.RECOVERY_POINT)
-        self._visible = self._end if limit is None else max(self._log_start, min(self._end, limit))
+        # What lies before the last segment was on disk before that was made.
+        low = max(self._log_start, last.base_offset)
+        self._visible = self._end if limit is None else max(low, min(self._end, limit))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -214,7 +246,7 @@ class LogReader:
                 if state.next_offset >= visible:
                     break
                 for facts, position, why in segment.walk(segment.find(state.next_offset), crc=False):
-                    state.add(facts[facts["last_offset"] < visible], _control_types(segment))
+                    state.add(facts[facts["last_offset"] < visible], control_types(segment))
                     torn = why == layout.WALK_SHORT and isinstance(segment, GrowingSegment)
                     if why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn:
                         # Not to be passed over: a marker that is not seen would turn aborted data into committed.
@@ -407,7 +439,8 @@ class LogReader:
             before = self._visible
             bases = list_bases(self._fs, self.path)
             known = [segment.base_offset for segment in self._segments]
-            if bases == known and all(segment.is_current() for segment in self._segments[-1:]):
+            is_same = bases == known and self._fs.modified_ms(self.path) == self._listed_ms
+            if is_same and all(segment.is_current() for segment in self._segments[-1:]):
                 self._refresh_end()
             else:
                 self._list_segments()
@@ -471,10 +504,12 @@ class LogReader:
         segments = self._segments  # before the bound: a truncation in between then leaves the old files and the new end
         bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
         bound = bound if end is None else min(operator.index(end), bound)
-        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._dense)
+        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._must_be_dense)
 
 
-def _control_types(segment: Segment) -> Callable[[int], str]:
+def control_types(segment: Segment) -> Callable[[int], str]:
+    """What Transactions.add() asks for: the type of the control batch at a position."""
+
     def control_type(position: int) -> str:
         batch = segment.batch(position)
         return batch.control_type() if batch is not None else "UNKNOWN"

@@ -112,7 +112,7 @@ class Stretch:
     """What lies in [start, end) of some segments, which stand in order and are the log's from start on.
 
     committed: for read_committed, what is known of transactions; end is then at most the last stable offset. max_size:
-    the most that one batch may inflate to. dense: offsets have no gaps, so that one between two segments is a loss.
+    the most that one batch may inflate to. dense(): whether a gap in the offsets between two segments is a loss.
     """
 
     segments: Sequence[Segment]
@@ -120,7 +120,7 @@ class Stretch:
     end: int
     committed: Transactions | None
     max_size: int
-    dense: bool
+    dense: Callable[[], bool]
 
     @classmethod
     def of(
@@ -130,7 +130,7 @@ class Stretch:
         end: int,
         committed: Transactions | None,
         max_size: int,
-        dense: bool,
+        dense: Callable[[], bool],
     ) -> Stretch:
         return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size, dense)
 
@@ -207,7 +207,8 @@ class Stretch:
         before: Segment | None = None
         run: Run | None = None
         for segment in self.segments:
-            if before is not None and self.dense and (reached := before.next_offset()) != segment.base_offset:
+            reached = -1 if before is None else before.next_offset()
+            if before is not None and reached != segment.base_offset and self.dense():
                 raise CorruptLogError(
                     "the end of a segment, or a whole one, is missing",
                     path=before.path,
@@ -216,6 +217,8 @@ class Stretch:
                     found=f"an end at offset {reached}",
                 )
             before = segment
+            # A segment that a compaction joined to the one before, after this stretch was made, comes twice.
+            start = max(start, reached)
             if segment.base_offset >= end or start >= end:
                 return
             position = segment.find(start) if segment.base_offset < start else 0

@@ -334,6 +334,7 @@ def encode(
     codec: str = "uncompressed",
     append_time: bool = False,
     transactional: bool = False,
+    control: bool = False,
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
@@ -344,7 +345,7 @@ def encode(
     now_ms: timestamp of records without one. Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError.
     """
     kind = codec_named(codec)
-    attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional
+    attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control
     out = bytearray()
     size, _ = active.encode_records(
         out,
@@ -560,6 +561,29 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
     raw = bytearray(_HEADER.pack(*head, -1, -1, -1, -1, -1, 0))
     stamp_crc(raw)
     return bytes(raw)
+
+
+def transaction_marker(
+    offset: int,
+    leader_epoch: int,
+    timestamp_ms: int,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int,
+    commit: bool,
+) -> bytes:
+    """The control batch that ends a transaction (storage format section 1.10)."""
+    key, value = struct.pack(">hh", 0, 1 if commit else 0), struct.pack(">hi", 0, coordinator_epoch)
+    return encode(
+        [(key, value, (), timestamp_ms)],
+        base_offset=offset,
+        leader_epoch=leader_epoch,
+        transactional=True,
+        control=True,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+    )
 
 
 def stamp_crc(raw: bytearray) -> None:

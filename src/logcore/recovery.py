@@ -26,7 +26,7 @@ from logcore.config import Durability
 from logcore.errors import CorruptLogError, DiskFullError, StorageReadError
 from logcore.fs import FS
 from logcore.kernels import active, layout
-from logcore.segment import ActiveSegment, Segment
+from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name
 
 #: How far behind damage a whole batch is looked for, and how much is read at once.
 _SEARCH_BYTES = 64 << 20
@@ -165,6 +165,90 @@ def check_sealed(fs: FS, segments: Sequence[Segment], *, recovery_point: int) ->
             fs.fsync(handle)
         finally:
             fs.close(handle)
+
+
+class SwapAction(enum.Enum):
+    FINISH = "finish"
+    DISCARD = "discard"
+    FAIL = "fail"
+
+
+@attrs.frozen
+class SwapFacts:
+    """A `<base>.log.swap`, which is to replace the segments in [base offset, end offset).
+
+    is_whole: every batch of it is sound. was_begun: some of its files are still .cleaned, so that it was not wholly
+    renamed. has_retired: the first of the segments that it replaces was taken out of the log already.
+    """
+
+    is_whole: bool
+    was_begun: bool
+    has_retired: bool
+
+
+def decide_swap(facts: SwapFacts) -> SwapAction:
+    """The decision table for a compaction that a crash ended (storage format section 7, phase 1).
+
+    The old segments are taken out only when all of the new one is on disk under its .swap names.
+    """
+    if facts.was_begun:
+        return SwapAction.FAIL if facts.has_retired else SwapAction.DISCARD
+    if facts.is_whole:
+        return SwapAction.FINISH
+    return SwapAction.FAIL if facts.has_retired else SwapAction.DISCARD
+
+
+def finish_swaps(fs: FS, directory: str) -> None:
+    """Ends what a crash left of compactions: afterwards the old segments are there or the new ones, whole.
+
+    Raises CorruptLogError, with nothing changed, where neither is.
+    """
+    names = fs.listdir(directory)
+    if not any(name.endswith(".swap") for name in names):
+        return
+    cleaned = [base for name in names if (base := _base_of(name, ".cleaned")) is not None]
+    plans: list[tuple[int, int, SwapAction]] = []
+    for base in sorted(base for name in names if (base := base_offset_of(name, LOG + ".swap")) is not None):
+        new = Segment(fs, directory, base, ".swap")
+        end, is_whole = base + 1, True
+        for facts, _, why in new.walk(0, crc=True):
+            end = int(facts["last_offset"][-1]) + 1 if len(facts) else end
+            is_whole = why in (layout.WALK_END, layout.WALK_LIMIT)
+        has_retired = file_name(base, LOG) not in names
+        action = decide_swap(SwapFacts(is_whole, any(base >= one for one in cleaned), has_retired))
+        if action is SwapAction.FAIL:
+            raise CorruptLogError(
+                "an interrupted compaction left neither the old segments nor a whole new one", path=new.path
+            )
+        plans.append((base, end, action))
+    for base, end, action in plans:
+        if action is SwapAction.DISCARD:
+            for name in names:
+                if _base_of(name, ".swap") == base:
+                    fs.unlink(os.path.join(directory, name))
+            continue
+        for name in names:
+            number = name.partition(".")[0]
+            is_old = len(number) == 20 and number.isdigit() and base <= int(number) < end
+            # The snapshot at the base is of what lies before it, and holds.
+            if is_old and name.endswith((*SEGMENT_FILES, ".snapshot")) and name != file_name(base, ".snapshot"):
+                fs.unlink(os.path.join(directory, name))
+    fs.sync_dir(directory)
+    for name in fs.listdir(directory):
+        target = os.path.join(directory, name.removesuffix(".swap"))
+        if name.endswith(".swap") and not fs.exists(target):
+            fs.rename(os.path.join(directory, name), target)
+        elif name.endswith(".swap"):
+            fs.unlink(os.path.join(directory, name))
+    fs.sync_dir(directory)
+
+
+def _base_of(name: str, state: str) -> int | None:
+    """The base offset of a segment's file in a state, None for other files."""
+    stem = name.removesuffix(state)
+    if stem == name:
+        return None
+    return next((base for suffix in SEGMENT_FILES if (base := base_offset_of(stem, suffix)) is not None), None)
 
 
 def rebuild(segment: ActiveSegment) -> None:

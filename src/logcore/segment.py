@@ -30,12 +30,15 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.index import OffsetIndex, TimeIndex, load
+from logcore.index import OffsetIndex, TimeIndex, TransactionIndex, load
 from logcore.kernels import Record, active, layout
 from logcore.kernels.layout import EncodedBatch
+from logcore.producers import AbortedTransaction
 from logcore.recordbatch import RecordBatch
 
 LOG: Final = ".log"
+#: What belongs to a segment, in the order in which compaction renames it (storage format section 9.7).
+SEGMENT_FILES: Final = (LOG, ".index", ".timeindex", ".txnindex")
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
 _WALK_BATCHES: Final = 4096
@@ -74,12 +77,16 @@ class Piece:
 
 
 class Segment:
-    """A segment that is read. Its end is given with each call: what lies behind it may still be growing."""
+    """A segment that is read. Its end is given with each call: what lies behind it may still be growing.
 
-    def __init__(self, fs: FS, directory: str, base_offset: int) -> None:
+    state: what is appended to the names of its files, ".cleaned" or ".swap" for one that is to replace others.
+    """
+
+    def __init__(self, fs: FS, directory: str, base_offset: int, state: str = "") -> None:
         self.fs = fs
         self.directory = directory
         self.base_offset = base_offset
+        self.state = state
         self.path = self.file(LOG)
         self._view: memoryview | None = None
         self._identity: tuple[int, int] | None = None
@@ -90,7 +97,7 @@ class Segment:
         return f"<{type(self).__name__} {self.path}>"
 
     def file(self, suffix: str) -> str:
-        return os.path.join(self.directory, file_name(self.base_offset, suffix))
+        return os.path.join(self.directory, file_name(self.base_offset, suffix + self.state))
 
     @property
     def size_bytes(self) -> int:
@@ -113,12 +120,7 @@ class Segment:
     def view(self) -> memoryview:
         """The whole sealed file, mapped at first use; valid as long as anything refers to it."""
         if self._view is None:
-            try:
-                handle = self.fs.open(self.path)
-            except FileNotFoundError:
-                raise OffsetOutOfRangeError(
-                    "the segment was removed by its writer", path=self.path, offset=self.base_offset
-                ) from None
+            handle = self._open_file()
             try:
                 self._identity = self.fs.identity(handle)
                 size = self.fs.size(handle)
@@ -126,6 +128,14 @@ class Segment:
             finally:
                 self.fs.close(handle)
         return self._view
+
+    def _open_file(self) -> int:
+        """The file, also under the name that its writer gave it meanwhile: a new one, or one that is to go soon."""
+        plain = os.path.join(self.directory, file_name(self.base_offset, LOG))
+        for path in (self.path, plain, plain + ".deleted"):
+            with contextlib.suppress(FileNotFoundError):
+                return self.fs.open(path)
+        raise OffsetOutOfRangeError("the segment was removed by its writer", path=self.path, offset=self.base_offset)
 
     def piece(self, position: int, size: int) -> Piece:
         """Bytes from position on, at least size of them unless the segment ends before; a mapping gives all."""
@@ -387,8 +397,10 @@ def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes
 class ActiveSegment(GrowingSegment):
     """The segment that is written, with what appends need to know of it in plain attributes."""
 
-    def __init__(self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool) -> None:
-        Segment.__init__(self, fs, directory, base_offset)
+    def __init__(
+        self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool, state: str = ""
+    ) -> None:
+        Segment.__init__(self, fs, directory, base_offset, state)
         self._hold(fs.open(self.path, write=True, create=create, exclusive=create))
         self.config = config
         self._mapping: memoryview | None = None
@@ -400,7 +412,9 @@ class ActiveSegment(GrowingSegment):
         """Forgets the indexes and all that was learnt from the batches."""
         self._offset_index = OffsetIndex(self.file(".index"), bytearray())
         self._time_index = TimeIndex(self.file(".timeindex"), bytearray())
+        self._aborted = TransactionIndex(self.file(".txnindex"), bytearray())
         self.since_entry_bytes = 0
+        self.has_markers = False  # control batches of transactions, of those found by walking
         self.first_timestamp = -1
         self.largest_timestamp = -1
         self.largest_timestamp_offset = self.base_offset
@@ -476,6 +490,8 @@ class ActiveSegment(GrowingSegment):
         columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
             self.note(position, size, last_offset, max_timestamp)
+        flags = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
+        self.has_markers |= bool(np.any((facts["attributes"] & flags == flags) & (facts["magic"] == 2)))
 
     def append(
         self,
@@ -508,6 +524,20 @@ class ActiveSegment(GrowingSegment):
             for at, batch_size, batch_last, batch_newest in batches:
                 self.note(start + at, batch_size, batch_last, batch_newest)
 
+    def set_aborted(self, entries: Iterable[AbortedTransaction]) -> None:
+        """All aborted transactions whose markers stand in this segment; a file that says otherwise goes."""
+        self._aborted = TransactionIndex(self.file(".txnindex"), bytearray())
+        for entry in entries:
+            self._aborted.add(*entry)
+        if not len(self._aborted):
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.unlink(self._aborted.path)
+
+    def add_aborted(self, entry: AbortedTransaction) -> None:
+        """Takes note of an aborted transaction whose marker stands in this segment. Raises what a write raises."""
+        self._aborted.add(*entry)
+        self._aborted.write(self.fs)
+
     def reopen(self) -> None:
         """Goes on with the file that stands under the name now, of the same batches."""
         self._hold(self.fs.open(self.path, write=True))
@@ -521,10 +551,15 @@ class ActiveSegment(GrowingSegment):
         self.fs.fsync(self.handle)
         self._size = size
 
-    def write_indexes(self, *, whole: bool = False) -> None:
+    def write_indexes(self, *, whole: bool = False, sync: bool = False) -> None:
+        """Brings the indexes to their files; whole: anew. sync: on disk, for a Kafka that is not to look at the
+        segment again.
+        """
         assert self._offset_index is not None and self._time_index is not None
-        self._offset_index.write(self.fs, whole=whole)
-        self._time_index.write(self.fs, whole=whole)
+        self._offset_index.write(self.fs, whole=whole, sync=sync)
+        self._time_index.write(self.fs, whole=whole, sync=sync)
+        if len(self._aborted):
+            self._aborted.write(self.fs, whole=whole, sync=sync)
 
     def seal(self) -> Segment:
         """Ends the writing: all data on disk, indexes whole, with the closing time entry that retention reads.
@@ -534,8 +569,8 @@ class ActiveSegment(GrowingSegment):
         assert self._time_index is not None
         self.fs.fsync(self.handle)
         self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
-        self.write_indexes(whole=True)
-        return Segment(self.fs, self.directory, self.base_offset)
+        self.write_indexes(whole=True, sync=True)
+        return Segment(self.fs, self.directory, self.base_offset, self.state)
 
     def is_full(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
         """Whether an append needs a new segment first (storage format section 3.2)."""

@@ -20,7 +20,12 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore.errors import InvalidProducerEpochError, OutOfOrderSequenceError
+from logcore.errors import (
+    CoordinatorFencedError,
+    InvalidProducerEpochError,
+    InvalidTransactionStateError,
+    OutOfOrderSequenceError,
+)
 from logcore.kernels.layout import CONTROL_BIT, INT32_MAX, TRANSACTIONAL_BIT, Facts
 
 #: How many batches of a producer are known; its client keeps no more than that outstanding.
@@ -89,11 +94,12 @@ class Producers:
         return producer_id in self._known
 
     def duplicate_of(
-        self, producer_id: int, epoch: int, first_sequence: int, record_count: int
+        self, producer_id: int, epoch: int, first_sequence: int, record_count: int, *, is_transactional: bool = False
     ) -> SequencedBatch | None:
         """The stored batch that a batch to append repeats, None for a new one that is in order.
 
-        Raises InvalidProducerEpochError and OutOfOrderSequenceError.
+        Raises InvalidProducerEpochError, OutOfOrderSequenceError, and InvalidTransactionStateError for a batch outside
+        the transaction that its producer has open.
         """
         known = self._known.get(producer_id)
         if known is None:
@@ -112,6 +118,12 @@ class Producers:
         expected = 0
         if epoch == known.epoch and known.batches:
             expected = (known.batches[-1].last_sequence + 1) & INT32_MAX
+        if known.open_offset >= 0 and not is_transactional:
+            raise InvalidTransactionStateError(
+                f"producer {producer_id} has a transaction open",
+                expected="a transactional batch",
+                found="one that is not",
+            )
         if first_sequence != expected:
             raise OutOfOrderSequenceError(
                 f"a batch of producer {producer_id}, epoch {epoch}, is missing or came twice",
@@ -119,6 +131,40 @@ class Producers:
                 found=first_sequence,
             )
         return None
+
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> int:
+        """The first offset of the transaction that a marker would end, -1 for none (section 5.3).
+
+        Raises InvalidProducerEpochError and CoordinatorFencedError.
+        """
+        known = self._known.get(producer_id)
+        if known is None:
+            return -1
+        if epoch < known.epoch:
+            raise InvalidProducerEpochError(
+                f"the marker of producer {producer_id} has an old epoch",
+                expected=f"epoch {known.epoch} or newer",
+                found=epoch,
+            )
+        if coordinator_epoch < known.coordinator_epoch:
+            raise CoordinatorFencedError(
+                f"the marker of producer {producer_id} comes from a coordinator that was replaced",
+                expected=f"coordinator epoch {known.coordinator_epoch} or newer",
+                found=coordinator_epoch,
+            )
+        return known.open_offset
+
+    def end_transaction(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int) -> None:
+        """Takes note of a marker that was stored."""
+        known = self._known.setdefault(producer_id, _Producer(epoch))
+        known.enter_epoch(epoch)
+        known.timestamp_ms = timestamp_ms
+        known.coordinator_epoch = coordinator_epoch
+        known.open_offset = -1
+
+    def open_transactions(self) -> dict[int, int]:
+        """Producer id -> first offset of its open transaction."""
+        return {producer_id: known.open_offset for producer_id, known in self._known.items() if known.open_offset >= 0}
 
     def add(
         self,
@@ -147,11 +193,7 @@ class Producers:
             producer_id, epoch, count = fact["producer_id"], fact["producer_epoch"], fact["record_count"]
             if fact["attributes"] & CONTROL_BIT:
                 if count:  # compaction leaves empty ones, which say nothing
-                    known = self._known.setdefault(producer_id, _Producer(epoch))
-                    known.enter_epoch(epoch)
-                    known.timestamp_ms = fact["max_timestamp"]
-                    known.coordinator_epoch = coordinator_epoch(fact["position"])
-                    known.open_offset = -1
+                    self.end_transaction(producer_id, epoch, coordinator_epoch(fact["position"]), fact["max_timestamp"])
                 continue
             # Compaction may have taken records out; the sequences are those of the batch as it was sent.
             sent = fact["last_offset"] - fact["base_offset"] + 1
@@ -172,6 +214,13 @@ class Producers:
             producer_id: known
             for producer_id, known in self._known.items()
             if known.open_offset >= 0 or now_ms - known.timestamp_ms < EXPIRATION_MS
+        }
+
+    def last_batches(self) -> dict[int, tuple[int, int]]:
+        """Producer id -> (epoch, last offset of its newest data batch, -1 for none)."""
+        return {
+            producer_id: (known.epoch, known.batches[-1].last_offset if known.batches else -1)
+            for producer_id, known in self._known.items()
         }
 
     def pack(self) -> bytes:

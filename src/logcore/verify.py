@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from logcore import checkpoint, recovery
 from logcore.config import Durability
-from logcore.dump import DUMPERS, TXN_ENTRY, IndexTable, LogFile
+from logcore.dump import DUMPERS, IndexTable, LogFile
 from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
-from logcore.index import OFFSET_ENTRY, TIME_ENTRY
+from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import layout
 from logcore.recovery import Action, TailFacts, decide
 from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name

@@ -121,6 +121,22 @@ cdef extern from *:
         if (headers_size) { memcpy(p, headers, headers_size); p += headers_size; }
         return p;
     }
+    static inline void lc_prefetch(const void *p) { __builtin_prefetch(p, 1); }
+    /* Four multilinear hashes at once, factors of one word beside each other; the upper halves of their 64 bits. */
+    static inline void lc_hash(const unsigned char *key, int64_t size, const uint64_t *factors, uint64_t *out) {
+        uint64_t sums[4]; const uint64_t *factor = factors + 8; int64_t at; int lane;
+        for (lane = 0; lane < 4; lane++) sums[lane] = factors[lane] + (uint64_t)size * factors[4 + lane];
+        for (at = 0; at + 4 <= size; at += 4, factor += 4) {
+            uint32_t word; memcpy(&word, key + at, 4);
+            for (lane = 0; lane < 4; lane++) sums[lane] += word * factor[lane];
+        }
+        if (at < size) {
+            uint32_t word = 0; memcpy(&word, key + at, size - at);
+            for (lane = 0; lane < 4; lane++) sums[lane] += word * factor[lane];
+        }
+        out[0] = (sums[0] >> 32) << 32 | sums[1] >> 32;
+        out[1] = (sums[2] >> 32) << 32 | sums[3] >> 32;
+    }
     /* The shortest way for the commonest row: a tuple of two bytes objects, at the base timestamp. NULL when it is not
        that, or does not fit before end. */
     static inline unsigned char *lc_write_pair(unsigned char *p, const unsigned char *end, PyObject *row,
@@ -201,6 +217,8 @@ cdef extern from *:
     int lc_size(uint64_t zigzag) noexcept nogil
     uint8_t *lc_write(uint8_t *p, uint64_t zigzag) noexcept nogil
     void lc_copy(uint8_t *to, const uint8_t *source, size_t size) noexcept nogil
+    void lc_prefetch(const void *p) noexcept nogil
+    void lc_hash(const uint8_t *key, int64_t size, const uint64_t *factors, uint64_t *out) noexcept nogil
 
 cdef enum:
     HEADER_SIZE = 61
@@ -1430,3 +1448,190 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
     size, batches = encode_records(out, ((key, value, headers, timestamp_ms),), base_offset, leader_epoch, now_ms,
                                    INT32_LIMIT, max_bytes, attributes, -1, -1, -1, compress, require_key)
     return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), size), batches[0][3]
+
+
+def hash_keys(data, positions, sizes, coefficients):
+    """128 bits of each key. See plain.hash_keys."""
+    cdef Py_buffer view
+    cdef const uint8_t *base
+    cdef const uint8_t *key
+    cdef const int32_t[::1] where = positions
+    cdef const int32_t[::1] sized = sizes
+    cdef const uint64_t[:, ::1] factors = coefficients
+    cdef Py_ssize_t count = sized.shape[0], row
+    cdef int64_t most = 4 * (factors.shape[0] - 2)
+    if where.shape[0] != count or factors.shape[0] < 2 or factors.shape[1] != 4:
+        raise ValueError("positions, sizes and coefficients do not fit each other")
+    found = np.zeros((count, 2), np.uint64)
+    cdef uint64_t[:, ::1] out = found
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        base = <const uint8_t *>view.buf
+        for row in range(count):
+            if sized[row] < 0 or sized[row] > most:
+                continue
+            if sized[row] and (where[row] < 0 or where[row] > view.len - sized[row]):
+                raise ValueError("a key lies outside the data")
+            lc_hash(base + where[row], sized[row], &factors[0, 0], &out[row, 0])
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef inline Py_ssize_t slot_of(uint64_t high, uint64_t slots) noexcept nogil:
+    return <Py_ssize_t>((high >> 32) * slots >> 32)
+
+
+#: How many rows ahead a slot is fetched from memory: a table is larger than the cache.
+cdef enum:
+    AHEAD = 12
+
+
+def map_put(slots, hashes, offsets, Py_ssize_t used, Py_ssize_t most):
+    """Notes the offset of each key. See plain.map_put."""
+    cdef uint64_t[:, ::1] table = slots
+    cdef const uint64_t[:, ::1] keys = hashes
+    cdef const int64_t[::1] noted = offsets
+    cdef Py_ssize_t count = table.shape[0], rows = keys.shape[0], row, at
+    if not 0 <= used <= most < count or count >> 32 or table.shape[1] != 3 or (rows and keys.shape[1] != 2) or noted.shape[0] != rows:
+        raise ValueError("slots, hashes and offsets do not fit each other")
+    with nogil:
+        for row in range(rows):
+            if row + AHEAD < rows:
+                lc_prefetch(&table[slot_of(keys[row + AHEAD, 0], count), 0])
+            at = slot_of(keys[row, 0], count)
+            while table[at, 2] and (table[at, 0] != keys[row, 0] or table[at, 1] != keys[row, 1]):
+                at = at + 1 if at + 1 < count else 0
+            if table[at, 2] == 0:
+                if used == most:
+                    rows = row
+                    break
+                used += 1
+                table[at, 0] = keys[row, 0]
+                table[at, 1] = keys[row, 1]
+            table[at, 2] = <uint64_t>noted[row] + 1
+    return rows, used
+
+
+def map_get(slots, hashes):
+    """The offset noted for each key. See plain.map_get."""
+    cdef const uint64_t[:, ::1] table = slots
+    cdef const uint64_t[:, ::1] keys = hashes
+    cdef Py_ssize_t count = table.shape[0], rows = keys.shape[0], row, at
+    if count >> 32 or table.shape[1] != 3 or (rows and keys.shape[1] != 2):
+        raise ValueError("slots and hashes do not fit each other")
+    found = np.empty(rows, np.int64)
+    cdef int64_t[::1] out = found
+    with nogil:
+        for row in range(rows):
+            if row + AHEAD < rows:
+                lc_prefetch(&table[slot_of(keys[row + AHEAD, 0], count), 0])
+            at = slot_of(keys[row, 0], count)
+            while table[at, 2] and (table[at, 0] != keys[row, 0] or table[at, 1] != keys[row, 1]):
+                at = at + 1 if at + 1 < count else 0
+            out[row] = <int64_t>(table[at, 2] - 1)
+    return found
+
+
+DROP, COPY, FILTER, EMPTY = range(4)
+
+
+def rewrite_batches(data, positions, actions, attributes, base_timestamps, keep, out):
+    """Writes batches of a plain run as compaction leaves them. See plain.rewrite_batches."""
+    cdef Py_buffer view
+    cdef Facts facts
+    cdef const uint8_t *base
+    cdef const int64_t[::1] where = positions
+    cdef const uint8_t[::1] what = actions
+    cdef const int16_t[::1] flags = attributes
+    cdef const int64_t[::1] times = base_timestamps
+    cdef const uint8_t[::1] kept = keep
+    cdef uint8_t[::1] target = out
+    cdef Py_ssize_t count = where.shape[0], batch, row = 0, used = 0, room = target.shape[0], records
+    cdef int64_t newest
+    cdef int32_t left
+    cdef uint8_t *to
+    cdef const uint8_t *p
+    cdef int wrong
+    if not count == what.shape[0] == flags.shape[0] == times.shape[0]:
+        raise ValueError("positions, actions, attributes and times differ in length")
+    found = np.zeros(count, np.int32)
+    cdef int32_t[::1] sizes = found
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        base = <const uint8_t *>view.buf
+        for batch in range(count):
+            if where[batch] < 0 or where[batch] > view.len or check_head(base + where[batch], view.len - where[batch]) != WALK_END:
+                raise ValueError("a batch lies outside the data")
+            p = base + where[batch]
+            read_facts(p, where[batch], &facts)
+            records = max(facts.record_count, 0)
+            if records > kept.shape[0] - row or facts.size_bytes + 14 * records > room - used:
+                raise ValueError("records or room are missing")
+            if what[batch] == 0:
+                row += records
+                continue
+            to = &target[0] + used
+            if what[batch] == 1:
+                memcpy(to, p, facts.size_bytes)
+                sizes[batch] = facts.size_bytes
+            else:
+                memcpy(to, p, HEADER_SIZE)
+                left = 0
+                sizes[batch] = HEADER_SIZE
+                newest = facts.max_timestamp
+                if what[batch] == 2:
+                    newest = -1
+                    wrong = filter_records(p + HEADER_SIZE, p + facts.size_bytes, &facts, &kept[0] + row if records else NULL,
+                                           times[batch], to + HEADER_SIZE, &left, &newest, &sizes[batch])
+                    if wrong:
+                        raise bad_body(wrong, None, where[batch])
+                    if flags[batch] & APPEND_TIME_BIT:
+                        newest = facts.max_timestamp
+                lc_put32(to + 8, <uint32_t>(sizes[batch] - LOG_OVERHEAD))
+                lc_put16(to + 21, <uint16_t>flags[batch])
+                lc_put64(to + 27, <uint64_t>times[batch])
+                lc_put64(to + 35, <uint64_t>newest)
+                lc_put32(to + 57, <uint32_t>left)
+                lc_put32(to + 17, crc_of(to + CRC_START, sizes[batch] - CRC_START))
+            used += sizes[batch]
+            row += records
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int filter_records(const uint8_t *p, const uint8_t *end, const Facts *facts, const uint8_t *keep, int64_t base_timestamp,
+                        uint8_t *to, int32_t *left, int64_t *newest, int32_t *size) noexcept nogil:
+    """Copies the records with keep to a place with room for them, each with its new timestamp delta."""
+    cdef const uint8_t *stop
+    cdef const uint8_t *rest
+    cdef uint8_t *start = to
+    cdef int32_t length, at
+    cdef int64_t delta, timestamp
+    cdef uint64_t moved
+    cdef bint append_time = facts.attributes & APPEND_TIME_BIT
+    for at in range(facts.record_count):
+        p = lc_read32(p, end, &length)
+        if p == NULL:
+            return BODY_VARINT
+        if length < 1 or length > end - p:
+            return BODY_LENGTH
+        stop = p + length
+        if keep[at]:
+            rest = lc_read64(p + 1, stop, &delta)
+            if rest == NULL:
+                return BODY_VARINT
+            timestamp = facts.max_timestamp if append_time else <int64_t>(<uint64_t>facts.base_timestamp + <uint64_t>delta)
+            if timestamp > newest[0]:
+                newest[0] = timestamp
+            moved = lc_zigzag(<int64_t>(<uint64_t>timestamp - <uint64_t>base_timestamp))
+            to = lc_write(to, <uint64_t>(1 + lc_size(moved) + (stop - rest)) << 1)
+            to[0] = p[0]
+            to = lc_write(to + 1, moved)
+            memcpy(to, rest, stop - rest)
+            to += stop - rest
+            left[0] += 1
+        p = stop
+    size[0] = <int32_t>(HEADER_SIZE + (to - start))
+    return BODY_OK

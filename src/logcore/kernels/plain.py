@@ -1176,3 +1176,176 @@ def encode_columns(
     else:
         writer.extend(zip(*cells, itertools.repeat(()), timestamps_ms.tolist(), strict=False), require_key)
     return writer.result(out)
+
+
+def hash_keys(
+    data: Buffer,
+    positions: npt.NDArray[np.int32],
+    sizes: npt.NDArray[np.int32],
+    coefficients: npt.NDArray[np.uint64],
+) -> npt.NDArray[np.uint64]:
+    """128 bits of each key, shape (n, 2), such that two different keys have the same with a chance of 2^-128.
+
+    positions, sizes: int32, shape (n,), contiguous. coefficients: uint64, shape (words + 2, 4), random and secret; a
+    key has at most words * 4 bytes, and for a longer or null one the result means nothing. Four multilinear hashes
+    (Thorup: High Speed Hashing for Integers and Strings, section 4.2), of whose 64 bits the upper halves are kept:
+    unlike a fixed function's, their collisions cannot be searched for. Raises ValueError when a key lies outside data.
+    """
+    raw = np.frombuffer(memoryview(data).cast("B"), np.uint8)
+    most = 4 * (len(coefficients) - 2)
+    found = np.zeros((len(sizes), 2), np.uint64)
+    used = np.flatnonzero((sizes >= 0) & (sizes <= most))
+    starts, lengths = positions[used].astype(np.int64), sizes[used].astype(np.int64)
+    if np.any((lengths > 0) & ((starts < 0) | (starts > raw.size - lengths))):
+        raise ValueError("a key lies outside the data")
+    words = -(-lengths // 4)
+    for count in np.unique(words).tolist():
+        rows = np.flatnonzero(words == count)
+        columns = np.arange(4 * count)
+        inside = columns < lengths[rows, None]
+        cells = np.where(inside, raw[np.where(inside, starts[rows, None] + columns, 0)], 0).astype(np.uint8)
+        keys = np.ascontiguousarray(cells).view("<u4").reshape(len(rows), count).astype(np.uint64)
+        sums = coefficients[0] + lengths[rows, None].astype(np.uint64) * coefficients[1]
+        for word in range(count):
+            sums = sums + keys[:, word, None] * coefficients[word + 2]
+        halves = sums >> np.uint64(32)
+        found[used[rows], 0] = halves[:, 0] << np.uint64(32) | halves[:, 1]
+        found[used[rows], 1] = halves[:, 2] << np.uint64(32) | halves[:, 3]
+    return found
+
+
+def _slots_of(hashes: npt.NDArray[np.uint64], slots: int) -> npt.NDArray[np.int64]:
+    return ((hashes[:, 0] >> np.uint64(32)) * np.uint64(slots) >> np.uint64(32)).astype(np.int64)
+
+
+def map_put(
+    slots: npt.NDArray[np.uint64],
+    hashes: npt.NDArray[np.uint64],
+    offsets: npt.NDArray[np.int64],
+    used: int,
+    most: int,
+) -> tuple[int, int]:
+    """Notes the offset of each key in a table of linear probing; a later row of the same key replaces an earlier one.
+
+    slots: uint64, shape (n, 3) with n < 2^32: hash and offset + 1, all zero where free; changed in place. hashes: shape
+    (m, 2). offsets: int64, shape (m,), contiguous. used: how many slots are taken, at most `most` < n. Returns (rows
+    taken, used): it stops before the first row of a new key once `most` are taken.
+    """
+    count = len(slots)
+    if used + len(hashes) > most:  # near the end the order of the rows says which one is left out
+        for row in range(len(hashes)):
+            slot = int(_slots_of(hashes[row : row + 1], count)[0])
+            while slots[slot, 2] and not (slots[slot, :2] == hashes[row]).all():
+                slot = slot + 1 if slot + 1 < count else 0
+            if not slots[slot, 2]:
+                if used == most:
+                    return row, used
+                used += 1
+            slots[slot, :2], slots[slot, 2] = hashes[row], offsets[row] + 1
+        return len(hashes), used
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable, so the last of equal ones is the newest
+    ranked = hashes[order]
+    is_last = np.ones(len(order), bool)
+    is_last[:-1] = (ranked[1:] != ranked[:-1]).any(axis=1)
+    left = order[is_last]
+    at = _slots_of(hashes[left], count)
+    while len(left):
+        free = slots[at, 2] == 0
+        same = ~free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
+        slots[at[free], :2] = hashes[left[free]]  # several may want one slot: the last of them has it
+        has = same | free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
+        slots[at[has], 2] = (offsets[left[has]] + 1).astype(np.uint64)
+        used += int((has & free).sum())
+        left, at = left[~has], (at[~has] + 1) % count
+    return len(hashes), used
+
+
+def map_get(slots: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The offset that map_put() noted for each key, int64 of shape (m,); -1 where there is none."""
+    found = np.full(len(hashes), -1, np.int64)
+    left = np.arange(len(hashes))
+    at = _slots_of(hashes, len(slots))
+    while len(left):
+        taken = slots[at, 2] != 0
+        same = taken & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
+        found[left[same]] = slots[at[same], 2].astype(np.int64) - 1
+        on = taken & ~same
+        left, at = left[on], (at[on] + 1) % len(slots)
+    return found
+
+
+#: What rewrite_batches() does with a batch.
+DROP, COPY, FILTER, EMPTY = range(4)
+
+
+def rewrite_batches(
+    data: Buffer,
+    positions: npt.NDArray[np.int64],
+    actions: npt.NDArray[np.uint8],
+    attributes: npt.NDArray[np.int16],
+    base_timestamps: npt.NDArray[np.int64],
+    keep: npt.NDArray[np.uint8],
+    out: npt.NDArray[np.uint8],
+) -> npt.NDArray[np.int32]:
+    """Writes batches of a plain run behind each other as compaction leaves them; returns the size of each in out.
+
+    positions: where the batches stand, int64 of shape (n,). actions: uint8 (n,): DROP; COPY as it is; FILTER: the
+    records with keep, their timestamps relative to base_timestamps; EMPTY: the head alone, with time -1 and the largest
+    timestamp it had. attributes: int16 (n,), of batches that are rewritten. keep: uint8, for each record of all
+    batches in order. out: uint8, room for all bytes of the batches and 14 more for each record. A rewritten batch keeps
+    its offsets, epochs, producer and sequence, and gets a new CRC. The batches are those of a run that was decoded:
+    whole, v2, not compressed. Raises InvalidRecordError where records do not fit in.
+    """
+    view = memoryview(data).cast("B")
+    sizes = np.zeros(len(positions), np.int32)
+    at = row = 0
+    columns = (array.tolist() for array in (positions, actions, attributes, base_timestamps))
+    for batch, (position, action, attribute, base_timestamp) in enumerate(zip(*columns, strict=True)):
+        facts = _facts(view, position)
+        size, count = facts[6], max(0, facts[9])
+        if action == COPY:
+            out[at : at + size] = np.frombuffer(view[position : position + size], np.uint8)
+        elif action != DROP:
+            head = list(_HEADER.unpack_from(view, position))
+            head[5], head[7] = attribute, base_timestamp
+            body = b""
+            head[12] = 0
+            if action == FILTER:
+                body, head[12], newest = _filter(view, position, facts, keep[row : row + count], base_timestamp)
+                if not attribute & APPEND_TIME_BIT:
+                    head[8] = newest
+            size = HEADER_SIZE + len(body)
+            head[1] = size - LOG_OVERHEAD
+            raw = bytearray(_HEADER.pack(*head) + body)
+            struct.pack_into(">I", raw, PREFIX_SIZE, _crc32c(memoryview(raw)[CRC_START:]))
+            out[at : at + size] = np.frombuffer(raw, np.uint8)
+        sizes[batch] = 0 if action == DROP else size
+        at += int(sizes[batch])
+        row += count
+    return sizes
+
+
+def _filter(
+    view: memoryview, position: int, facts: tuple[int, ...], keep: npt.NDArray[np.uint8], base_timestamp: int
+) -> tuple[bytes, int, int]:
+    """(records kept, how many, their largest timestamp)."""
+    at, end = position + HEADER_SIZE, position + facts[6]
+    append_time = _append_time(facts)
+    parts: list[bytes] = []
+    newest = -1
+    try:
+        for kept in keep.tolist():
+            length, start = _read_varint(view, at, end, 32)
+            at = start + length
+            if length < 1 or at > end:
+                raise _Wrong(BODY_LENGTH)
+            if not kept:
+                continue
+            delta, rest = _read_varint(view, start + 1, at, 64)
+            timestamp = _int64(facts[3] + delta) if append_time is None else append_time
+            newest = max(newest, timestamp)
+            record = bytes(view[start : start + 1]) + _varint(_int64(timestamp - base_timestamp)) + bytes(view[rest:at])
+            parts.append(_varint(len(record)) + record)
+    except _Wrong as wrong:
+        raise InvalidRecordError(BODY_REASONS[wrong.args[0]], position=position) from None
+    return b"".join(parts), len(parts), newest

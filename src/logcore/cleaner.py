@@ -1,0 +1,645 @@
+"""Compaction: of each key the last record stays, and tombstones go when every reader has had the time to see them.
+
+A round looks at the records written since the last one, notes the newest offset of each of their keys in a table of
+fixed size, and writes the segments up to there anew without what is superseded. Segments that became small are joined.
+
+Rules (storage format section 9, Kafka's Cleaner):
+- Offsets never change, order is kept, and a batch keeps its head: sequence, epochs, producer.
+- The active segment, records younger than min.compaction.lag.ms and everything from the last stable offset on stay.
+- A tombstone stays for delete.retention.ms after the first round that met it, a transaction marker as long as one of
+  its batches is there and then as long as a tombstone. The last batch of each live producer stays, if need be empty.
+- New files are complete and on disk before they take the place of the old ones; a crash leaves one generation, whole.
+- Damage ends the round with an error, and every file stays as it was.
+
+This module decides and writes the new files; Log.rewriting() puts them in place. It starts no thread: a round is an
+iterator, and whoever turns it decides how fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from logcore.columns import RecordColumns
+from logcore.config import INT32_MAX, LogConfig
+from logcore.errors import CorruptBatchError, InvalidConfigError
+from logcore.index import OFFSET_ENTRY, TIME_ENTRY
+from logcore.kernels import active, layout
+from logcore.kernels.layout import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    TRANSACTIONAL_BIT,
+)
+from logcore.log import Log, Rewriting
+from logcore.producers import Transactions
+from logcore.reading import Run
+from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
+from logcore.segment import Segment
+
+#: Kafka: log.cleaner.dedupe.buffer.size.
+DEDUPE_BYTES: Final = 128 << 20
+_SLOT_BYTES: Final = 24
+#: Of the slots of the table. Linear probing looks at 2.5 slots for a key that is there when three quarters are taken.
+_LOAD: Final = 0.75
+#: Longer keys are hashed one by one; 64 words are 2 KiB of coefficients.
+_KEY_WORDS: Final = 64
+#: Decoded, decided and written at once.
+_CHUNK_BYTES: Final = 2 << 20
+_CHUNK_ROWS: Final = 32_768
+#: Written before a sync, so that the last one is short.
+_SYNC_BYTES: Final = 32 << 20
+#: What the varints of a record may grow by when its timestamp delta changes.
+_GROWTH: Final = 14
+
+
+# -- what to clean -------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class SegmentFacts:
+    """What the choice depends on. Times in ms, -1 for none; first_timestamp: largest of the first batch."""
+
+    base_offset: int
+    size_bytes: int
+    first_timestamp: int
+    largest_timestamp: int
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """Which offsets a round would clean, [first_dirty, first_uncleanable), and whether it is time for it.
+
+    ratio: bytes to clean among all that the round would read. is_due: by min.cleanable.dirty.ratio, or because
+    something waits for longer than max.compaction.lag.ms.
+    """
+
+    first_dirty: int
+    first_uncleanable: int
+    clean_bytes: int
+    cleanable_bytes: int
+    is_due: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.cleanable_bytes / max(1, self.clean_bytes + self.cleanable_bytes)
+
+
+def plan(
+    sealed: Sequence[SegmentFacts],
+    active_base: int,
+    *,
+    log_start: int,
+    last_stable_offset: int,
+    checkpoint: int | None,
+    config: LogConfig,
+    now_ms: int,
+) -> Plan:
+    """Storage format sections 9.1 and 9.2. sealed: facts of all segments but the active one; checkpoint: where the last
+    round ended, None when there was none.
+    """
+    end = last_stable_offset
+    first_dirty = log_start if checkpoint is None or not log_start <= checkpoint <= active_base else checkpoint
+    bases = [facts.base_offset for facts in sealed] + [active_base]
+    lag_ms = config.min_compaction_lag_ms
+    for facts, next_base in zip(sealed, bases[1:], strict=True):
+        if lag_ms and next_base > first_dirty and facts.largest_timestamp > now_ms - lag_ms:
+            end = min(end, facts.base_offset)
+            break
+    # Whole segments: the one that the end lies in stays out.
+    last = next((base for base in reversed(bases) if base <= end), first_dirty)
+    first_uncleanable = max(first_dirty, min(active_base, last))
+    ends = bases[1:]
+    spans = list(zip(sealed, ends, strict=True))
+    clean = sum(facts.size_bytes for facts, end in spans if end <= first_dirty)
+    dirty = [facts for facts, end in spans if end > first_dirty and end <= first_uncleanable]
+    cleanable = sum(facts.size_bytes for facts in dirty)
+    waits = any(0 <= facts.first_timestamp < now_ms - config.max_compaction_lag_ms for facts in dirty)
+    ratio = cleanable / max(1, clean + cleanable)
+    return Plan(
+        first_dirty=first_dirty,
+        first_uncleanable=first_uncleanable,
+        clean_bytes=clean,
+        cleanable_bytes=cleanable,
+        is_due=cleanable > 0 and (ratio > config.min_cleanable_dirty_ratio or waits),
+    )
+
+
+def facts_of(segment: Segment) -> SegmentFacts:
+    """Raises StorageReadError, CorruptBatchError."""
+    first = segment.batch(0) if segment.size_bytes else None
+    return SegmentFacts(
+        base_offset=segment.base_offset,
+        size_bytes=segment.size_bytes,
+        first_timestamp=-1 if first is None else first.max_timestamp,
+        largest_timestamp=segment.max_timestamp(),
+    )
+
+
+def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -> list[list[Segment]]:
+    """Neighbours that become one segment, as they are within its limits (storage format section 9.4).
+
+    ends: the offset after each segment, which is the next one's base.
+    """
+    groups: list[list[Segment]] = []
+    sizes = [0, 0, 0]
+    limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
+    for segment, end in zip(segments, ends, strict=True):
+        more = (
+            segment.size_bytes,
+            len(segment.offset_index) * OFFSET_ENTRY.itemsize,
+            len(segment.time_index) * TIME_ENTRY.itemsize,
+        )
+        fits = all(size + added <= limit for size, added, limit in zip(sizes, more, limits, strict=True))
+        if groups and fits and end - 1 - groups[-1][0].base_offset <= INT32_MAX:
+            groups[-1].append(segment)
+            sizes = [size + added for size, added in zip(sizes, more, strict=True)]
+        else:
+            groups.append([segment])
+            sizes = list(more)
+    return groups
+
+
+# -- the newest offset of each key ---------------------------------------------------------------------------------
+
+
+class OffsetMap:
+    """Keys, as 128 bits of each, and the largest offset of each. A key is its hash: see kernels.hash_keys.
+
+    memory_bytes: of the table. latest_offset: everything up to there was noted.
+    """
+
+    def __init__(self, memory_bytes: int, keys: int, random_bytes: Callable[[int], bytes]) -> None:
+        """keys: how many there are at most; a small log needs no large table."""
+        slots = min(max(2, memory_bytes // _SLOT_BYTES), max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
+        self._slots = np.zeros((slots, 3), np.uint64)
+        self._most = max(1, int(slots * _LOAD))
+        self._used = 0
+        self._secret = random_bytes(16)
+        self._coefficients = np.frombuffer(random_bytes(32 * (_KEY_WORDS + 2)), np.uint64).reshape(-1, 4)
+        self.latest_offset = -1
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self._slots.nbytes)
+
+    def hashes(self, columns: RecordColumns) -> npt.NDArray[np.uint64]:
+        """128 bits of each key, shape (rows, 2); of a null key they mean nothing."""
+        found = active.hash_keys(columns.data, columns.key_positions, columns.key_sizes, self._coefficients)
+        for row in np.flatnonzero(columns.key_sizes > 4 * _KEY_WORDS).tolist():
+            at = int(columns.key_positions[row])
+            key = columns.data[at : at + int(columns.key_sizes[row])]
+            found[row] = np.frombuffer(hashlib.blake2b(key, digest_size=16, key=self._secret).digest(), np.uint64)
+        return found
+
+    def put(self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]) -> bool:
+        """Notes keys in the order of their offsets; False when the table was full before the last of them."""
+        taken, self._used = active.map_put(self._slots, hashes, offsets, self._used, self._most)
+        if taken:
+            self.latest_offset = int(offsets[taken - 1])
+        return taken == len(offsets)
+
+    def newest(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The largest offset noted for each key, -1 for none."""
+        return active.map_get(self._slots, hashes)
+
+
+# -- transactions as they are passed -------------------------------------------------------------------------------
+
+
+@attrs.define
+class _Passing:
+    """Which transactions had a batch up to the place that a pass has reached (section 9.5)."""
+
+    transactions: Transactions
+    _seen_aborted: set[int] = attrs.Factory(set)
+    _seen_committed: set[int] = attrs.Factory(set)
+
+    def is_aborted(self, producer_id: int, base_offset: int) -> bool:
+        """Takes note of a transactional data batch; whether its transaction was aborted."""
+        found = self.transactions.is_aborted(producer_id, base_offset)
+        (self._seen_aborted if found else self._seen_committed).add(producer_id)
+        return found
+
+    def had_batches(self, producer_id: int, kind: str) -> bool:
+        """Takes note of a marker; whether a batch of its transaction was passed."""
+        seen = self._seen_aborted if kind == "ABORT" else self._seen_committed
+        found = producer_id in seen
+        seen.discard(producer_id)
+        return found
+
+
+# -- a round -------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class CleaningReport:
+    """What a round did. end_offset: the next round begins there. Bytes are those of .log files, before and after, of
+    the segments that were written anew; map_bytes: the table of keys.
+    """
+
+    path: str
+    first_dirty: int
+    end_offset: int
+    records_read: int
+    records_kept: int
+    bytes_before: int
+    bytes_after: int
+    segments_before: int
+    segments_after: int
+    map_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: offsets {self.first_dirty}..{self.end_offset} compacted, {self.records_read} records to "
+            f"{self.records_kept}, {self.bytes_before} bytes to {self.bytes_after}, "
+            f"{self.segments_before} segments to {self.segments_after}"
+        )
+
+
+@attrs.frozen
+class Progress:
+    """Bytes that a round has read so far, and those it will read in all, as far as that is known."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@attrs.define
+class _Part:
+    """Some batches in a row: a run of plain ones, or one of another kind. columns: None for a control batch."""
+
+    facts: layout.Facts
+    data: memoryview
+    columns: RecordColumns | None
+    batch: RecordBatch | None  # the one of another kind
+
+
+@attrs.define
+class _Counts:
+    records_read: int = 0
+    records_kept: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+
+
+def plan_of(log: Log, now_ms: int | None = None) -> Plan:
+    """What a round would do to a log now. Errors as clean()."""
+    with log.rewriting() as view:
+        return _plan_of(view, log.config, view.fs.now_ms() if now_ms is None else now_ms)
+
+
+def _plan_of(view: Rewriting, config: LogConfig, now_ms: int) -> Plan:
+    return plan(
+        [facts_of(segment) for segment in view.sealed],
+        view.active_base,
+        log_start=view.log_start,
+        last_stable_offset=view.last_stable_offset,
+        checkpoint=view.cleaned_to,
+        config=config,
+        now_ms=now_ms,
+    )
+
+
+def clean(
+    log: Log, *, now_ms: int | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
+) -> CleaningReport | None:
+    """Compacts a log in one go; None when there is nothing to do yet, by the log's settings.
+
+    now_ms: the wall clock, for lags and horizons. memory_bytes: for the table of keys, 24 a key and a third more; when
+    it does not hold all keys, the round ends earlier. force: whatever the dirty ratio. The log stays open to its
+    readers and writers meanwhile. Raises InvalidConfigError when the topic is not to be compacted, CorruptBatchError
+    when a segment is damaged, LogFailedError, and what the system raises; the log is as it was then.
+    """
+    steps = cleaning(log, now_ms=now_ms, memory_bytes=memory_bytes, force=force)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def cleaning(
+    log: Log, *, now_ms: int | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
+) -> Generator[Progress, None, CleaningReport | None]:
+    """As clean(), in steps of some milliseconds: a generator of Progress that returns the report."""
+    if not log.config.is_compacted:
+        raise InvalidConfigError(
+            "the topic is not to be compacted",
+            expected="cleanup.policy with 'compact'",
+            found=log.config.cleanup_policy,
+        )
+    with log.rewriting() as view:
+        now_ms = view.fs.now_ms() if now_ms is None else now_ms
+        plan = _plan_of(view, log.config, now_ms)
+        if not (plan.is_due or (force and plan.cleanable_bytes)):
+            return None
+        return (yield from _Round(view, log.config, plan, now_ms, memory_bytes).run())
+
+
+class _Round:
+    """One round over one log."""
+
+    def __init__(self, view: Rewriting, config: LogConfig, plan: Plan, now_ms: int, memory_bytes: int) -> None:
+        self.view, self.config, self.plan, self.now_ms = view, config, plan, now_ms
+        segments = [*view.sealed]
+        self.ends = {
+            one.base_offset: after
+            for one, after in zip(segments, [*(s.base_offset for s in segments[1:]), view.active_base], strict=True)
+        }
+        self.dirty = [
+            one
+            for one in segments
+            if self.ends[one.base_offset] > plan.first_dirty and one.base_offset < plan.first_uncleanable
+        ]
+        self.memory_bytes = memory_bytes
+        self.done = 0
+        self.counts = _Counts()
+
+    def run(self) -> Generator[Progress, None, CleaningReport]:
+        plan, view = self.plan, self.view
+        self.total = plan.clean_bytes + 2 * plan.cleanable_bytes
+        newest = OffsetMap(self.memory_bytes, self._count_records(), view.fs.random_bytes)
+        yield from self._note_keys(newest)
+        end = newest.latest_offset + 1
+        segments = [one for one in view.sealed if one.base_offset < end]
+        self.producers = view.last_batches()
+        passing = _Passing(view.transactions())
+        for old in group(segments, [self.ends[one.base_offset] for one in segments], self.config):
+            yield from self._rewrite(old, newest, passing, end)
+        view.note_cleaned(end)
+        return CleaningReport(
+            path=view.path,
+            first_dirty=plan.first_dirty,
+            end_offset=end,
+            map_bytes=newest.memory_bytes,
+            **attrs.asdict(self.counts),
+        )
+
+    def _count_records(self) -> int:
+        """An upper bound for the keys of the dirty part; heads of the old formats do not tell, so their bytes do."""
+        count = 0
+        for segment in self.dirty:
+            for facts, _, _ in segment.walk(0, crc=False):
+                counts = facts["record_count"].astype(np.int64)
+                count += int(np.where(counts < 0, facts["size_bytes"], counts).sum())
+        return count
+
+    # -- reading
+
+    def _parts(self, segment: Segment) -> Iterator[_Part]:
+        """The whole segment, each CRC checked. Raises CorruptBatchError."""
+        view, size = segment.view(), segment.size_bytes
+        at = 0
+        while at < size:
+            stop, rows = active.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
+            if stop > at:
+                plain = Run(view, at, stop, rows, 0, segment.path).columns(max_size=0)
+                facts, _, _ = active.walk(view, at, stop, (stop - at) // HEADER_SIZE + 1, False)
+                yield _Part(facts, view, plain, None)
+                at = stop
+                continue
+            batch = RecordBatch.parse(view, at, size, path=segment.path)
+            if batch is None:
+                raise CorruptBatchError(layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=at)
+            columns: RecordColumns | None = None
+            if batch.is_control:
+                batch.verify()
+            else:
+                columns = batch.columns(max_size=self.config.max_decompressed_bytes)
+            facts, _, _ = active.walk(view, at, at + batch.size_bytes, 1, False)
+            yield _Part(facts, view, columns, batch)
+            at += batch.size_bytes
+
+    def _note_keys(self, newest: OffsetMap) -> Generator[Progress, None, None]:
+        """Goes over the dirty part once (section 9.3)."""
+        newest.latest_offset = self.plan.first_dirty - 1
+        passing = _Passing(self.view.transactions())
+        for segment in self.dirty:
+            for part in self._parts(segment):
+                columns = part.columns
+                if columns is None:
+                    newest.latest_offset = max(newest.latest_offset, int(part.facts["last_offset"][-1]))
+                    continue
+                rows = (columns.key_sizes >= 0) & (columns.offsets >= self.plan.first_dirty)
+                rows &= ~np.repeat(_aborted(part, passing), _row_counts(part))
+                if rows.all():
+                    put = newest.put(newest.hashes(columns), columns.offsets)
+                else:
+                    put = newest.put(newest.hashes(columns)[rows], columns.offsets[rows])
+                if not put:
+                    return
+                newest.latest_offset = max(newest.latest_offset, int(part.facts["last_offset"][-1]))
+                yield self._progress(int(part.facts["size_bytes"].sum()))
+            newest.latest_offset = max(newest.latest_offset, self.ends[segment.base_offset] - 1)
+
+    def _progress(self, size_bytes: int) -> Progress:
+        self.done += size_bytes
+        return Progress(min(self.done, self.total), self.total)
+
+    # -- writing
+
+    def _rewrite(
+        self, old: list[Segment], newest: OffsetMap, passing: _Passing, end: int
+    ) -> Generator[Progress, None, None]:
+        """Writes one new segment for some old ones and puts it in their place."""
+        view = self.view
+        new = view.create(old[0].base_offset)
+        unsynced = 0
+        for segment in old:
+            for part in self._parts(segment):
+                data = self._rewritten(part, newest, passing, end)
+                if data:
+                    facts, _, _ = active.walk(data, 0, len(data), len(data) // HEADER_SIZE + 1, False)
+                    names = ("position", "size_bytes", "last_offset", "max_timestamp")
+                    batches = list(zip(*(facts[name].tolist() for name in names), strict=True))
+                    new.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
+                    unsynced += len(data)
+                if unsynced >= _SYNC_BYTES:
+                    view.fs.fdatasync(new.handle)
+                    unsynced = 0
+                yield self._progress(int(part.facts["size_bytes"].sum()))
+        counts = self.counts
+        counts.segments_before += len(old)
+        counts.segments_after += 1
+        counts.bytes_before += sum(segment.size_bytes for segment in old)
+        counts.bytes_after += new.size_bytes
+        view.replace(old, new)
+
+    def _rewritten(self, part: _Part, newest: OffsetMap, passing: _Passing, end: int) -> bytes | memoryview:
+        """What stays of some batches, as bytes to store."""
+        if part.columns is None:
+            assert part.batch is not None
+            return self._marker(part, part.batch, passing, end)
+        columns, facts = part.columns, part.facts
+        counts = _row_counts(part)
+        keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts), counts)
+        edges = np.concatenate([[0], np.cumsum(counts)])
+        before = np.concatenate([[0], np.cumsum(keep)])
+        kept = before[edges[1:]] - before[edges[:-1]]
+        self.counts.records_read += len(keep)
+        self.counts.records_kept += int(before[-1])
+        tombstones = np.concatenate([[0], np.cumsum(keep & (columns.value_sizes < 0))])
+        has_tombstone = tombstones[edges[1:]] > tombstones[edges[:-1]]
+        has_horizon = (facts["attributes"] & DELETE_HORIZON_BIT) != 0
+        sets_horizon = has_tombstone & ~has_horizon
+        stays = self._stays_empty(facts, end)
+        actions = np.where(kept == 0, np.where(stays, active.EMPTY, active.DROP), active.FILTER).astype(np.uint8)
+        actions[(kept == counts) & (kept > 0) & ~sets_horizon] = active.COPY
+        if (actions == active.COPY).all():
+            first, last = facts[0], facts[-1]
+            return part.data[int(first["position"]) : int(last["position"]) + int(last["size_bytes"])]
+        if part.batch is not None and part.batch.magic < 2:
+            return self._from_legacy(part.batch, columns, keep, end)
+        # As Kafka's builder does it: relative to the horizon if there is one, else to the first record that is left.
+        first_kept = np.searchsorted(before, before[edges[:-1]], side="right") - 1
+        bases = (
+            columns.timestamps_ms[np.minimum(first_kept, max(0, len(keep) - 1))] if len(keep) else np.zeros(1, np.int64)
+        )
+        bases = np.where(has_horizon, facts["base_timestamp"], bases)
+        bases = np.where(sets_horizon, self.now_ms + self.config.delete_retention_ms, bases)
+        return _rewrite_run(part, actions, sets_horizon, bases, keep, self.config)
+
+    def _kept_rows(
+        self,
+        part: _Part,
+        columns: RecordColumns,
+        newest: OffsetMap,
+        is_aborted: npt.NDArray[np.bool_],
+        counts: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]:
+        """Which records stay (section 9.5)."""
+        hashes = newest.hashes(columns)
+        keep = (columns.key_sizes >= 0) & (columns.offsets >= newest.newest(hashes))
+        facts = part.facts
+        is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (facts["base_timestamp"] <= self.now_ms)
+        if part.batch is None or part.batch.magic == 2:
+            keep &= ~(np.repeat(is_over, counts) & (columns.value_sizes < 0))
+        keep |= columns.offsets > newest.latest_offset  # not looked at yet
+        return keep & ~is_aborted
+
+    def _stays_empty(self, facts: layout.Facts, end: int) -> npt.NDArray[np.bool_]:
+        """Which batches stay without records: the last of a live producer, for its sequence, and the last of the round,
+        for the offset that the log goes on from.
+        """
+        stays: npt.NDArray[np.bool_] = facts["last_offset"] + 1 == end
+        for row in np.flatnonzero((facts["producer_id"] >= 0) & (facts["magic"] == 2)).tolist():
+            epoch, last_offset = self.producers.get(int(facts["producer_id"][row]), (-1, -2))
+            is_control = bool(facts["attributes"][row] & CONTROL_BIT)
+            if last_offset >= 0:
+                stays[row] |= last_offset == facts["last_offset"][row]
+            elif last_offset == -1:  # it wrote nothing but markers, which keep its epoch
+                stays[row] |= is_control and epoch == facts["producer_epoch"][row]
+        return stays
+
+    def _marker(self, part: _Part, batch: RecordBatch, passing: _Passing, end: int) -> bytes | memoryview:
+        """A control batch goes when nothing is left of its transaction and the horizon set for it then has passed."""
+        kind = batch.control_type() if batch.record_count else ""
+        ends_transaction = kind in ("ABORT", "COMMIT")
+        had_batches = ends_transaction and passing.had_batches(batch.producer_id, kind)
+        if had_batches and kind == "ABORT":
+            self.view.keep_aborted(batch.base_offset)
+        may_go = not batch.record_count or (ends_transaction and not had_batches)
+        horizon_ms = batch.delete_horizon_ms
+        goes = not batch.record_count or (may_go and horizon_ms is not None and horizon_ms <= self.now_ms)
+        if goes:
+            actions = [active.EMPTY if self._stays_empty(part.facts, end)[0] else active.DROP]
+        elif may_go and horizon_ms is None:
+            actions = [active.FILTER]
+        else:
+            return batch.data
+        if actions == [active.FILTER]:
+            return _with_horizon(bytes(batch.data), self.now_ms + self.config.delete_retention_ms)
+        keep = np.ones(max(0, batch.record_count), np.bool_)
+        return _rewrite_run(
+            part, np.array(actions, np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.int64), keep, self.config
+        )
+
+    def _from_legacy(self, batch: RecordBatch, columns: RecordColumns, keep: npt.NDArray[np.bool_], end: int) -> bytes:
+        """The records kept of an entry of the old formats, a v2 batch for each: they have no place for a horizon."""
+        out, horizon_ms = [], self.now_ms + self.config.delete_retention_ms
+        for row, record in enumerate(columns.records()):
+            if keep[row]:
+                fields = [(record.key, record.value, (), record.timestamp_ms)]
+                one = encode(fields, base_offset=record.offset, leader_epoch=0)
+                if record.value is None:
+                    one = _with_horizon(one, horizon_ms)
+                out.append(one)
+        if batch.last_offset + 1 == end and not (len(keep) and keep[-1]):
+            out.append(empty_batch(batch.last_offset, batch.last_offset, 0))
+        return b"".join(out)
+
+
+def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
+    """A plain v2 batch that says from when on its tombstones, or its marker, may go."""
+    facts, _, _ = active.walk(batch, 0, len(batch), 1, False)
+    part, keep = _Part(facts, memoryview(batch), None, None), np.ones(int(facts["record_count"][0]), np.bool_)
+    action, horizon = np.array([active.FILTER], np.uint8), np.array([horizon_ms])
+    return bytes(_rewrite_run(part, action, np.ones(1, np.bool_), horizon, keep, LogConfig()))
+
+
+def _row_counts(part: _Part) -> npt.NDArray[np.int64]:
+    """Records of each batch; those of an old format do not say it in their head."""
+    if part.batch is not None:
+        return np.array([0 if part.columns is None else len(part.columns)])
+    counts: npt.NDArray[np.int64] = part.facts["record_count"].astype(np.int64)
+    return counts
+
+
+def _aborted(part: _Part, passing: _Passing) -> npt.NDArray[np.bool_]:
+    """Which of some data batches belong to an aborted transaction."""
+    facts = part.facts
+    found = np.zeros(len(facts), np.bool_)
+    for row in np.flatnonzero((facts["attributes"] & TRANSACTIONAL_BIT != 0) & (facts["magic"] == 2)).tolist():
+        found[row] = passing.is_aborted(int(facts["producer_id"][row]), int(facts["base_offset"][row]))
+    return found
+
+
+def _rewrite_run(
+    part: _Part,
+    actions: npt.NDArray[np.uint8],
+    sets_horizon: npt.NDArray[np.bool_],
+    base_timestamps: npt.NDArray[np.int64],
+    keep: npt.NDArray[np.bool_],
+    config: LogConfig,
+) -> memoryview:
+    """Carries out what was decided about v2 batches: plain ones together, a compressed one by way of its plain form."""
+    facts, data = part.facts, part.data
+    is_empty = actions == active.EMPTY
+    attributes = facts["attributes"].astype(np.int16) | DELETE_HORIZON_BIT * sets_horizon.astype(np.int16)
+    attributes = np.where(is_empty, attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT), attributes).astype(np.int16)
+    bases = np.where(is_empty, -1, base_timestamps).astype(np.int64)
+    positions = np.ascontiguousarray(facts["position"], np.int64)
+    packs = part.batch is not None and part.batch.codec != 0 and actions[0] == active.FILTER
+    if packs:
+        assert part.batch is not None
+        head = bytearray(part.batch.data[:HEADER_SIZE])
+        body = part.batch.body(config.max_decompressed_bytes)
+        struct.pack_into(">i", head, 8, HEADER_SIZE + len(body) - LOG_OVERHEAD)
+        data, positions = memoryview(b"".join((head, body))), np.zeros(1, np.int64)
+    room = (len(data) if packs else int(facts["size_bytes"].sum())) + _GROWTH * len(keep)
+    out = np.empty(room, np.uint8)
+    sizes = active.rewrite_batches(data, positions, actions, attributes, bases, keep.view(np.uint8), out)
+    raw = out.data[: int(sizes.sum())]
+    if not packs:
+        return raw
+    assert part.batch is not None
+    pack = compressor(part.batch.codec, LogConfig())
+    assert pack is not None
+    packed = bytearray(raw[:HEADER_SIZE]) + pack(raw[HEADER_SIZE:])
+    struct.pack_into(">i", packed, 8, len(packed) - LOG_OVERHEAD)
+    stamp_crc(packed)
+    return memoryview(packed)

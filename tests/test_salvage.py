@@ -1,0 +1,466 @@
+"""What `logcore recover` saves of damaged logs: every sound batch, no other, and an account of the rest.
+
+A log is damaged in every way a disk knows. What is saved is compared, batch by batch, with what was written; what is
+not there has to be in the report, by its offsets.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import VECTORS
+from test_interop import dump, kafka_classes  # noqa: F401
+
+import logcore
+from logcore import checkpoint
+from logcore.recordbatch import encode, read_batches
+from logcore.salvage import Part, PartitionReport, salvage
+from logcore.segment import file_name
+from logcore.sequences import snapshot_entries
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from logcore.verify import verify
+
+CliRunner = pytest.importorskip("click.testing").CliRunner
+from logcore.cli import main  # noqa: E402
+
+T0 = 1_700_000_000_000
+#: Late enough for no producer to have expired.
+FUTURE = 4_000_000_000_000
+SOURCE, TARGET = "/data/t-0", "/out/t-0"
+
+
+# -- logs and judgements ---------------------------------------------------------------------------------------------
+
+
+def batches_of(files: dict[str, bytes], directory: str = SOURCE) -> dict[int, bytes]:
+    """Base offset -> bytes of every batch in the .log files of a directory."""
+    names = sorted(name for name in files if os.path.dirname(name) == directory and name.endswith(".log"))
+    return {
+        batch.base_offset: files[name][batch.position : batch.position + batch.size_bytes]
+        for name in names
+        for batch in read_batches(files[name])
+    }
+
+
+def recover(
+    files: dict[str, Any], faults: FaultPlan | None = None, *, quick: bool = False
+) -> tuple[PartitionReport, dict[int, bytes]]:
+    """Salvages SOURCE: (report, batches saved). The source is as it was, and unless quick, the result is sound."""
+    disk = SimulatedDisk({"/data": None, SOURCE: None, **files}, faults=faults)
+    before = disk.files()
+    report = salvage(SOURCE, TARGET, fs=disk)
+    disk.faults = None
+    after = disk.files()
+    assert {path: after[path] for path in before} == before, "the source was changed"
+    assert not disk.open_handles
+    assert not [path for path in after if path.endswith(".tmp")]
+    (partition,) = report.partitions
+    saved = batches_of(after, TARGET)
+    if quick:
+        return partition, saved
+    verdicts = [one for one in verify(TARGET, fs=disk) if one.status == "damaged"]
+    assert not verdicts, verdicts
+    assert partition.batches == len(saved) and partition.size_bytes == sum(map(len, saved.values()))
+    assert partition.records == sum(len(b.records()) for raw in saved.values() for b in read_batches(raw))
+    with logcore.open(TARGET, fs=disk) as log:
+        assert (log.log_start_offset, log.log_end_offset) == (partition.log_start_offset, partition.log_end_offset)
+        assert log.append(b"next").offset == partition.log_end_offset
+    return partition, saved
+
+
+def offsets(raw: bytes) -> set[int]:
+    return {offset for batch in read_batches(raw) for offset in range(batch.base_offset, batch.next_offset)}
+
+
+def lost_offsets(parts: Iterable[Part]) -> set[int]:
+    found: set[int] = set()
+    for part in parts:
+        if part.first_offset is not None and part.last_offset is not None:
+            found |= set(range(part.first_offset, part.last_offset + 1))
+    return found
+
+
+def judge(written: dict[int, bytes], report: PartitionReport, saved: dict[int, bytes]) -> set[int]:
+    """Nothing invented, nothing silent: base offsets of the batches that are gone."""
+    assert all(written.get(base) == raw for base, raw in saved.items()), "saved what was never written"
+    gone = set(written) - set(saved)
+    missing = {offset for base in gone for offset in offsets(written[base])}
+    assert lost_offsets(report.lost) == missing, report.lost
+    return gone
+
+
+def log_of(*batches: tuple[int, bytes], codec: str = "uncompressed", size: int = 1) -> bytes:
+    """Batches of `size` records each, at these offsets."""
+    return b"".join(
+        encode([(b"k", value, (), T0)] * size, codec=codec, base_offset=offset, leader_epoch=0)
+        for offset, value in batches
+    )
+
+
+def path_of(base: int, suffix: str = ".log") -> str:
+    return f"{SOURCE}/{file_name(base, suffix)}"
+
+
+SEGMENTS = {
+    path_of(0): log_of((0, b"a" * 9), (2, b"bb"), (4, b"c"), size=2),
+    path_of(6): log_of((6, b"d" * 30), (9, b"e" * 30), codec="zstd", size=3),
+    path_of(12): log_of((12, b"ff"), (13, b"gg"), (14, b"hh")),
+}
+WRITTEN = batches_of(SEGMENTS)
+#: The note that it is a log of ours, where offsets leave no gap; and how far it was on disk.
+DENSE = {f"{SOURCE}/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense": true}\n'}
+END = {"/data/recovery-point-offset-checkpoint": b"0\n1\nt 0 15\n"}
+
+
+def changed(changes: dict[str, bytes | None], *, dense: bool = True) -> dict[str, bytes]:
+    files = {**SEGMENTS, **(DENSE if dense else {}), **END, **changes}
+    return {path: content for path, content in files.items() if content is not None}
+
+
+def tree(path: Path) -> dict[str, tuple[str, int]]:
+    """Every file: what is in it, and when it was written."""
+    return {
+        str(file.relative_to(path)): (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns)
+        for file in path.rglob("*")
+        if file.is_file()
+    }
+
+
+# -- whole logs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["clean", "crash", "compact-before", "compact-after"])
+def test_what_kafka_wrote_is_copied_whole(tmp_path: Path, name: str) -> None:
+    """Kafka's own snapshots, indexes of aborted transactions and epochs judge those that are made anew."""
+    data = Path(shutil.copytree(VECTORS / f"partition-{name}", tmp_path / "data"))
+    before = tree(data)
+    report = salvage(data, tmp_path / "out")
+    assert report.is_whole, report
+    assert tree(data) == before
+    (source,) = (path for path in data.iterdir() if path.is_dir())
+    target = tmp_path / "out" / source.name
+    for path in source.iterdir():
+        is_kept = path.suffix in (".log", ".txnindex") or path.name in (checkpoint.LEADER_EPOCH, "partition.metadata")
+        if is_kept and (path.stat().st_size or (target / path.name).exists()):
+            assert (target / path.name).read_bytes() == path.read_bytes(), path.name
+    end = report.partitions[0].log_end_offset
+    ours, theirs = (where / file_name(end, ".snapshot") for where in (target, source))
+    if theirs.exists():
+        assert sorted_entries(ours) == sorted_entries(theirs)
+    assert "damaged" not in {one.status for one in verify(tmp_path / "out")}
+    assert read(target) == read(source)
+    again = salvage(target, tmp_path / "again" / source.name)
+    assert again.is_whole
+    assert [path.read_bytes() for path in sorted((tmp_path / "again" / source.name).iterdir())] == [
+        path.read_bytes() for path in sorted(target.iterdir())
+    ]
+
+
+def sorted_entries(path: Path) -> list[Any]:
+    entries = snapshot_entries(path.read_bytes())
+    assert entries is not None
+    return sorted(entries.tolist())
+
+
+def read(path: Path) -> list[Any]:
+    with logcore.open(path, read_only=True) as log:
+        start = log.log_start_offset
+        return [list(log.read(start)), list(log.read(start, isolation="read_committed"))]
+
+
+def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as directory:
+        directory.create_topic("t", partitions=2, config={"retention.ms": "77"})
+        for number in range(2):
+            directory.partition("t", number).append_many([(None, b"%d" % at) for at in range(9)])
+        directory.partition("t", 1).delete_records(4)
+        given = directory.next_producer_id()
+        raw = encode([(None, b"x")], producer_id=given, producer_epoch=0, base_sequence=0, now_ms=FUTURE)
+        stored = directory.partition("t", 0).append_batch(raw).offset
+    report = salvage(tmp_path / "data", tmp_path / "out")
+    assert report.is_whole, report
+    assert "damaged" not in {one.status for one in verify(tmp_path / "out")}
+    ids = [(tmp_path / name / "t-0" / "partition.metadata").read_bytes() for name in ("data", "out")]
+    assert ids[0] == ids[1]
+    with logcore.open_dir(tmp_path / "out") as directory:
+        assert directory.partition("t", 0).config.retention_ms == 77
+        assert directory.partition("t", 1).log_start_offset == 4
+        assert directory.partition("t", 0).append_batch(raw).offset == stored, "a batch sent twice is stored once"
+        assert directory.next_producer_id() > given
+    assert salvage(tmp_path / "data", tmp_path / "one" / "t-0").is_whole is True
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("base", [0, 6, 12])
+def test_a_flipped_bit_costs_at_most_its_batch(base: int, dense: bool) -> None:
+    """Every bit of every segment: those a CRC covers, and the lengths, offsets and epochs that none does."""
+    data = SEGMENTS[path_of(base)]
+    for batch in read_batches(data):
+        size = batch.size_bytes if dense else 21  # what a CRC covers does not depend on how offsets rise
+        for bit in range(size * 8):
+            bad = bytearray(data)
+            bad[batch.position + bit // 8] ^= 1 << bit % 8
+            report, saved = recover(changed({path_of(base): bytes(bad)}, dense=dense), quick=True)
+            hit = batch.base_offset
+            if 12 <= bit // 8 < 16:  # the leader epoch, which says nothing of records
+                assert saved[hit][16:] == WRITTEN[hit][16:] and not report.lost
+            elif hit == 14 and bit < 64 and not dense and set(saved) - set(WRITTEN):
+                # A larger last offset cannot be told from the truth where there may be gaps.
+                (moved,) = set(saved) - set(WRITTEN)
+                assert moved > 14 and saved[moved][8:] == WRITTEN[14][8:]
+            else:
+                assert judge(WRITTEN, report, saved) <= {hit}, bit
+
+
+def test_no_cut_of_the_last_segment_loses_more_than_what_is_cut() -> None:
+    data = SEGMENTS[path_of(12)]
+    for cut in range(len(data)):
+        report, saved = recover(changed({path_of(12): data[:cut]}))
+        whole = {batch.base_offset for batch in read_batches(data[:cut])}
+        assert judge(WRITTEN, report, saved) == {12, 13, 14} - whole
+        assert report.log_end_offset == 15, "what was given out is not given out again"
+
+
+@pytest.mark.parametrize("filler", [b"\0", b"\xff", b"noise"])
+@pytest.mark.parametrize("size", [17, 61, 512, 4096])
+def test_a_block_that_is_overwritten_costs_the_batches_it_touches(size: int, filler: bytes) -> None:
+    values = [(at, bytes([at]) * (700 * (at % 5) + 9)) for at in range(60)]
+    data = log_of(*values)
+    written = batches_of({path_of(0): data})
+    for position in range(0, len(data) - size, 1501):
+        bad = data[:position] + (filler * size)[:size] + data[position + size :]
+        report, saved = recover({path_of(0): bad, **DENSE, **dict.fromkeys(END, b"0\n1\nt 0 60\n")})
+        touched = {
+            batch.base_offset
+            for batch in read_batches(data)
+            if batch.position < position + size and position < batch.position + batch.size_bytes
+        }
+        assert judge(written, report, saved) <= touched
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_a_missing_segment_or_index_or_codec_is_no_trouble(codec: str) -> None:
+    segments = {path_of(at): log_of((at, b"x" * 50), (at + 2, b"y"), codec=codec, size=2) for at in (0, 4, 8)}
+    written = batches_of(segments)
+    del segments[path_of(4)]
+    for more in (DENSE, {}):
+        report, saved = recover({**segments, **more, path_of(8, ".index"): b"garbage", path_of(8, ".snapshot"): b""})
+        assert judge(written, report, saved) == {4, 6}
+        (part,) = report.lost
+        assert (part.first_offset, part.last_offset, part.position) == (4, 7, None)
+    report, saved = recover({path: data for path, data in segments.items() if path == path_of(0)})
+    assert not report.lost and len(saved) == 2, "nothing says that there ever was more"
+
+
+def test_zeros_behind_the_end_are_no_loss_and_garbage_is() -> None:
+    report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + bytes(5000)}))
+    assert judge(WRITTEN, report, saved) == set() and not report.lost
+    assert [(part.size_bytes, part.reason) for part in report.left_out] == [(5000, "zeros")]
+    report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + b"torn"}))
+    assert judge(WRITTEN, report, saved) == set()
+    assert [(part.size_bytes, part.first_offset) for part in report.lost] == [(4, None)]
+
+
+def test_the_same_offsets_twice_are_kept_once() -> None:
+    twice = SEGMENTS[path_of(6)] + SEGMENTS[path_of(6)]
+    report, saved = recover(changed({path_of(6): twice, path_of(0): SEGMENTS[path_of(0)] + SEGMENTS[path_of(6)]}))
+    assert judge(WRITTEN, report, saved) == set() and not report.lost
+    assert len(report.left_out) == 2
+
+
+@pytest.mark.parametrize("spare", [".log.swap", ".log.deleted", ".log.cleaned", ".77.quarantine"])
+def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
+    other = log_of((6, b"OTHER"), (9, b"OTHER"), size=3)
+    for gone, want in ((None, set()), (SEGMENTS[path_of(6)][:-1], set())):
+        report, saved = recover(changed({path_of(6): gone, path_of(6, spare): SEGMENTS[path_of(6)]}))
+        assert judge(WRITTEN, report, saved) == want
+        assert {part.path for part in report.left_out} >= {path_of(6, spare)}
+    report, saved = recover(changed({path_of(6, spare): other}))
+    assert judge(WRITTEN, report, saved) == set(), "what is there is not replaced"
+
+
+@pytest.mark.parametrize("spoil", ["payload", "length", "magic", "head", "crc"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_a_batch_inside_a_value_is_not_taken_for_one(spoil: str, count: int, place: str) -> None:
+    """The value holds whole batches with the very offsets that are expected next."""
+    inner = log_of(*((offset, b"invented") for offset in range(1, 1 + count)))
+    front, outer = log_of((0, b"first")), log_of((1, b"x" * 40 + inner + b"y" * 40), size=10)
+    back = log_of((11, b"last")) if place == "middle" else b""
+    bad = bytearray(outer)
+    if spoil == "head":
+        bad[:61] = os.urandom(61)
+    else:
+        bad[{"payload": -3, "length": 10, "magic": 16, "crc": 17}[spoil]] ^= 4
+    written = batches_of({path_of(0): front + outer + back})
+    end = dict.fromkeys(END, b"0\n1\nt 0 11\n")
+    report, saved = recover({path_of(0): front + bytes(bad) + back, **DENSE, **end})
+    assert judge(written, report, saved) == {1}
+
+
+def test_a_sector_that_cannot_be_read_costs_its_batches() -> None:
+    data = log_of(*((at, bytes([at]) * 900) for at in range(40)))
+    name = path_of(0)
+    plan = FaultPlan(Fault("pread", errno.EIO, path=name, at=1), Fault("pread", errno.EIO, path=name, at=4))
+    report, saved = recover({name: data}, plan)  # the first is the look at all of it, the others go by sectors
+    gone = judge(batches_of({name: data}), report, saved)
+    assert 4 <= len(gone) <= 6
+    assert report.lost[0].reason == "a part of it cannot be read"
+
+
+def test_wrong_checkpoints_cost_no_record() -> None:
+    for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT, checkpoint.LEADER_EPOCH):
+        where = SOURCE if name == checkpoint.LEADER_EPOCH else "data"
+        for content in (b"", b"0\n1\n", b"\xff" * 99, b"0\n1\nt 0 -5\n", b"0\n1\nt 0 14\n", b"0\n1\nt 0 %d\n" % 2**63):
+            report, saved = recover(changed({f"{where}/{name}": content}))
+            start = 14 if (name, content[-3:]) == (checkpoint.LOG_START, b"14\n") else 0
+            assert report.log_start_offset == start
+            assert set(WRITTEN) - set(saved) == ({0, 2, 4, 6, 9} if start else set()), (name, content)
+    report, saved = recover(changed({f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 99\n"}))
+    assert judge(WRITTEN, report, saved) == set()
+    assert [part.path for part in report.lost] == [f"/data/{checkpoint.LOG_START}"]
+
+
+def test_a_log_directory_with_damaged_files_of_its_own() -> None:
+    files = {f"/data/{name}": b"garbage" for name in (checkpoint.TOPICS, checkpoint.PRODUCER_IDS, "meta.properties")}
+    batch = encode([(None, b"x")], base_offset=0, producer_id=41, producer_epoch=0, base_sequence=0, now_ms=T0)
+    files[path_of(0)] = batch
+    disk = SimulatedDisk({**files, "/data/t-1": None, "/data/odd": None, f"{SOURCE}/partition.metadata": b"garbage"})
+    report = salvage("/data", "/out", fs=disk)
+    assert {os.path.basename(part.path) for part in report.lost} == {os.path.basename(name) for name in files} - {
+        os.path.basename(path_of(0))
+    }
+    assert [part.path for part in report.left_out] == ["/data/odd"]
+    assert [part.path for part in report.partitions[0].lost] == [f"{SOURCE}/partition.metadata"]
+    with logcore.open_dir("/out", fs=disk) as directory:
+        assert directory.partition("t", 0).log_end_offset == 1
+        assert directory.partition("t", 1).log_end_offset == 0
+        assert directory.next_producer_id() > 41, "no id is given out twice"
+
+
+def test_random_damage_never_invents(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    values = [(at, rng.randbytes(rng.randrange(300))) for at in range(120)]
+    segments = {path_of(low): log_of(*values[low : low + 40]) for low in (0, 40, 80)}
+    written = batches_of(segments)
+    for _ in range(150):
+        bad = {path: bytearray(data) for path, data in segments.items()}
+        for _ in range(rng.randrange(1, 8)):
+            data = bad[rng.choice(list(bad))]
+            at, size = rng.randrange(len(data)), rng.choice([1, 8, 64, 600])
+            match rng.randrange(4):
+                case 0:
+                    data[at : at + size] = rng.randbytes(size)
+                case 1:
+                    del data[at : at + size]
+                case 2:
+                    data[at : at + size] = bytes(size)
+                case 3:
+                    data[at:at] = data[(other := rng.randrange(len(data))) : other + size]
+        files = {path: bytes(data) for path, data in bad.items()}
+        report, saved = recover({**files, **DENSE, "/data/recovery-point-offset-checkpoint": b"0\n1\nt 0 120\n"})
+        judge(written, report, saved)
+
+
+# -- limits and the command ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["full", "t-0/sub-0", "t-0", "no-partition-"])
+def test_a_target_that_will_not_do_is_refused_before_any_effect(tmp_path: Path, own: Path, target: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    own.rename(tmp_path / "t-0")
+    before = tree(tmp_path)
+    with pytest.raises((logcore.InvalidConfigError, logcore.InvalidNameError)):
+        salvage(tmp_path / "t-0", tmp_path / target)
+    assert tree(tmp_path) == before
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, durability="os", config={"segment.bytes": 40 << 20}) as log:
+        value = os.urandom(100_000)
+        for _ in range(80):
+            log.append_many([(None, value)] * 10)
+    path = sorted((tmp_path / "t-0").glob("*.log"))[0]
+    with path.open("r+b") as file:
+        file.seek(15 << 20)
+        file.write(os.urandom(5 << 20))
+    tracemalloc.start()
+    report = salvage(tmp_path / "t-0", tmp_path / "out" / "t-0")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert report.partitions[0].size_bytes > 70 << 20 and not report.is_whole
+    assert peak < 16 << 20, peak
+
+
+def test_the_command(tmp_path: Path, own: Path) -> None:
+    done = run("recover", own, tmp_path / "a" / "t-0")
+    assert (done.exit_code, json.loads(done.stdout)["partitions"][0]["records"]) == (0, 18)
+    path = sorted(own.glob("*.log"))[1]
+    data = bytearray(path.read_bytes())
+    data[80] ^= 1
+    path.write_bytes(data)
+    done = run("recover", own, tmp_path / "b" / "t-0", "--json")
+    (part,) = json.loads(done.stdout)["partitions"][0]["lost"]
+    assert (done.exit_code, part["first_offset"], part["last_offset"]) == (1, 6, 8)
+    for arguments in ((own,), (own, tmp_path / "b" / "t-0"), (tmp_path / "none", tmp_path / "c"), ()):
+        done = run("recover", *arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_the_command_for_people(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logcore.cli.wants_json", lambda as_json: as_json)
+    sorted(own.glob("*.log"))[0].unlink()
+    sorted(own.glob("*.log"))[0].unlink()
+    done = run("recover", own, tmp_path / "b" / "t-0")
+    assert done.exit_code == 0 and "all of it was saved" in done.stdout
+    path = sorted(own.glob("*.log"))[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    done = run("recover", own, tmp_path / "c" / "t-0")
+    assert done.exit_code == 1
+    assert re.search(r"lost: offsets 15 to 17, .*000012.log, \d+ bytes at position \d+: incomplete batch", done.stdout)
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.mark.interop
+def test_kafka_reads_what_was_saved(tmp_path: Path, kafka_classes: Path) -> None:  # noqa: F811
+    """A gap in the offsets is nothing to Kafka; its dump tool finds batches and indexes sound."""
+    config = {"segment.bytes": 6000, "index.interval.bytes": 300}
+    with logcore.open(tmp_path / "t-0", create=True, config=config) as log:
+        for at in range(300):
+            log.append(b"value %d" % at * 3)
+    paths = sorted((tmp_path / "t-0").glob("*.log"))
+    for path in paths[:4]:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    paths[-2].unlink()
+    report = salvage(tmp_path / "t-0", tmp_path / "out" / "t-0")
+    found = []
+    for path in sorted((tmp_path / "out" / "t-0").glob("*.log")):
+        text = dump(kafka_classes, path, "--deep-iteration")
+        batches = re.findall(r"^baseOffset: .*$", text, re.M)
+        assert batches and all("isvalid: true" in batch for batch in batches)
+        found += [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        for suffix in (".index", ".timeindex"):
+            text = dump(kafka_classes, path.with_suffix(suffix), "--index-sanity-check")
+            assert "mismatch" not in text.lower() and "exception" not in text.lower(), text
+    assert set(found) == set(range(300)) - lost_offsets(report.partitions[0].lost)
+    assert 4 < 300 - len(found) < 100
