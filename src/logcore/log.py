@@ -17,7 +17,6 @@ This module does not know other partitions. It starts no threads: tick() does wh
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import operator
 import os
@@ -31,7 +30,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
 import attrs
 import numpy as np
 
-from logcore import checkpoint, recovery, staging
+from logcore import checkpoint, epochs, recovery, retention, staging
 from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
 from logcore.compression import Codec
@@ -185,7 +184,12 @@ class Log(LogReader):
     _epochs: list[tuple[int, int]]
     _producers: Producers | None = None  # None: not looked up
     _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
+    _ages: dict[int, tuple[Segment, retention.SegmentFacts]]  # of sealed segments, by base offset
+    _retention: retention.Policy
+    _committed: Callable[[], Mapping[str, int]]
     _rewriter: Rewriting | None = None  # who has .cleaned files in the directory
+    #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
+    is_held = False
     _is_noting = False  # whether batches are being stored that are noted when all of them are
 
     # -- opening and closing -------------------------------------------------------------------------------------
@@ -262,11 +266,9 @@ class Log(LogReader):
         self._remove_snapshots_locked(lambda offset: offset > self._end)
         self._dense = created or self._is_dense()
         checkpoint.write_policy(fs, self.path, self.durability, dense=self._dense)
-        self._epochs = checkpoint.read_epochs(fs, self.path)
-        self._leader_epoch = self._epochs[-1][0] if self._epochs else 0
-        if not self._epochs:
-            self._epochs = [(0, self._log_start)]
-            checkpoint.write_epochs(fs, self.path, self._epochs)
+        self._epochs = self._leader_epoch = None  # type: ignore[assignment]  # until they are set
+        known = checkpoint.read_epochs(fs, self.path)
+        self._set_epochs(epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs(), write=not known)
         self._durable_handle = -1
         if self.durability.waits:
             # On disk with its name: a reader after a crash takes a log without it for one that hides nothing.
@@ -283,13 +285,16 @@ class Log(LogReader):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
         self._scratch = bytearray(1 << 16)
-        self._retired = []
+        self._retired, self._ages = [], {}
+        self._retention, self._committed = retention.kafka_rules, dict
         self._apply_config()
         self._level: Level = "disk" if self.durability.waits else "os"
         # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
         self._unsynced_limit = {"group": self.durability.max_bytes, "always": 0}.get(self.durability.kind, _NO_LIMIT)
         self._written_bytes = self._recovery_bytes = 0
         self._last_recovery_ms = self._last_sync_ms = fs.monotonic_ms()
+        self._clocks = retention.Clocks(fs.now_ms(), fs.monotonic_ms())
+        self._next_retention_ms = fs.monotonic_ms() + retention.FIRST_CHECK_MS
         self._appends = self._rolls = 0
         self._opened_end = self._end
         self._commit = GroupCommit(
@@ -454,13 +459,55 @@ class Log(LogReader):
 
         Storage format section 11.4, Kafka's OffsetForLeaderEpoch.
         """
-        epochs = self._epochs
-        if leader_epoch == self._leader_epoch:
-            return leader_epoch, self._end
-        if leader_epoch < 0 or leader_epoch > self._leader_epoch:
-            return -1, -1
-        slot = bisect.bisect_right(epochs, (leader_epoch, INT64_MAX)) - 1
-        return (leader_epoch, epochs[0][1]) if slot < 0 else (epochs[slot][0], epochs[slot + 1][1])
+        return epochs.end_of(self._epochs, leader_epoch, self._end)
+
+    def begin_epoch(self, leader_epoch: int) -> None:
+        """What is appended from now on is stamped with leader_epoch: a new leader took over.
+
+        Raises OffsetOutOfRangeError for an epoch below the present one.
+        """
+        with self._lock:
+            self._check_writable_locked()
+            leader_epoch = operator.index(leader_epoch)
+            if not self._leader_epoch <= leader_epoch <= INT32_MAX:
+                raise OffsetOutOfRangeError(
+                    "not a new leader epoch",
+                    path=self.path,
+                    expected=f"{self._leader_epoch} to {INT32_MAX}",
+                    found=leader_epoch,
+                )
+            if leader_epoch > self._leader_epoch:
+                self._set_epochs(epochs.assign(self._epochs, leader_epoch, self._end))
+
+    def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
+        """Cuts what this log has and a leader has not, by the leader's answer to end_of_epoch(); returns the new end.
+
+        leader_epoch, end_offset: where the leader says that the last epoch known to both has ended. Errors as
+        truncate().
+        """
+        own_epoch, own_end = self.end_of_epoch(leader_epoch)
+        offset = min(end_offset, own_end) if own_epoch >= 0 else end_offset
+        offset = max(self._log_start, min(offset, self._end))
+        self.truncate(offset)
+        return offset
+
+    def _set_epochs(self, entries: list[epochs.Entry], *, write: bool = True) -> None:
+        if entries != self._epochs:
+            if write:
+                checkpoint.write_epochs(self._fs, self.path, entries)
+            self._epochs, self._leader_epoch = entries, entries[-1][0]
+
+    def _walked_epochs(self) -> list[epochs.Entry]:
+        """As the batches have them, for a log whose file of epochs is lost."""
+        found: list[epochs.Entry] = [(0, self._log_start)]
+        for segment in self._segments:
+            for facts, _, _ in segment.walk(0, crc=False):
+                numbers = facts["partition_leader_epoch"]
+                changes = np.flatnonzero(np.diff(numbers, prepend=-1) > 0)
+                for row in changes[numbers[changes] > 0].tolist():
+                    if int(numbers[row]) > found[-1][0]:
+                        found = epochs.assign(found, int(numbers[row]), int(facts["base_offset"][row]))
+        return found
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -826,6 +873,8 @@ class Log(LogReader):
         error it is as before, or poisoned.
         """
         size = len(data)
+        if self.is_held:
+            raise DiskFullError("the disk is nearly full, below the directory's min_free_bytes", path=self.path)
         segment = self._active
         if segment.is_full(size, max_timestamp, last_offset, now_ms):
             self._roll_locked()
@@ -975,6 +1024,8 @@ class Log(LogReader):
             elif self.durability.waits:  # what one append left to "os" is not to stay invisible until the next
                 wait_ms = min(wait_ms, _LEFT_BEHIND_MS)
             acted = self._commit.durable_end < target and clock_ms - self._last_sync_ms >= wait_ms
+        if self._retain_when_due(clock_ms, now_ms):
+            return True, None
         if acted:  # outside the lock, so that others append meanwhile
             self._commit.wait(target)
         with self._lock:
@@ -1128,14 +1179,99 @@ class Log(LogReader):
                 )
             if before_offset <= self._log_start:
                 return self._log_start
-            if before_offset > self._commit.durable_end:  # else a power cut leaves a start above the end
-                self._sync_locked()
-            self._set_checkpoint(checkpoint.LOG_START, before_offset)
-            self._log_start = before_offset
-            gone = max(0, slot_of(self._segments, before_offset))
-            if gone:
-                self._retire_locked(self._segments[:gone], self._segments[gone:])
+            self._set_start_locked(before_offset)
             return self._log_start
+
+    def _set_start_locked(self, offset: int) -> None:
+        """Moves the log start up, on disk first, and takes out the segments wholly below it."""
+        if offset > self._commit.durable_end:  # else a power cut leaves a start above the end
+            self._sync_locked()
+        self._set_checkpoint(checkpoint.LOG_START, offset)
+        self._log_start = offset
+        gone = max(0, slot_of(self._segments, offset))
+        if gone:
+            self._retire_locked(self._segments[:gone], self._segments[gone:])
+        self._set_epochs(epochs.truncate_start(self._epochs, offset))
+
+    def retention_facts(
+        self, now_ms: int | None = None, committed: Mapping[str, int] | None = None
+    ) -> retention.PartitionFacts:
+        """What a retention policy is told of this log. committed: see there. Raises what reading raises."""
+        with self._lock:
+            self._check_writable_locked()
+            return self._retention_facts(now_ms, committed)
+
+    def _retention_facts(self, now_ms: int | None, committed: Mapping[str, int] | None) -> retention.PartitionFacts:
+        segments = self._segments
+        ends = [*(segment.base_offset for segment in segments[1:]), self._end]
+        return retention.PartitionFacts(
+            segments=[self._age_of(segment, end) for segment, end in zip(segments, ends, strict=True)],
+            log_start=self._log_start,
+            high_watermark=self._visible,
+            now_ms=self._fs.now_ms() if now_ms is None else now_ms,
+            config=self.config,
+            committed=committed or {},
+        )
+
+    def _age_of(self, segment: Segment, end_offset: int) -> retention.SegmentFacts:
+        known = self._ages.get(segment.base_offset)
+        if known is not None and known[0] is segment:
+            return known[1]
+        is_active = isinstance(segment, ActiveSegment)
+        largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
+        if largest < 0:
+            largest = self._fs.modified_ms(segment.path)
+        facts = retention.SegmentFacts(
+            base_offset=segment.base_offset,
+            end_offset=end_offset,
+            size_bytes=segment.size_bytes,
+            largest_timestamp=largest,
+        )
+        if not is_active:  # it does not change any more
+            self._ages[segment.base_offset] = segment, facts
+        return facts
+
+    def retain(
+        self,
+        now_ms: int | None = None,
+        *,
+        policy: retention.Policy = retention.kafka_rules,
+        committed: Mapping[str, int] | None = None,
+        segments: int | None = None,
+    ) -> int:
+        """Deletes the segments that are to go, and returns how many.
+
+        By the log's settings unless another policy is given (see retention); segments says how many itself. The log
+        start is moved up on disk first; readers that hold a deleted segment go on. tick() does this every five minutes.
+        Raises what reading and writing raise.
+        """
+        with self._lock:
+            self._check_writable_locked()
+            facts = self._retention_facts(now_ms, committed)
+            wanted = policy(facts) if segments is None else segments
+            count = max(retention.below_start(facts), min(wanted, facts.deletable))
+            if count <= 0:
+                return 0
+            if count == len(self._segments):  # all that there is: what comes next begins a new one
+                self._roll_locked()
+            self._set_start_locked(max(self._log_start, self._segments[count].base_offset))
+            for base_offset in self._ages.keys() - {segment.base_offset for segment in self._segments}:
+                del self._ages[base_offset]
+            return count
+
+    def retain_by(self, policy: retention.Policy, committed: Callable[[], Mapping[str, int]]) -> None:
+        """What tick() deletes by from now on. committed(): the offsets of consumer groups, for policies that hold."""
+        self._retention, self._committed = policy, committed
+
+    def _retain_when_due(self, clock_ms: int, now_ms: int | None) -> bool:
+        """Retention every five minutes, but not by a wall clock that was set meanwhile."""
+        if clock_ms < self._next_retention_ms:
+            return False
+        wall_ms = self._fs.now_ms() if now_ms is None else now_ms
+        self._next_retention_ms = clock_ms + retention.CHECK_MS
+        if not self._clocks.agree(wall_ms, clock_ms):
+            return False
+        return self.retain(now_ms, policy=self._retention, committed=self._committed()) > 0
 
     def _retire_locked(self, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
         """Takes segments out of the log. Who reads them goes on: their files get another name at once, and go when
@@ -1271,11 +1407,7 @@ class Log(LogReader):
         self._cuts.append(offset)
         self._commit.set_back(offset)
         self._transactions = self._producers = None
-        kept = [(epoch, start) for epoch, start in self._epochs if start < offset] or self._epochs[:1]
-        if kept != self._epochs:
-            self._epochs = kept
-            self._leader_epoch = kept[-1][0]
-            checkpoint.write_epochs(fs, self.path, kept)
+        self._set_epochs(epochs.truncate_end(self._epochs, offset) or self._epochs[:1])
 
     def statistics(self) -> LogStatistics:
         """Counters and sizes; a frozen value."""

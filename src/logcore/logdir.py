@@ -20,13 +20,13 @@ import re
 import threading
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 import attrs
 
-from logcore import checkpoint, staging
+from logcore import checkpoint, cleaner, staging
 from logcore.config import INT32_MAX, Durability, LogConfig, config_text, known_config
 from logcore.errors import (
     CorruptLogError,
@@ -46,7 +46,8 @@ from logcore.errors import (
 from logcore.fs import FS, OS, Lock
 from logcore.log import Log, check_path, claim_directory, leave_directory, make_directories, open_log
 from logcore.reader import list_bases, parse_partition_name
-from logcore.segment import LOG, file_name
+from logcore.retention import Clocks, Policy, kafka_rules, to_fit
+from logcore.segment import LOG, Segment, file_name
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
@@ -57,9 +58,42 @@ _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.in
 #: What one tick() may do that touches the disk, and how many logs it looks at.
 _TICK_ACTIONS: Final = 4
 _TICK_LOGS: Final = 1_000
+_SPACE_MS: Final = 1_000  # between two looks at the space that is free
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 _NO_ID: Final = uuid.UUID(int=0)
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
+
+
+#: Compaction is looked for this often (Kafka: log.cleaner.backoff.ms), and gets this much of a tick.
+_CLEANER_BACKOFF_MS: Final = 15_000
+_CLEANER_TICK_MS: Final = 5
+
+
+@attrs.frozen(kw_only=True)
+class Upkeep:
+    """What tick() does beyond the settings of the topics.
+
+    retention: see logcore.retention. committed(topic, partition): consumer group -> committed offset, for policies that
+    hold for groups. max_bytes: of all logs together; when they are larger, the oldest segments of topics with `delete`
+    go. min_free_bytes: with less free on the disk, appends are refused with DiskFullError while there is still room to
+    read, delete and compact. compacts: whether tick() compacts. compaction_bytes_per_s: read and written together, None
+    for no limit. compaction_memory_bytes: of the table of keys.
+    """
+
+    retention: Policy = kafka_rules
+    committed: Callable[[str, int], Mapping[str, int]] | None = None
+    max_bytes: int | None = None
+    min_free_bytes: int = 0
+    compacts: bool = True
+    compaction_bytes_per_s: int | None = None
+    compaction_memory_bytes: int = cleaner.DEDUPE_BYTES
+
+    def __attrs_post_init__(self) -> None:
+        least = {"max_bytes": 0, "min_free_bytes": 0, "compaction_bytes_per_s": 1, "compaction_memory_bytes": 1024}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise InvalidConfigError(f"upkeep {name!r}", expected=f"at least {low}", found=value)
 
 
 @attrs.frozen(kw_only=True)
@@ -111,12 +145,14 @@ def open_dir(
     read_only: bool = False,
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
+    upkeep: Upkeep | None = None,
     fs: FS = OS,
 ) -> LogDir:
     """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
 
     create: make it if it is not there. read_only: take no lock and write nothing; works beside a running writer.
     config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
+    upkeep: limits of the directory, and how tick() keeps them.
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
     when the file of topics is damaged, and what the system raises.
@@ -133,7 +169,7 @@ def open_dir(
         make_directories(fs, real)
     lock = None if read_only else claim_directory(fs, real, _MEMBER)
     try:
-        return LogDir(fs, real, lock, dict(config or {}), defaults, policy)
+        return LogDir(fs, real, lock, dict(config or {}), defaults, policy, upkeep or Upkeep())
     except BaseException:
         if lock is not None:
             lock.shared["failed"] = True
@@ -187,6 +223,7 @@ class LogDir:
         given: Mapping[str, object],
         defaults: LogConfig,
         policy: Durability,
+        upkeep: Upkeep,
     ) -> None:
         """Not for users: see open_dir()."""
         self.path = path
@@ -203,6 +240,14 @@ class LogDir:
         self._closed = True  # until it is open, there is nothing to close
         self._ticked = 0
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
+        self.upkeep = upkeep
+        self._is_low = False  # whether the disk is nearly full
+        self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
+        self._to_visit: list[tuple[str, int]] = []  # partitions to look at for retention, open or not
+        self._clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
+        self._cleaning: tuple[Log, Generator[cleaner.Progress, None, object]] | None = None
+        self._next_cleaning_ms = fs.monotonic_ms() + _CLEANER_BACKOFF_MS
+        self._uncleanable: dict[tuple[str, int], Log] = {}  # a round over them failed
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
         self._forks = fs.forks
@@ -325,6 +370,7 @@ class LogDir:
                 return
             self._closed = True
             lock, logs = self._lock_held, self._logs
+            self._stop_compacting(*logs.values())
             self._logs = {}
             if lock is None or self._fs.forks != self._forks:
                 for log in logs.values():
@@ -585,6 +631,7 @@ class LogDir:
                 for number in topic.numbers:
                     log = self._logs.pop((topic.name, number), None)
                     if log is not None:
+                        self._stop_compacting(log)
                         with contextlib.suppress(LogcoreError, OSError):
                             log.close()
         finally:
@@ -682,6 +729,9 @@ class LogDir:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
             else:
                 log = open_log(path, config=config, durability=self.durability, fs=self._fs)
+                committed = self.upkeep.committed
+                log.retain_by(self.upkeep.retention, dict if committed is None else lambda: committed(topic, number))
+                log.is_held = self._is_low
             self._logs[topic, number] = log
             return log
 
@@ -790,9 +840,125 @@ class LogDir:
         with contextlib.suppress(LogcoreError):  # whoever published it is told
             if staging.apply_ready(self._fs, self, most=1):
                 return
+        clock_ms = self._fs.monotonic_ms()
+        with self._lock:
+            if self._closed or self._watch_space(clock_ms, now_ms):
+                return
+            self._visit(now_ms)
+            if self.upkeep.compacts and self._compact(clock_ms, now_ms):
+                return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
             with self._lock, lock.mutex:
                 self._save_high_watermarks(self._logs)
+
+    # -- space and compaction --------------------------------------------------------------------------------------
+
+    def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
+        """Keeps the directory's limits; True when it deleted something."""
+        if clock_ms < self._next_look_ms:
+            return False
+        self._next_look_ms = clock_ms + _SPACE_MS
+        upkeep, acted = self.upkeep, False
+        if upkeep.max_bytes is not None:
+            total = sum(self.size_bytes(name, number) for name in self.topics() for number in self._numbers(name))
+            if total > upkeep.max_bytes:
+                acted = self._free(total - upkeep.max_bytes, now_ms)
+        if upkeep.min_free_bytes:
+            self._is_low = self._fs.free_bytes(self.path) < upkeep.min_free_bytes
+            for log in self.open_logs().values():
+                log.is_held = self._is_low
+        return acted
+
+    def _numbers(self, name: str) -> tuple[int, ...]:
+        return self._topics[name].numbers
+
+    def _free(self, excess_bytes: int, now_ms: int) -> bool:
+        """Deletes the oldest segments of all partitions until so much is gone, or nothing more may go."""
+        facts = {}
+        for name in self.topics():
+            for number in self._numbers(name):
+                with contextlib.suppress(LogcoreError):
+                    facts[name, number] = self.partition(name, number).retention_facts(now_ms)
+        acted = False
+        for (name, number), count in to_fit(facts, excess_bytes).items():
+            with contextlib.suppress(LogcoreError):
+                acted |= self.partition(name, number).retain(now_ms, segments=count) > 0
+        return acted
+
+    def _visit(self, now_ms: int) -> None:
+        """Looks at one partition that is not open, and opens it if something in it is too old or too much."""
+        if not self._to_visit:
+            self._to_visit = [(name, number) for name in self.topics() for number in self._numbers(name)]
+            if not self._clocks.agree(now_ms, self._fs.monotonic_ms()):
+                self._to_visit = []
+        if not self._to_visit:
+            return
+        name, number = self._to_visit.pop()
+        if name not in self._topics:
+            return
+        if self.opened(name, number) is not None:
+            return
+        config = self._settings(self._topics[name].overrides)
+        if "delete" not in config.cleanup_policy:
+            return
+        path = self._partition_path(name, number)
+        with contextlib.suppress(LogcoreError, FileNotFoundError):
+            bases = list_bases(self._fs, path)
+            if len(bases) < 2 and not (bases and self.size_bytes(name, number)):
+                return
+            too_large = 0 <= config.retention_bytes < self.size_bytes(name, number)
+            age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
+            if too_large or 0 <= config.retention_ms < age_ms:
+                self.partition(name, number).retain(now_ms, policy=self.upkeep.retention)
+
+    def _compact(self, clock_ms: int, now_ms: int) -> bool:
+        """Goes on with the round under way, or looks for the log that needs one most; True when it did something."""
+        if self._cleaning is None:
+            if clock_ms < self._next_cleaning_ms:
+                return False
+            self._next_cleaning_ms = clock_ms + _CLEANER_BACKOFF_MS
+            self._cleaning = self._next_to_clean(now_ms)
+            self._cleaned_bytes, self._cleaning_since_ms = 0, clock_ms
+            if self._cleaning is None:
+                return False
+        log, steps = self._cleaning
+        rate = self.upkeep.compaction_bytes_per_s
+        try:
+            while self._fs.monotonic_ms() - clock_ms < _CLEANER_TICK_MS:
+                if rate is not None and self._cleaned_bytes > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000:
+                    return True
+                self._cleaned_bytes = next(steps).done_bytes
+            return True
+        except StopIteration:
+            self._next_cleaning_ms = clock_ms  # perhaps another waits
+        except LogcoreError as error:
+            if not error.retriable:
+                key = next((key for key, one in self._logs.items() if one is log), None)
+                if key is not None:  # Kafka too passes it over until it is opened again
+                    self._uncleanable[key] = log
+        self._cleaning = None
+        return True
+
+    def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[cleaner.Progress, None, object]] | None:
+        """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""
+        best: tuple[float, Log] | None = None
+        for key, log in self.open_logs().items():
+            if not log.config.is_compacted or log.has_failed or self._uncleanable.get(key) is log:
+                continue
+            with contextlib.suppress(LogcoreError):
+                plan = cleaner.plan_of(log, now_ms)
+                if plan.is_due and (best is None or plan.ratio > best[0]):
+                    best = plan.ratio, log
+        if best is None:
+            return None
+        memory_bytes = self.upkeep.compaction_memory_bytes
+        return best[1], cleaner.cleaning(best[1], now_ms=now_ms, memory_bytes=memory_bytes)
+
+    def _stop_compacting(self, *logs: Log) -> None:
+        """Ends the round under way, if it is over one of these logs; what it had not put in place goes."""
+        if self._cleaning is not None and self._cleaning[0] in logs:
+            steps, self._cleaning = self._cleaning[1], None
+            steps.close()
 
     def _save_recovery_points(self, gathered: Iterable[tuple[tuple[str, int], Log, int]]) -> None:
         """Writes them once for all logs; one that is lost costs the next opening some checking.

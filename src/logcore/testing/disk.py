@@ -834,7 +834,7 @@ class SimulatedDisk:
             elif action == "misdirect":
                 position += SECTOR
             if self.capacity_bytes is not None:
-                room = self.capacity_bytes - sum(map(len, self.files().values()))
+                room = self.free_bytes("/")
                 grown = max(0, position + len(written) - len(file.content))
                 if grown > room:
                     written, action = written[: max(0, len(written) - (grown - room))], errno.ENOSPC
@@ -941,6 +941,12 @@ class SimulatedDisk:
             if not isinstance(action, int):
                 self._name(f"mkdir {path}", None, (directory, name, _Directory(next(self._numbers), self._now_ms)))
             self._end("mkdir", action, path)
+
+    def free_bytes(self, path: str) -> int:
+        """What capacity_bytes leaves; without it an exabyte."""
+        if self.capacity_bytes is None:
+            return 1 << 60
+        return self.capacity_bytes - sum(map(len, self.files().values()))
 
     def rename(self, source: str, target: str) -> None:
         with self._mutex:

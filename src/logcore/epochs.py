@@ -1,0 +1,47 @@
+"""Leader epochs: which leader wrote from which offset on, and where its reign ended.
+
+Rules (storage format section 6, leader-epoch-checkpoint; section 11.4, OffsetForLeaderEpoch):
+- Entries (epoch, start offset) rise strictly in the epoch and never fall in the offset.
+- A follower cuts its log where its leader says that the last epoch they share has ended.
+
+Pure functions over a list of entries: log.py keeps the list and its file.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+Entry = tuple[int, int]
+
+
+def assign(entries: list[Entry], epoch: int, start_offset: int) -> list[Entry]:
+    """A new epoch begins at start_offset; what contradicts it goes. Nothing changes for one that is known."""
+    assert epoch >= 0 and start_offset >= 0, (epoch, start_offset)
+    if entries and epoch == entries[-1][0] and start_offset >= entries[-1][1]:
+        return entries
+    kept = [entry for entry in entries if entry[0] < epoch and entry[1] < start_offset]
+    return [*kept, (epoch, start_offset)]
+
+
+def truncate_end(entries: list[Entry], end_offset: int) -> list[Entry]:
+    """Without epochs that began at or above end_offset, where the log ends now."""
+    return [entry for entry in entries if entry[1] < end_offset]
+
+
+def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:
+    """The log starts at start_offset now: the epoch in force there begins there."""
+    below = [entry for entry in entries if entry[1] <= start_offset]
+    above = [entry for entry in entries if entry[1] > start_offset]
+    return [(below[-1][0], start_offset), *above] if below else above
+
+
+def end_of(entries: list[Entry], epoch: int, log_end: int) -> Entry:
+    """(epoch, end offset): the largest known epoch at or below the one asked for, and where it ends; (-1, -1) when that
+    is not known.
+    """
+    if epoch < 0 or not entries or epoch > entries[-1][0]:
+        return -1, -1
+    if epoch == entries[-1][0]:
+        return epoch, log_end
+    slot = bisect_right(entries, epoch, key=lambda entry: entry[0]) - 1
+    return (epoch, entries[0][1]) if slot < 0 else (entries[slot][0], entries[slot + 1][1])

@@ -1,0 +1,331 @@
+"""Retention: what goes from the front of a log, when, and what stays whatever the settings say.
+
+The rules are pure functions and tested as such; P30 to P35 are the properties of the reliability reference.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore import checkpoint, epochs, retention
+from logcore.config import LogConfig
+from logcore.log import Log
+from logcore.logdir import Upkeep
+from logcore.retention import PartitionFacts, SegmentFacts, hold_for, kafka_rules, to_fit
+from logcore.testing import SimulatedDisk
+
+T0 = 1_700_000_000_000
+MINUTE_MS = 60_000
+SMALL: dict[str, Any] = {"segment.bytes": 300, "retention.ms": 3_600_000}
+
+
+def facts(sizes: list[int], times: list[int], *, log_start: int = 0, high: int | None = None, **config: Any) -> Any:
+    segments = [
+        SegmentFacts(base_offset=10 * at, end_offset=10 * at + 10, size_bytes=size, largest_timestamp=time)
+        for at, (size, time) in enumerate(zip(sizes, times, strict=True))
+    ]
+    return PartitionFacts(
+        segments=segments,
+        log_start=log_start,
+        high_watermark=10 * len(sizes) if high is None else high,
+        now_ms=1_000,
+        config=LogConfig.parse(
+            {"retention.ms": -1, **{name.replace("_", "."): value for name, value in config.items()}}
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (facts([9, 9, 9], [0, 0, 0]), 0),
+        (facts([9, 9, 9], [0, 0, 0], retention_ms=999), 3),
+        (facts([9, 9, 9], [0, 0, 0], retention_ms=1000), 0),
+        (facts([9, 9, 9], [0, 999, 0], retention_ms=500), 1),
+        (facts([9, 9, 0], [0, 0, 0], retention_ms=1), 2),  # an empty active segment never goes
+        (facts([9, 0, 9], [0, 0, 0], retention_ms=1), 3),
+        (facts([9, 9, 9], [0, 0, 0], retention_ms=1, high=19), 1),
+        (facts([9, 9, 9], [9999, 0, 0], retention_ms=1), 0),  # a time in the future keeps all that follows
+        (facts([9, 9, 9], [0, 0, 0], retention_bytes=18), 1),
+        (facts([9, 9, 9], [0, 0, 0], retention_bytes=19), 0),
+        (facts([9, 9, 9], [0, 0, 0], retention_bytes=0), 3),
+        (facts([9, 9, 9], [0, 0, 0], log_start=20), 2),
+        (facts([9, 9, 9], [0, 0, 0], log_start=19), 1),
+        (facts([9, 9, 9], [0, 0, 0], log_start=30), 2),
+        (facts([9, 9, 9], [0, 0, 0], log_start=10, retention_ms=1, cleanup_policy="compact"), 1),
+        (facts([9, 9, 9], [0, 0, 0], retention_ms=1, cleanup_policy="compact,delete"), 3),
+    ],
+)
+def test_P31_P32_kafka_s_rules(given: PartitionFacts, count: int) -> None:
+    assert kafka_rules(given) == count
+
+
+def test_a_policy_holds_for_consumer_groups() -> None:
+    old = facts([9, 9, 9], [0, 0, 0], retention_ms=1)
+    assert hold_for("billing")(old) == 0, "a group that has read nothing holds everything"
+    held = attrs.evolve(old, committed={"billing": 25, "audit": 12})
+    assert hold_for("billing")(held) == 2
+    assert hold_for("billing", "audit")(held) == 1
+    assert hold_for("billing", policy=lambda facts: 1)(held) == 1
+    assert hold_for("billing")(attrs.evolve(held, log_start=20, committed={})) == 2, "what is deleted already goes"
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 2)),
+        st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100)), min_size=1, max_size=5),
+        max_size=4,
+    ),
+    st.integers(0, 300),
+)
+def test_to_fit_takes_the_oldest_and_no_more(partitions: Any, excess: int) -> None:
+    known = {key: facts([size for size, _ in rows], [time for _, time in rows]) for key, rows in partitions.items()}
+    chosen = to_fit(known, excess)
+    gone = sum(size for key, count in chosen.items() for size, _ in partitions[key][:count])
+    most = sum(size for rows in partitions.values() for size, _ in rows[:-1])
+    assert gone >= min(excess, most)
+    if chosen:
+        last = max(max(time for _, time in partitions[key][:count]) for key, count in chosen.items())
+        kept = [
+            max(time for _, time in rows[: chosen.get(key, 0) + 1])
+            for key, rows in partitions.items()
+            if chosen.get(key, 0) < len(rows) - 1
+        ]
+        assert all(time >= last for time in kept)
+
+
+def filled(disk: SimulatedDisk, records: int = 20, **config: Any) -> Log:
+    log = logcore.open("t-0", create=True, config={**SMALL, **config}, fs=disk, durability="os")
+    for number in range(records):
+        log.append(b"%d" % number * 40, timestamp_ms=disk.now_ms() + number)
+    return log
+
+
+def test_P30_P33_whole_segments_go_and_the_start_is_on_disk_first() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk, **{"retention.bytes": 700}) as log:
+        assert len(log._segments) > 4
+        bases = [segment.base_offset for segment in log._segments]
+        moves: list[tuple[str, int]] = []
+
+        def observe(operation: str, is_done: bool) -> None:
+            if is_done and operation == "rename":
+                start = checkpoint.read_offsets(disk, ".", checkpoint.LOG_START).get(("t", 0), 0)
+                gone = [name for name in disk.files() if name.endswith(".log.deleted")]
+                moves.extend((name, start) for name in gone)
+
+        disk.observer = observe
+        count = log.retain()
+        disk.observer = None
+        assert count > 0
+        assert log.log_start_offset == bases[count]
+        assert moves and all(start == bases[count] for _, start in moves)
+        assert [record.offset for record in log.read(log.log_start_offset)] == list(range(bases[count], 20))
+        assert log.statistics().size_bytes >= 700
+
+
+def test_the_active_segment_goes_only_behind_a_new_one() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk) as log:
+        disk.advance(2 * 3_600_000)
+        assert log.retain() > 0
+        assert (log.log_start_offset, log.log_end_offset) == (20, 20)
+        assert log.retain() == 0
+        assert log.append(b"on").offset == 20
+    with logcore.open("t-0", config=SMALL, fs=disk) as log:
+        assert [record.offset for record in log.read(20)] == [20]
+
+
+def test_P34_readers_of_what_is_deleted_go_on(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, config={**SMALL, "file.delete.delay.ms": 0}) as log:
+        for number in range(20):
+            log.append(b"%d" % number * 40)
+        streams = [log.read(0) for _ in range(5)]
+        for turn, stream in enumerate(streams):
+            for _ in range(turn * 4):
+                next(stream)
+        log.retain(policy=lambda facts: 99)
+        log.tick()
+        assert not list((tmp_path / "t-0").glob("*.deleted"))
+        assert [len(list(stream)) for stream in streams] == [20, 16, 12, 8, 4]
+
+
+@pytest.mark.parametrize("jump_ms", [2 * 3_600_000, 90 * 86_400_000, -90 * 86_400_000])
+def test_P35_a_clock_that_was_set_deletes_nothing(jump_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk) as log:
+        real = disk.now_ms
+        monkeypatch.setattr(disk, "now_ms", lambda: real() + jump_ms)
+        disk.advance(retention.FIRST_CHECK_MS)
+        log.tick()
+        assert log.log_start_offset == 0
+        monkeypatch.setattr(disk, "now_ms", real)
+        disk.advance(retention.CHECK_MS)
+        log.tick()
+        assert log.log_start_offset == 0
+
+
+def test_tick_deletes_what_is_too_old() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk, **{"segment.ms": 1 << 40}) as log:
+        for _ in range(11):
+            disk.advance(5 * MINUTE_MS)
+            log.tick()
+        assert log.log_start_offset == 0
+        for _ in range(3):
+            disk.advance(5 * MINUTE_MS)
+            log.tick()
+        assert log.log_start_offset == 20
+
+
+def test_epochs_follow_the_start(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, config=SMALL) as log:
+        for epoch in range(4):
+            log.begin_epoch(epoch)
+            for _ in range(5):
+                log.append(b"v" * 50)
+        assert [log.end_of_epoch(epoch) for epoch in range(5)] == [(0, 5), (1, 10), (2, 15), (3, 20), (-1, -1)]
+        assert {batch.partition_leader_epoch for batch in log.batches(10)} == {2, 3}
+        log.delete_records(12)
+        assert checkpoint.read_epochs(logcore.fs.OS, str(tmp_path / "t-0")) == [(2, 12), (3, 15)]
+        assert log.truncate_to_epoch(2, 14) == 14
+        assert log.leader_epoch == 2
+        with pytest.raises(logcore.OffsetOutOfRangeError, match="epoch"):
+            log.begin_epoch(1)
+    (tmp_path / "t-0" / checkpoint.LEADER_EPOCH).write_text("garbage")
+    with logcore.open(tmp_path / "t-0", config=SMALL) as log:
+        assert log.leader_epoch == 2, "the batches know"
+
+
+entries = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=8).map(
+    lambda rows: list(zip(sorted({epoch for epoch, _ in rows}), sorted(start for _, start in rows), strict=False))
+)
+
+
+@given(entries, st.integers(0, 25), st.integers(0, 110))
+def test_epochs_by_their_definition(known: list[tuple[int, int]], epoch: int, offset: int) -> None:
+    assigned = epochs.assign(known, epoch, offset)
+    for changed in (assigned, epochs.truncate_end(known, offset), epochs.truncate_start(known, offset)):
+        assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(changed))
+    if not known or epoch > known[-1][0]:
+        assert assigned[-1] == (epoch, offset)
+    assert all(start < offset for _, start in epochs.truncate_end(known, offset))
+    in_force = [number for number, start in known if start <= offset]
+    if in_force:
+        assert epochs.truncate_start(known, offset)[0] == (in_force[-1], offset)
+    found, end = epochs.end_of(known, epoch, 1000)
+    later = [start for number, start in known if number > epoch]
+    if known and epoch <= known[-1][0]:
+        assert end == (later[0] if later else 1000)
+        assert found == max([number for number, _ in known if number <= epoch], default=epoch)
+    else:
+        assert (found, end) == (-1, -1)
+
+
+# -- a directory ---------------------------------------------------------------------------------------------------
+
+
+def opened(disk: SimulatedDisk, **upkeep: Any) -> logcore.LogDir:
+    return logcore.open_dir("d", create=True, fs=disk, durability="os", upkeep=Upkeep(**upkeep))
+
+
+def test_a_directory_keeps_to_its_size() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with opened(disk, max_bytes=3000) as logdir:
+        logdir.create_topic("a", partitions=2, config={"segment.bytes": 300})
+        logdir.create_topic("kept", config={"segment.bytes": 300, "cleanup.policy": "compact"})
+        for number in range(30):
+            for name, part in (("a", 0), ("a", 1), ("kept", 0)):
+                logdir.partition(name, part).append(b"x" * 60, key=b"%d" % number, timestamp_ms=T0 + number)
+            disk.advance(1_000)
+            logdir.tick()
+        sizes = [logdir.size_bytes("a", 0), logdir.size_bytes("a", 1), logdir.size_bytes("kept", 0)]
+        assert sizes[2] > 3000, "nothing goes from a compacted topic"
+        assert all(0 < size <= 700 for size in sizes[:2]), sizes
+        assert [record.offset for record in logdir.partition("kept", 0).read(0)] == list(range(30))
+
+
+def test_appends_are_refused_before_the_disk_is_full() -> None:
+    disk = SimulatedDisk(now_ms=T0, capacity_bytes=20_000)
+    with opened(disk, min_free_bytes=10_000, max_bytes=None) as logdir:
+        logdir.create_topic("a", config={"segment.bytes": 600})
+        log = logdir.partition("a", 0)
+        with pytest.raises(logcore.DiskFullError, match="min_free_bytes"):
+            for _ in range(400):
+                log.append(b"x" * 100)
+                disk.advance(1_000)
+                logdir.tick()
+        assert disk.free_bytes("/") > 9_000
+        end = log.log_end_offset
+        assert len(list(log.read(0))) == end
+        log.delete_records(end)
+        for _ in range(70):
+            disk.advance(1_000)
+            logdir.tick()
+        assert log.append(b"room again").offset == end
+
+
+def test_partitions_that_nobody_opens_lose_what_is_old() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with opened(disk) as logdir:
+        logdir.create_topic("a", partitions=3, config={"segment.bytes": 300, "retention.ms": MINUTE_MS})
+        for part in range(3):
+            for _ in range(9):
+                logdir.partition("a", part).append(b"x" * 60)
+    with opened(disk) as logdir:
+        for _ in range(8):
+            disk.advance(MINUTE_MS // 2)
+            logdir.tick()
+        assert [logdir.partition("a", part).log_start_offset for part in range(3)] == [9, 9, 9]
+
+
+def test_tick_compacts_the_dirtiest_log_and_leaves_the_damaged() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with opened(disk) as logdir:
+        logdir.create_topic("a", partitions=3, config={"segment.bytes": 300, "cleanup.policy": "compact"})
+        for part in range(3):
+            for number in range(40 + 40 * part):
+                logdir.partition("a", part).append(b"%d" % number * 9, key=b"k%d" % (number % 3))
+        victim = next(name for name in disk.files() if "a-1" in name and name.endswith(".log"))
+        handle = disk.open(victim, write=True)
+        disk.pwrite(handle, b"\xff", 100)
+        disk.close(handle)
+        for _ in range(400):
+            disk.advance(1_000)
+            logdir.tick()
+        left = [len(list(logdir.partition("a", part).batches(0))) for part in (0, 2)]
+        assert all(count < 12 for count in left), left
+        with pytest.raises(logcore.CorruptBatchError):
+            list(logdir.partition("a", 1).read(0))
+        assert logdir.partition("a", 1).append(b"on", key=b"k").offset == 80
+
+
+def test_compaction_keeps_to_its_rate() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    config = {"segment.bytes": 40_000, "cleanup.policy": "compact"}
+    with opened(disk, compaction_bytes_per_s=200_000) as logdir:
+        logdir.create_topic("a", config=config)
+        log = logdir.partition("a", 0)
+        for number in range(40_000 * 30 // 1100):
+            log.append(b"%d" % number * 200, key=b"k%d" % (number % 3))
+        size_bytes, seconds = logdir.size_bytes("a", 0), 0
+        disk.advance(15_000)
+        while logdir.size_bytes("a", 0) > size_bytes // 2 and seconds < 200:
+            disk.advance(1_000)
+            logdir.tick()
+            seconds += 1
+        assert size_bytes / 200_000 < seconds < 200, (size_bytes, seconds)
+
+
+@pytest.mark.parametrize("wrong", [{"max_bytes": -1}, {"min_free_bytes": -1}, {"compaction_bytes_per_s": 0}])
+def test_wrong_upkeep_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(logcore.InvalidConfigError, match=next(iter(wrong))):
+        Upkeep(**wrong)

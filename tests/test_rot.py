@@ -1,0 +1,237 @@
+"""Rot: bits that turn, blocks that are zeroed or swapped, files that are cut, gone or there twice (T11, promise 3).
+
+Whoever reads a damaged log gets what was written, or a typed error. Never other records, and never fewer without an
+error; what lies above the recovery point may be cut when the log is opened for writing, which its report then says.
+
+A CRC covers a batch from its attributes on. Not covered are base offset, length, leader epoch and magic, 17 of the 61
+bytes of a head: in the logs below 4 % of the flips. The length and the magic lead to an error of their own, the epoch
+changes no record, and the offsets are held against those of the neighbours.
+
+LOGCORE_FLIPS says how many bits are turned: 200,000 by default, millions in `make slow`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import VECTORS
+
+import logcore
+from logcore import checkpoint
+from logcore.dump import dump
+from logcore.recordbatch import RecordBatch, encode
+from logcore.segment import file_name
+from logcore.sequences import Producers
+from logcore.testing import SimulatedDisk
+from logcore.verify import verify
+
+FLIPS = int(os.environ.get("LOGCORE_FLIPS", "200000"))
+SEED = int(os.environ.get("LOGCORE_TEST_SEED", "7"))
+T0 = 1_700_000_000_000
+FUTURE = 4_000_000_000_000  # no producer has expired then
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+
+Files = dict[str, bytes]
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+
+
+def batches() -> dict[str, bytes]:
+    """Batches of every codec and format, and control batches: Kafka's and its clients', and larger ones of ours."""
+    found = {path.name: path.read_bytes() for path in sorted((VECTORS / "records").glob("*.bin"))}
+    rng = random.Random(SEED)
+    for codec in CODECS:
+        rows = [(b"%d" % at, rng.randbytes(20) * 3, [("h", b"x")], T0 + at) for at in range(12)]
+        found[codec] = encode(rows, codec=codec, base_offset=7, leader_epoch=3)
+    return found
+
+
+def contents(data: bytes) -> list[Any]:
+    """What a reader finds in whole batches: offsets, times, keys, values, headers; control types."""
+    at, found = 0, []
+    while at < len(data):
+        batch = RecordBatch.parse(data, at)
+        if batch is None:
+            raise logcore.CorruptBatchError("incomplete", position=at)
+        found += [tuple(record) for record in batch.records()]
+        if batch.is_control:
+            found.append(batch.control_type())
+        at += batch.size_bytes
+    return found
+
+
+def without_offsets(found: list[Any]) -> list[Any]:
+    return [one if isinstance(one, str) else one[1:] for one in found]
+
+
+def heads_of(data: bytes) -> list[int]:
+    """Where each batch begins."""
+    found, at = [], 0
+    while (batch := RecordBatch.parse(data, at)) is not None:
+        found.append(at)
+        at += batch.size_bytes
+    return found
+
+
+def test_no_bit_of_a_batch_turns_unseen() -> None:
+    """Every single bit; then, as long as there is time, a few random ones at once of what the CRC covers."""
+    samples = batches()
+    sound = {name: contents(data) for name, data in samples.items()}
+    heads = {name: heads_of(data) for name, data in samples.items()}
+    every = [(name, [bit]) for name, data in samples.items() for bit in range(len(data) * 8)]
+    rng = random.Random(SEED)
+
+    def several() -> Iterator[tuple[str, list[int]]]:
+        while True:
+            name = rng.choice(CODECS)
+            yield name, rng.sample(range(17 * 8, len(samples[name]) * 8), rng.randrange(2, 6))
+
+    refused = outside = 0
+    for name, bits in itertools.islice(itertools.chain(every, several()), FLIPS):
+        bad = bytearray(samples[name])
+        for bit in bits:
+            bad[bit // 8] ^= 1 << bit % 8
+        at = bits[0] // 8 - max(head for head in heads[name] if head <= bits[0] // 8)
+        outside += at < 17
+        try:
+            found = contents(bytes(bad))
+        except logcore.LogcoreError:
+            refused += 1
+            continue
+        assert at < 8 or 12 <= at < 16, f"LOGCORE_TEST_SEED={SEED}: bits {bits} of {name} changed nothing that is seen"
+        assert without_offsets(found) == without_offsets(sound[name])
+        assert at < 8 or found == sound[name]
+    assert refused > FLIPS // 2
+    print(f"\n{FLIPS} flips of batches: {refused} refused; {outside} in bytes that no CRC covers, which change no value")
+
+
+# -- logs ------------------------------------------------------------------------------------------------------------
+
+
+def own() -> Files:
+    """A directory of ours, closed cleanly: three segments, all codecs, a producer, settings, an id given out."""
+    disk = SimulatedDisk(now_ms=T0)
+    config = {"segment.bytes": 900, "index.interval.bytes": 150, "retention.ms": 1 << 40}
+    with logcore.open_dir("/data", create=True, fs=disk) as directory:
+        directory.create_topic("t", config={name: str(value) for name, value in config.items()})
+        log = directory.partition("t", 0)
+        producer = directory.next_producer_id()
+        for at, codec in enumerate(CODECS * 4):
+            who = {"producer_id": producer, "producer_epoch": 0, "base_sequence": at // 4 * 2} if at % 4 == 3 else {}
+            rows = [(b"k%d" % at, b"value %d" % at * 3, (), FUTURE + at * 10 + row) for row in range(2)]
+            log.append_batch(encode(rows, codec=codec, **who))
+        log.delete_records(3)
+    return disk.files()
+
+
+def kafkas(name: str) -> Files:
+    """Kafka's files: transactions, markers, an index of aborted ones, snapshots, compacted batches."""
+    disk = SimulatedDisk.load(VECTORS / f"partition-{name}")
+    return {path if path.startswith("/") else f"/{path}": data for path, data in disk.files().items()}
+
+
+def partition_in(files: Files) -> str:
+    return os.path.dirname(next(path for path in files if path.endswith(".log")))
+
+
+Answers = dict[str, Any]
+
+
+def read_through(log: logcore.Log) -> Answers:
+    start = log.log_start_offset
+    return {
+        "read": lambda: list(log.read(start)),
+        "columns": lambda: [record for columns in log.scan() for record in columns.records()],
+        "committed": lambda: list(log.read(start, isolation="read_committed")),
+    }
+
+
+def look_up(log: logcore.Log) -> Answers:
+    times = [T0 + 13 * at for at in range(12)] + [FUTURE + 13 * at for at in range(12)]
+    return {
+        **{f"get {offset}": lambda offset=offset: log.get(offset) for offset in range(log.log_start_offset, 32)},
+        **{f"at {time}": lambda time=time: log.offset_for_timestamp(time) for time in times},
+    }
+
+
+def answers(files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool) -> Answers:
+    """What a log answers, LogcoreError where it refuses; "cut": what its opening says it cut. Raises LogcoreError."""
+    disk = SimulatedDisk(files, now_ms=T0)
+    found: Answers = {}
+    with logcore.open(partition_in(files), read_only=read_only, fs=disk) as log:
+        report = log.recovery_report
+        found["cut"] = report.cut_bytes if report is not None else 0
+        for name, ask in questions(log).items():
+            try:
+                found[name] = ask()
+            except logcore.LogcoreError:
+                found[name] = logcore.LogcoreError
+    return found
+
+
+def judge(sound: Answers, files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool) -> str:
+    """"same", "cut" or "error"; fails for all else."""
+    try:
+        found = answers(files, questions, read_only=read_only)
+    except logcore.LogcoreError:
+        return "error"
+    wrong = {name for name in sound if name != "cut" and found.get(name, logcore.LogcoreError) != sound[name]}
+    refused = {name for name in wrong if found.get(name, logcore.LogcoreError) is logcore.LogcoreError}
+    if found["cut"]:
+        assert "read" not in found or found["read"] == sound["read"][: len(found["read"])]
+        return "cut"
+    assert wrong == refused, f"other answers and no error: {sorted(wrong - refused)}"
+    return "error" if wrong else "same"
+
+
+#: Kafka's checkpoint of the log start has no CRC, and says what was deleted: its rot may show.
+EXEMPT = (checkpoint.LOG_START,)
+LOGS: dict[str, Callable[[], Files]] = {
+    "own": own,
+    "clean": lambda: kafkas("clean"),
+    "crash": lambda: kafkas("crash"),
+    "compacted": lambda: kafkas("compact-after"),
+}
+#: One whole log is opened for so many flips of single batches.
+SHARE = 400
+
+
+def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
+    """Bits to turn, each once: as many in heads of batches as elsewhere; all of them where there are not that many."""
+    heads, others = [], []
+    for path, data in files.items():
+        if os.path.basename(path) not in EXEMPT:
+            inside = {bit for at in heads_of(data) for bit in range(at * 8, at * 8 + 488)} if ".log" in path else set()
+            heads += [(path, bit) for bit in sorted(inside)]
+            others += [(path, bit) for bit in range(len(data) * 8) if bit not in inside]
+    rng = random.Random(SEED)
+    for bits in (heads, others):
+        yield from rng.sample(bits, min(len(bits), count // 2))
+
+
+@pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("questions", [read_through, look_up])
+def test_no_bit_of_any_file_turns_unseen(name: str, read_only: bool, questions: Any) -> None:
+    files = LOGS[name]()
+    sound = answers(files, questions, read_only=read_only)
+    assert len(sound) > 3
+    met = {"same": 0, "error": 0, "cut": 0}
+    silent = []
+    for path, bit in flips(files, FLIPS // SHARE):
+        bad = bytearray(files[path])
+        bad[bit // 8] ^= 1 << bit % 8
+        try:
+            met[judge(sound, {**files, path: bytes(bad)}, questions, read_only=read_only)] += 1
+        except AssertionError as error:
+            silent.append(f"byte {bit // 8}, bit {bit % 8} of {path}: {error}")
+    print(f"\n{name}: {met}, {len(silent)} silent")
+    assert not silent, "\n".join(silent)[:3000]
