@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import logcore
 from logcore.recordbatch import encode, read_batches
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 T0 = 1_700_000_000_000
 SMALL = {"segment.bytes": 600, "index.interval.bytes": 60, "batch.size": 200}
@@ -604,3 +606,45 @@ def test_segments_that_were_read_take_no_descriptors(tmp_path: Path) -> None:
         assert len(log.stored(0, max_bytes=1 << 20)) > 100
         after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
         assert after <= before + 2
+
+
+@pytest.mark.parametrize("times", [[100, 50, 50], [50, 100, 70], [100, 100, 1]])
+def test_times_of_what_was_deleted_are_not_found(tmp_path: Path, times: list[int]) -> None:
+    """The largest time of a segment may be that of a record below the log start; later segments are looked at too."""
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        for time in times:
+            log.append(b"v", timestamp_ms=time)
+            log.roll()
+        log.append(b"end", timestamp_ms=60)
+        log._log_start = 1  # as a kill leaves it between the note of the new start and the first file that goes
+        left = [*times[1:], 60]
+        for asked in (1, 50, 60, 100):
+            expected = next((1 + at for at, time in enumerate(left) if time >= asked), None)
+            assert log.offset_for_timestamp(asked) == expected
+        assert log.newest() == (1 + left.index(max(left)), max(left))
+
+
+def test_a_disk_that_fails_to_tell_is_no_empty_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append(b"v")
+
+    def failing(path: object, **more: object) -> os.stat_result:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing)
+        patch.setattr(os, "lstat", failing)
+        for read_only in (False, True):
+            with pytest.raises(logcore.StorageReadError):
+                logcore.open(tmp_path / "t-0", read_only=read_only)
+
+
+def test_no_room_for_the_note_of_the_durable_end_hides_nothing() -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
+        log.append(b"v")
+    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*logcore.durable", times=None))
+    with pytest.raises(logcore.DiskFullError):
+        logcore.open("t-0", durability="group", fs=disk)
+    with logcore.open("t-0", read_only=True, fs=disk) as reader:
+        assert [record.value for record in reader.read(0)] == [b"v"]

@@ -229,7 +229,7 @@ def test_many_ticks_visit_every_log(data: str) -> None:
         logdir.create_topic("t", partitions=40, config={"flush.ms": 0})
         for n in range(40):
             logdir.partition("t", n).append(b"v")
-        for _ in range(10):
+        for _ in range(40):
             logdir.tick()
         assert all(logdir.partition("t", n).durable_end_offset == 1 for n in range(40))
 

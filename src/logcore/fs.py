@@ -22,12 +22,13 @@ import json
 import mmap
 import os
 import select
+import stat
 import struct
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Final, NoReturn, Protocol
 
 import attrs
@@ -43,6 +44,7 @@ from logcore.errors import (
 
 #: Errors of a write that mean "no room here", after which a cut back leaves the file as it was.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -265,10 +267,12 @@ class OsFS:
         return facts.st_dev, facts.st_ino
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        """False only where there is no such name: a disk that fails to tell raises StorageReadError."""
+        return _mode_of(path, os.lstat) is not None
 
     def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path)
+        mode = _mode_of(path, os.stat)
+        return mode is not None and stat.S_ISDIR(mode)
 
     def listdir(self, path: str) -> list[str]:
         with _reading(path):
@@ -297,7 +301,7 @@ class OsFS:
 
     def sync_dir(self, path: str) -> None:
         """Makes the names in a directory durable."""
-        with _reading(path):
+        with _writing(path):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
             os.fsync(handle)
@@ -357,6 +361,17 @@ class OsFS:
             with contextlib.suppress(OSError):
                 return _Inotify(directory)
         return _Polling(directory)
+
+
+def _mode_of(path: str, look: Callable[[str], os.stat_result]) -> int | None:
+    try:
+        return look(path).st_mode
+    except ValueError:  # a name that no file system can hold
+        return None
+    except OSError as error:
+        if error.errno in _NO_SUCH_NAME:
+            return None
+        _raise(error, path, StorageReadError, "look")
 
 
 def _raise_sync(error: OSError, path: str) -> NoReturn:

@@ -277,8 +277,11 @@ class Log(LogReader):
                 fs.pwrite(handle, checkpoint.pack_durable_end(self._end), 0)
                 fs.fsync(handle)
                 fs.sync_dir(self.path)
-            except BaseException:
+            except BaseException as error:
                 fs.close(handle)
+                if isinstance(error, DiskFullError):  # an empty one would hide what readers have seen
+                    with contextlib.suppress(LogcoreError, OSError):
+                        fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
                 raise
             self._durable_handle = handle
         else:
@@ -1607,7 +1610,9 @@ def leave_directory(fs: FS, parent: str, lock: Lock) -> None:
     """Puts the marker of a clean shutdown back, when this is the last to leave and all that was opened closed well."""
     with lock.mutex:
         if lock.is_last and lock.shared.get("was_clean") and not lock.shared.get("failed"):
-            checkpoint.write(fs, parent, checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+            # Without room for it the next opening checks more; all records are on disk all the same.
+            with contextlib.suppress(DiskFullError, ResourceError):
+                checkpoint.write(fs, parent, checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
 
 def _coordinator_epochs(segment: Segment) -> Callable[[int], int]:
@@ -1629,7 +1634,7 @@ def _check_level(durability: object) -> None:
 def make_directories(fs: FS, path: str) -> None:
     """mkdir -p, each new name made durable in its parent."""
     parent = os.path.dirname(path)
-    if not fs.is_directory(parent):
+    if parent not in ("", path) and not fs.is_directory(parent):
         make_directories(fs, parent)
     with contextlib.suppress(FileExistsError):
         fs.mkdir(path)

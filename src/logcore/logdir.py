@@ -55,8 +55,9 @@ _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 #: What Kafka and logcore rename a partition directory to before they delete it.
 _DELETED: Final = re.compile(r".*\.[0-9a-f]{32}-delete")
 _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
-#: What one tick() may do that touches the disk, and how many logs it looks at.
+#: What one tick() may do that touches the disk, as long as that took less than this, and how many logs it looks at.
 _TICK_ACTIONS: Final = 4
+_TICK_MS: Final = 2
 _TICK_LOGS: Final = 1_000
 _SPACE_MS: Final = 1_000  # between two looks at the space that is free
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
@@ -825,7 +826,7 @@ class LogDir:
         self._ticked %= max(1, len(logs))
         logs = [*logs[self._ticked :], *logs[: self._ticked]][:_TICK_LOGS]
         gathered: list[tuple[tuple[str, int], Log, int]] = []
-        actions = 0
+        actions, began_ms = 0, self._fs.monotonic_ms()
         for key, log in logs:
             self._ticked += 1
             with contextlib.suppress(LogcoreError):
@@ -833,7 +834,7 @@ class LogDir:
                 actions += acted
                 if recovery_point is not None:
                     gathered.append((key, log, recovery_point))
-            if actions >= _TICK_ACTIONS:
+            if actions >= _TICK_ACTIONS or (actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS):
                 break
         if gathered:
             self._save_recovery_points(gathered)

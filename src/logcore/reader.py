@@ -468,7 +468,6 @@ class LogReader:
                     late &= (columns.offsets >= self._log_start) & (columns.offsets < self._visible)
                     if late.any():
                         return int(columns.offsets[int(late.argmax())])
-            return None
         return None
 
     def newest(self) -> tuple[int, int] | None:
@@ -482,7 +481,17 @@ class LogReader:
         if not segments or max(largest) < 0:
             return None
         offset = self.offset_for_timestamp(max(largest))
-        return None if offset is None else (offset, max(largest))
+        # None: the record that young was deleted, and its segment is still there.
+        return self._newest_by_records() if offset is None else (offset, max(largest))
+
+    def _newest_by_records(self) -> tuple[int, int] | None:
+        """As newest(), by looking at every record."""
+        best: tuple[int, int] | None = None
+        for columns in self.scan():
+            row = int(columns.timestamps_ms.argmax())
+            if best is None or int(columns.timestamps_ms[row]) > best[1]:
+                best = int(columns.offsets[row]), int(columns.timestamps_ms[row])
+        return best
 
     def _stretch(self, start: int, end: int | None, isolation: Isolation = "read_uncommitted") -> Stretch:
         """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
