@@ -60,7 +60,7 @@ from logcore.fs import FS, OS, Lock
 from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.producers import AbortedTransaction, Transactions
-from logcore.reader import LogReader, control_types, list_bases, parse_partition_name
+from logcore.reader import Isolation, LogReader, control_types, list_bases, parse_partition_name
 from logcore.reading import slot_of
 from logcore.recordbatch import (
     check_timestamps,
@@ -73,6 +73,7 @@ from logcore.recordbatch import (
 )
 from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
+from logcore.table import Table
 
 Level = Literal["os", "disk"]
 
@@ -1411,6 +1412,10 @@ class Log(LogReader):
         self._commit.set_back(offset)
         self._transactions = self._producers = None
         self._set_epochs(epochs.truncate_end(self._epochs, offset) or self._epochs[:1])
+
+    def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:
+        """The latest value of each key, a read-only mapping that follows the log. See Table."""
+        return Table(self, isolation=isolation)
 
     def statistics(self) -> LogStatistics:
         """Counters and sizes; a frozen value."""

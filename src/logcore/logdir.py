@@ -45,9 +45,10 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, Lock
 from logcore.log import Log, check_path, claim_directory, leave_directory, make_directories, open_log
-from logcore.reader import list_bases, parse_partition_name
+from logcore.reader import Isolation, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.segment import LOG, Segment, file_name
+from logcore.table import TopicTable
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
@@ -735,6 +736,13 @@ class LogDir:
                 log.is_held = self._is_low
             self._logs[topic, number] = log
             return log
+
+    def table(self, topic: str, *, isolation: Isolation = "read_uncommitted") -> TopicTable:
+        """The latest value of each key in all partitions, a read-only mapping that follows them. Errors as
+        partition().
+        """
+        numbers = self._topic(topic).numbers
+        return TopicTable([self.partition(topic, number).table(isolation=isolation) for number in numbers])
 
     def opened(self, topic: str, number: int) -> Log | None:
         """The log of a partition if it is open now."""

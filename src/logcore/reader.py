@@ -209,6 +209,11 @@ class LogReader:
         return self._closed
 
     @property
+    def times_truncated(self) -> int:
+        """How often truncate() took records away since the log was opened; seen by its writer only."""
+        return len(self._cuts)
+
+    @property
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
         return self._log_start
