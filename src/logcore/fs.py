@@ -44,6 +44,7 @@ from logcore.errors import (
 
 #: Errors of a write that mean "no room here", after which a cut back leaves the file as it was.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 _NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -107,6 +108,7 @@ class FS(Protocol):
     def listdir(self, path: str) -> list[str]: ...
     def mkdir(self, path: str) -> None: ...
     def rename(self, source: str, target: str) -> None: ...
+    def link(self, source: str, target: str) -> bool: ...
     def unlink(self, path: str) -> None: ...
     def rmdir(self, path: str) -> None: ...
     def modified_ms(self, path: str) -> int: ...
@@ -285,6 +287,17 @@ class OsFS:
     def rename(self, source: str, target: str) -> None:
         with _writing(source):
             os.rename(source, target)
+
+    def link(self, source: str, target: str) -> bool:
+        """Gives a file a second name; False where the file system cannot, such as from one to another."""
+        with _writing(target):
+            try:
+                os.link(source, target, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _NO_LINK:
+                    return False
+                raise
+        return True
 
     def unlink(self, path: str) -> None:
         with _writing(path):

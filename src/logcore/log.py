@@ -1471,17 +1471,18 @@ class _Adoption:
 
 
 class Rewriting:
-    """A log inside Log.rewriting(): what the cleaner sees of it, and may do to it.
+    """A log inside Log.rewriting(): what the cleaner and copies see of it, and may do to it.
 
-    sealed: its segments but the active one, as they were at the beginning. cleaned_to: where the last round ended,
-    None if there was none. Appends and reads go on meanwhile; a truncation ends the rewriting.
+    sealed, growing: its segments and the active one, as they were at the beginning. cleaned_to: where the last round
+    ended, None if there was none. Appends and reads go on meanwhile; a truncation ends the rewriting.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self.fs, self.path = log._fs, log.path
         segments, self._cuts = log._segments, len(log._cuts)
-        self.sealed, self.active_base = tuple(segments[:-1]), segments[-1].base_offset
+        self.sealed, self.growing, self.active_base = tuple(segments[:-1]), segments[-1], segments[-1].base_offset
+        self.high_watermark, self.durability, self.is_dense = log.high_watermark, log.durability, log._dense
         self.log_start = log.log_start_offset
         offsets = checkpoint.read_offsets(self.fs, log._parent, checkpoint.CLEANER)
         self.cleaned_to = offsets.get((log._topic, log._partition))
@@ -1490,6 +1491,18 @@ class Rewriting:
     @property
     def last_stable_offset(self) -> int:
         return self._log.last_stable_offset
+
+    def epochs(self) -> list[epochs.Entry]:
+        return self._log._epochs
+
+    def plan_cut(self, segment: Segment, offset: int) -> tuple[int, bytes]:
+        """(position, tail): up to offset a segment has its bytes before position, and tail behind them."""
+        return self._log._plan_cut(segment, offset)
+
+    def check_unchanged(self) -> None:
+        """Raises CompactionAbandonedError when the log was truncated since the rewriting began."""
+        if len(self._log._cuts) != self._cuts:
+            raise CompactionAbandonedError("the log was truncated meanwhile; try again", path=self.path)
 
     def transactions(self) -> Transactions:
         """Those up to the high watermark, and perhaps beyond."""
@@ -1527,9 +1540,10 @@ class Rewriting:
         with log._lock:
             log._check_writable_locked()
             segments = log._segments
+            self.check_unchanged()
             at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
-            if at is None or [*segments[at : at + len(old)]] != [*old] or len(log._cuts) != self._cuts:
-                raise CompactionAbandonedError("the log was shortened meanwhile; compact it again", path=self.path)
+            if at is None or [*segments[at : at + len(old)]] != [*old]:
+                raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
             if log._dense:  # before there is a gap in the offsets, nobody may take one for a loss
                 checkpoint.write_policy(fs, self.path, log.durability, dense=False)
                 log._dense = False

@@ -28,6 +28,7 @@ import attrs
 
 from logcore import checkpoint, cleaner, staging
 from logcore.config import INT32_MAX, Durability, LogConfig, config_text, known_config
+from logcore.copying import copy_log
 from logcore.errors import (
     CorruptLogError,
     DiskFullError,
@@ -562,6 +563,85 @@ class LogDir:
                     self._finish_deleting()
                 raise
             self._topics.update((topic.name, topic) for topic in made)
+
+    def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
+        """Makes a topic that has another's records below an offset, with the same offsets, partitions and settings.
+
+        at_offset: for each partition or for all of them; None for all that is there now. Sealed segments are hard links
+        and take no room until one of the two drops them. From there on each goes its own way. The new topic is there,
+        whole, or not at all. Errors as create_topic(), and OffsetOutOfRangeError outside [log start, high watermark] of
+        a partition.
+        """
+        with self._lock:
+            self._check_writable()
+            source = self._topic(topic)
+            made = _Topic(new_topic, _new_id(self._fs), len(source.numbers), dict(source.overrides), source.numbers)
+            if source.numbers != tuple(range(len(source.numbers))):
+                raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(source.numbers))
+            self.create_topics({new_topic: (made.count, made.overrides)}, check_only=True)
+            offsets = {
+                number: at_offset.get(number) if isinstance(at_offset, Mapping) else at_offset
+                for number in source.numbers
+            }
+            self._save(deleting=[made])  # until it is whole, a crash undoes it
+            try:
+                self._make_partitions([(made, made.numbers)])
+                points: dict[tuple[str, int], int | None] = {}
+                starts: dict[tuple[str, int], int | None] = {}
+                for number in made.numbers:
+                    log = self.partition(topic, number)
+                    key = (new_topic, number)
+                    points[key] = copy_log(log, self._partition_path(*key), offsets[number])
+                    starts[key] = log.log_start_offset or None
+                self._note(checkpoint.LOG_START, starts)
+                self._note(checkpoint.RECOVERY_POINT, points)
+                self._topics[new_topic] = made
+                self._save()
+            except BaseException:
+                self._topics.pop(new_topic, None)
+                self._deleting[new_topic] = made
+                with contextlib.suppress(LogcoreError, OSError):
+                    self._finish_deleting()
+                raise
+
+    def snapshot(self, path: str | os.PathLike[str]) -> None:
+        """A copy of the whole directory, at a path where there is nothing yet: a backup that opens as it is.
+
+        Each partition up to its high watermark, one after the other; sealed segments are hard links where that is
+        possible. Group offsets are records of a topic and are in it. Raises InvalidConfigError when there is something
+        at the path, and what reading and writing raise; what was made is left then, without the note that it is whole.
+        """
+        target = check_path(path)
+        with self._lock:
+            self._check_writable()
+            if self._fs.exists(target):
+                raise InvalidConfigError("there is something at the path of the snapshot", found=repr(target))
+            make_directories(self._fs, target)
+            points: dict[tuple[str, int], int | None] = {}
+            starts: dict[tuple[str, int], int | None] = {}
+            for name in self.topics():
+                self.topic_id(name)
+                for number in self._numbers(name):
+                    log = self.partition(name, number)
+                    directory = os.path.join(target, f"{name}-{number}")
+                    self._fs.mkdir(directory)
+                    content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
+                    if content is not None:
+                        checkpoint.write(self._fs, directory, checkpoint.PARTITION_METADATA, content)
+                    points[name, number] = copy_log(log, directory)
+                    starts[name, number] = log.log_start_offset or None
+            checkpoint.write_offsets(self._fs, target, checkpoint.LOG_START, starts)
+            checkpoint.write_offsets(self._fs, target, checkpoint.RECOVERY_POINT, points)
+            for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
+                content = checkpoint.read(self._fs, self.path, file)
+                if content is not None:
+                    checkpoint.write(self._fs, target, file, content)
+            self._fs.sync_dir(target)
+
+    def _note(self, file: str, offsets: Mapping[tuple[str, int], int | None]) -> None:
+        assert self._lock_held is not None
+        with self._lock_held.mutex:
+            checkpoint.write_offsets(self._fs, self.path, file, offsets)
 
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""

@@ -48,7 +48,7 @@ _REWRITES: Final = 3
 _START_MS: Final = 1_700_000_000_000
 
 #: Operations that change what a crash may leave.
-CHANGES: Final = frozenset({"create", "pwrite", "truncate", "mkdir", "rename", "unlink", "rmdir"})
+CHANGES: Final = frozenset({"create", "link", "pwrite", "truncate", "mkdir", "rename", "unlink", "rmdir"})
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
 READS: Final = frozenset({"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"})
 OPERATIONS: Final = CHANGES | SYNCS | READS
@@ -967,6 +967,19 @@ class SimulatedDisk:
                 self._name(f"rename {source} to {target}", (old, old_name), (new, new_name, node))
             self._end("rename", action, source)
 
+    def link(self, source: str, target: str) -> bool:
+        """As OsFS.link. After a crash the two names are files of their own: they hold the same all the same."""
+        with self._mutex:
+            node = self._get(source, StorageWriteError)
+            place, name = self._place(target)
+            action = self._begin("link", target)
+            if name in place.entries:
+                action = errno.EEXIST
+            if not isinstance(action, int):
+                self._name(f"link {source} to {target}", None, (place, name, node))
+            self._end("link", action, target)
+        return True
+
     def unlink(self, path: str) -> None:
         with self._mutex:
             node = self._get(path, StorageWriteError)
@@ -997,7 +1010,7 @@ class SimulatedDisk:
 
     def sync_dir(self, path: str) -> None:
         with self._mutex:
-            directory = self._directory(path)
+            directory = self._directory(path, StorageWriteError)
             action = self._begin("sync_dir", path)
             if action == "crash" or (self._crash_in is not None and len(self.operations) > self._crash_in):
                 self._die()

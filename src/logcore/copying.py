@@ -1,0 +1,132 @@
+"""A partition's log once more, with the same offsets, up to an offset: for forks and snapshots.
+
+Rules:
+- Sealed segments are hard links where the file system can: they never change, and whatever replaces one does so by
+  rename. They are copied where it cannot.
+- The last segment of the copy is a file of its own, because it is going to be appended to.
+- Everything is on disk when this returns; who gives the new directory its meaning does so afterwards.
+
+This module makes the files of one partition. logdir.py knows topics, and keeps half a copy from ever being taken for
+one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from logcore import checkpoint, epochs
+from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError
+from logcore.fs import FS
+from logcore.log import Log, Rewriting
+from logcore.segment import LOG, SEGMENT_FILES, Segment, file_name
+from logcore.sequences import SNAPSHOT
+
+#: A copy goes in pieces of this.
+_PIECE_BYTES: Final = 1 << 20
+
+
+def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
+    """Puts a log's records below at_offset, by default its high watermark, into a directory that is there and empty of
+    segments. Returns the end of the copy.
+
+    A batch that at_offset lies in is cut. A transaction that is open there stays open in the copy. Raises
+    OffsetOutOfRangeError outside [log start, high watermark], CompactionAbandonedError (retriable) when the log is
+    truncated meanwhile, and what reading and writing raise.
+    """
+    with log.rewriting() as view:
+        end = view.high_watermark if at_offset is None else at_offset
+        if not view.log_start <= end <= view.high_watermark:
+            raise OffsetOutOfRangeError(
+                "cannot copy up to there",
+                path=log.path,
+                offset=end,
+                expected=f"{view.log_start} to {view.high_watermark}",
+                found=end,
+            )
+        log.flush()
+        segments = [*view.sealed, view.growing]
+        ends = [*(segment.base_offset for segment in segments[1:]), end]
+        for segment, after in zip(segments[:-1], ends, strict=False):
+            if after <= end:
+                _link_segment(view.fs, segment, directory)
+        last = next(segment for segment in reversed(segments) if segment.base_offset <= end)
+        if last.base_offset < end:
+            _copy_front(view, last, end, directory)
+        else:
+            _create(view.fs, os.path.join(directory, file_name(end, LOG)))
+        _copy_notes(view, end, directory)
+        view.check_unchanged()
+        view.fs.sync_dir(directory)
+    return end
+
+
+def _link_segment(fs: FS, segment: Segment, directory: str) -> None:
+    segment.keep()
+    for suffix in SEGMENT_FILES:
+        if suffix == LOG or fs.exists(segment.file(suffix)):
+            _link(fs, segment.file(suffix), os.path.join(directory, file_name(segment.base_offset, suffix)))
+    if not segment.is_current():
+        raise CompactionAbandonedError("a segment was compacted meanwhile; copy the log again", path=segment.path)
+
+
+def _link(fs: FS, source: str, target: str) -> None:
+    try:
+        if fs.link(source, target):
+            return
+        handle = fs.open(source)
+    except FileNotFoundError:
+        raise CompactionAbandonedError("a segment went away meanwhile; copy the log again", path=source) from None
+    try:
+        out = fs.open(target, write=True, create=True, exclusive=True)
+        try:
+            at, size = 0, fs.size(handle)
+            while at < size:
+                piece = fs.pread(handle, min(_PIECE_BYTES, size - at), at)
+                fs.pwrite(out, piece, at)
+                at += len(piece)
+            fs.fsync(out)
+        finally:
+            fs.close(out)
+    finally:
+        fs.close(handle)
+
+
+def _copy_front(view: Rewriting, segment: Segment, end: int, directory: str) -> None:
+    """The segment that is to be appended to: without indexes, which opening it makes."""
+    fs = view.fs
+    position, tail = view.plan_cut(segment, end)
+    handle = fs.open(os.path.join(directory, file_name(segment.base_offset, LOG)), write=True, create=True)
+    try:
+        at = 0
+        while at < position:
+            piece = segment.piece(at, min(_PIECE_BYTES, position - at))
+            part = piece.data[piece.at : min(piece.limit, piece.at + _PIECE_BYTES, piece.at + position - at)]
+            fs.pwrite(handle, part, at)
+            at += len(part)
+        if tail:
+            fs.pwrite(handle, tail, position)
+        fs.fsync(handle)
+    finally:
+        fs.close(handle)
+
+
+def _create(fs: FS, path: str) -> None:
+    handle = fs.open(path, write=True, create=True, exclusive=True)
+    try:
+        fs.fsync(handle)
+    finally:
+        fs.close(handle)
+
+
+def _copy_notes(view: Rewriting, end: int, directory: str) -> None:
+    """Epochs, producers and the policy; each a cache, or a file of its own that a later change replaces."""
+    fs = view.fs
+    kept = epochs.truncate_end(view.epochs(), end) or [(0, view.log_start)]
+    checkpoint.write_epochs(fs, directory, kept)
+    checkpoint.write_policy(fs, directory, view.durability, dense=view.is_dense)
+    for name in fs.listdir(view.path):
+        if name.endswith(SNAPSHOT) and name[: -len(SNAPSHOT)].isdigit() and int(name[: -len(SNAPSHOT)]) <= end:
+            content = checkpoint.read(fs, view.path, name)
+            if content is not None:
+                checkpoint.write(fs, directory, name, content)
