@@ -1,4 +1,5 @@
-"""The command line: logcore demo | append | read | tail | dump | verify | recover | info | bench.
+"""The command line: logcore demo | append | read | tail | dump | verify | recover | info | topic | compact |
+retention | bench.
 
 Rules:
 - On a terminal, lines and tables for people; in a pipe or with --json, one JSON object a line (NDJSON) on stdout.
@@ -29,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
+import attrs
 import click
 
 import logcore
@@ -45,6 +47,8 @@ from logcore.errors import (
     ResourceError,
 )
 from logcore.inputs import InputRow, LineError, row_groups
+from logcore.logdir import id_text
+from logcore.reader import parse_partition_name
 from logcore.terminal import Lines, plain_text, print_table, progress, size_text, time_text, to_json, wants_json
 
 DAMAGED, FAILED, INTERRUPTED, READER_GONE = 1, 2, 130, 141
@@ -542,6 +546,230 @@ def info(directory: str | None, as_json: bool) -> None:
         for one in found
     ]
     print_table(headers, rows, right=(1, 2, 3, 4))
+
+
+# -- topics and their upkeep -----------------------------------------------------------------------------------------
+
+
+@main.group(cls=_Group)
+def topic() -> None:
+    """Create, list, describe, alter and delete the topics of a log directory."""
+
+
+_config_option = click.option(
+    "--config", "configs", metavar="NAME=VALUE", multiple=True, help="A setting by Kafka's name. Repeatable."
+)
+_log_directory = click.argument("directory", metavar="DATA", type=click.Path())
+
+
+@topic.command("create")
+@_log_directory
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True)
+@_config_option
+def topic_create(directory: str, name: str, partitions: int, configs: tuple[str, ...]) -> None:
+    """Make the topic NAME in the log directory DATA, which is made if it is not there."""
+    with logcore.open_dir(directory, create=True) as logdir:
+        logdir.create_topic(name, partitions, dict(map(_setting, configs)))
+
+
+@topic.command("list")
+@_log_directory
+@_json_option
+def topic_list(directory: str, as_json: bool) -> None:
+    """Names of the topics in DATA, with their partitions and bytes."""
+    with logcore.open_dir(directory, read_only=True) as logdir:
+        rows = []
+        for name in logdir.topics():
+            numbers = logdir.partitions(name)
+            rows.append((name, len(numbers), sum(logdir.size_bytes(name, number) for number in numbers)))
+    if wants_json(as_json):
+        with Lines() as out:
+            for name, count, size_bytes in rows:
+                out.write(to_json({"topic": name, "partitions": count, "size_bytes": size_bytes}))
+    else:
+        print_table(("topic", "partitions", "bytes"), rows, right=(1, 2))
+
+
+@topic.command("describe")
+@_log_directory
+@click.argument("name")
+@_json_option
+def topic_describe(directory: str, name: str, as_json: bool) -> None:
+    """The id, settings and partitions of the topic NAME."""
+    with logcore.open_dir(directory, read_only=True) as logdir:
+        found = logdir.describe_topic(name)
+        rows = []
+        for part in found.partitions:
+            log = logdir.partition(name, part.partition)
+            facts = log.statistics()
+            rows.append((part.partition, facts.segments, facts.size_bytes, log.log_start_offset, log.high_watermark))
+    names = ("partition", "segments", "size_bytes", "log_start_offset", "high_watermark")
+    if wants_json(as_json):
+        with Lines() as out:
+            partitions = [dict(zip(names, row, strict=True)) for row in rows]
+            facts_ = {"topic": name, "topic_id": id_text(found.topic_id), "config": dict(found.overrides)}
+            out.write(to_json({**facts_, "partitions": partitions}))
+        return
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(found.overrides.items())) or "the defaults"
+    click.echo(f"{name}  id {id_text(found.topic_id)}  {settings}")
+    print_table(("partition", "segments", "bytes", "start", "end"), rows, right=range(5))
+
+
+@topic.command("alter")
+@_log_directory
+@click.argument("name")
+@_config_option
+@click.option("--unset", metavar="NAME", multiple=True, help="Take a setting back to its default. Repeatable.")
+@click.option("--partitions", type=click.IntRange(1), help="Raise their number to this.")
+def topic_alter(
+    directory: str, name: str, configs: tuple[str, ...], unset: tuple[str, ...], partitions: int | None
+) -> None:
+    """Change settings of the topic NAME, or its number of partitions."""
+    changes: dict[str, object | None] = {**dict(map(_setting, configs)), **dict.fromkeys(unset)}
+    if not changes and partitions is None:
+        raise click.UsageError("say what to change: --config, --unset or --partitions")
+    with logcore.open_dir(directory) as logdir:
+        logdir.alter_topic(name, changes, check_only=True)
+        if partitions is not None:
+            logdir.add_partitions(name, partitions)
+        if changes:
+            logdir.alter_topic(name, changes)
+
+
+@topic.command("delete")
+@_log_directory
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def topic_delete(directory: str, name: str, yes: bool) -> None:
+    """Delete the topic NAME with all its records."""
+    with logcore.open_dir(directory) as logdir:
+        count = len(logdir.partitions(name))
+        if not yes:
+            click.confirm(f"delete {name} with {count} partition{'s' * (count > 1)} and all records?", abort=True)
+        logdir.delete_topic(name)
+
+
+@topic.command("fork")
+@_log_directory
+@click.argument("name")
+@click.argument("new_name")
+@click.option("--at", "at_offset", type=click.IntRange(0), help="Up to this offset, else all that is there.")
+def topic_fork(directory: str, name: str, new_name: str, at_offset: int | None) -> None:
+    """Make the topic NEW_NAME with the records of NAME: hard links, so that it takes no room of its own."""
+    with logcore.open_dir(directory) as logdir:
+        logdir.fork(name, at_offset, new_name)
+
+
+def _open_partitions(stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...]) -> list[logcore.Log]:
+    """The log of a partition directory, or all logs of a log directory, with their topics' settings."""
+    settings = dict(map(_setting, configs))
+    real = os.path.realpath(directory)
+    with contextlib.suppress(InvalidNameError):
+        name, number = parse_partition_name(os.path.basename(real))
+        logdir = stack.enter_context(logcore.open_dir(os.path.dirname(real), config=settings))
+        if name in logdir and number in logdir.partitions(name):
+            return [logdir.partition(name, number)]
+        raise LogNotFoundError("there is no such partition", path=directory)
+    logdir = stack.enter_context(logcore.open_dir(real, config=settings))
+    return [logdir.partition(name, number) for name in logdir.topics() for number in logdir.partitions(name)]
+
+
+@main.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option(
+    "--force", is_flag=True, help="Also logs that are not dirty enough yet, with what they hold rolled first."
+)
+@click.option("--memory", type=click.IntRange(1), default=128, show_default=True, help="MiB for the table of keys.")
+@_config_option
+@_json_option
+def compact(directory: str, force: bool, memory: int, configs: tuple[str, ...], as_json: bool) -> None:
+    """Compact a partition, or all partitions of a log directory whose cleanup.policy says so.
+
+    Of each key the last record stays. --config cleanup.policy=compact sets what the directory itself does not say.
+    """
+    from logcore.cleaner import cleaning, plan_of
+
+    with contextlib.ExitStack() as stack, Lines() as out:
+        rows = []
+        for log in _open_partitions(stack, directory, configs):
+            if not log.config.is_compacted:
+                continue
+            if force:
+                log.roll()
+            plan = plan_of(log)
+            with progress(os.path.basename(log.path), plan.clean_bytes + 2 * plan.cleanable_bytes) as tick:
+                steps, done = cleaning(log, force=force, memory_bytes=memory << 20), 0
+                while True:
+                    try:
+                        step = next(steps)
+                    except StopIteration as end:
+                        report = end.value
+                        break
+                    tick(step.done_bytes - done)
+                    done = step.done_bytes
+            if report is None:
+                continue
+            if wants_json(as_json):
+                out.write(to_json(attrs.asdict(report)))
+            rows.append(
+                (
+                    os.path.basename(log.path),
+                    report.records_read,
+                    report.records_kept,
+                    report.bytes_before,
+                    report.bytes_after,
+                    report.segments_before,
+                    report.segments_after,
+                )
+            )
+    if not wants_json(as_json):
+        headers = ("partition", "records", "kept", "bytes", "left", "segments", "left")
+        print_table(headers, rows, right=range(1, 7))
+
+
+@main.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--delete", "is_delete", is_flag=True, help="Do it. Without this nothing is changed.")
+@click.option("--hold", "groups", metavar="GROUP", multiple=True, help="Keep what this group has not read. Repeatable.")
+@_config_option
+@_json_option
+def retention(
+    directory: str, is_delete: bool, groups: tuple[str, ...], configs: tuple[str, ...], as_json: bool
+) -> None:
+    """Say which segments the settings would delete: retention.ms, retention.bytes, and the log start.
+
+    --config retention.ms=... asks what other settings would do, for topics that do not set them.
+    """
+    from logcore.groupoffsets import OFFSETS_TOPIC, committed_in
+    from logcore.retention import hold_for
+
+    policy = hold_for(*groups)
+    with contextlib.ExitStack() as stack, Lines() as out:
+        rows = []
+        logs = _open_partitions(stack, directory, configs)
+        offsets_logs = [log for log in logs if os.path.basename(log.path).rpartition("-")[0] == OFFSETS_TOPIC]
+        committed = committed_in([*offsets_logs]) if groups else {}
+        for log in logs:
+            known = committed.get(parse_partition_name(os.path.basename(log.path)), {})
+            facts = log.retention_facts(committed=known)
+            count = max(0, min(policy(facts), facts.deletable))
+            gone = facts.segments[:count]
+            if is_delete:
+                log.retain(policy=policy, committed=known)
+            row = {
+                "partition": os.path.basename(log.path),
+                "segments": len(facts.segments),
+                "deleted" if is_delete else "would_delete": count,
+                "size_bytes": sum(one.size_bytes for one in gone),
+                "log_start_offset": gone[-1].end_offset if gone else facts.log_start,
+            }
+            if wants_json(as_json):
+                out.write(to_json(row))
+            rows.append(tuple(row.values()))
+    if not wants_json(as_json):
+        done = "deleted" if is_delete else "would go"
+        print_table(("partition", "segments", done, "bytes", "start then"), rows, right=range(1, 5))
 
 
 # -- bench -----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from logcore import checkpoint
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
+from logcore.groupoffsets import OFFSETS_TOPIC, group_record
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import Record, layout
 from logcore.recordbatch import RecordBatch
@@ -125,6 +126,8 @@ class LogFile(GrowingSegment):
 
 def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:
     segment = LogFile(fs, path)
+    topic = os.path.basename(os.path.dirname(fs.real_path(path))).rpartition("-")[0]
+    is_group_log = topic == OFFSETS_TOPIC
     position = 0
     while position < segment.size_bytes:
         try:
@@ -137,7 +140,7 @@ def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:
         if batch is None:
             yield _damage(position, segment.size_bytes, layout.WALK_REASONS[layout.WALK_SHORT])
             return
-        yield from _batch_rows(batch, records)
+        yield from _batch_rows(batch, records, is_group_log)
         position += batch.size_bytes
 
 
@@ -145,7 +148,7 @@ def _damage(position: int, end: int, reason: str) -> Row:
     return {"type": "damage", "position": position, "size_bytes": end - position, "reason": reason}
 
 
-def _batch_rows(batch: RecordBatch, records: bool) -> Iterator[Row]:
+def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterator[Row]:
     row: Row = {
         "type": "batch",
         "position": batch.position,
@@ -186,6 +189,10 @@ def _batch_rows(batch: RecordBatch, records: bool) -> Iterator[Row]:
     yield row
     for record in found:
         one = {"type": "record", **shown_record(record)}
+        if is_group_log and not batch.is_control:
+            said = group_record(record.key, record.value)
+            if said is not None:
+                one["says"] = said
         if batch.is_control:
             one["control_type"] = row["control_type"]
             if row["control_type"] in ("ABORT", "COMMIT") and len(record.value or b"") >= 6:

@@ -1275,7 +1275,9 @@ class Log(LogReader):
         self._next_retention_ms = clock_ms + retention.CHECK_MS
         if not self._clocks.agree(wall_ms, clock_ms):
             return False
-        return self.retain(now_ms, policy=self._retention, committed=self._committed()) > 0
+        # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
+        committed = {} if self._retention is retention.kafka_rules else self._committed()
+        return self.retain(now_ms, policy=self._retention, committed=committed) > 0
 
     def _retire_locked(self, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
         """Takes segments out of the log. Who reads them goes on: their files get another name at once, and go when

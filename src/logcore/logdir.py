@@ -45,8 +45,9 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.fs import FS, OS, Lock
+from logcore.groupoffsets import OFFSETS_TOPIC, committed_in
 from logcore.log import Log, check_path, claim_directory, leave_directory, make_directories, open_log
-from logcore.reader import Isolation, list_bases, parse_partition_name
+from logcore.reader import Isolation, LogReader, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.segment import LOG, Segment, file_name
 from logcore.table import TopicTable
@@ -77,10 +78,11 @@ class Upkeep:
     """What tick() does beyond the settings of the topics.
 
     retention: see logcore.retention. committed(topic, partition): consumer group -> committed offset, for policies that
-    hold for groups. max_bytes: of all logs together; when they are larger, the oldest segments of topics with `delete`
-    go. min_free_bytes: with less free on the disk, appends are refused with DiskFullError while there is still room to
-    read, delete and compact. compacts: whether tick() compacts. compaction_bytes_per_s: read and written together, None
-    for no limit. compaction_memory_bytes: of the table of keys.
+    hold for groups; by default what `__consumer_offsets` in this directory says. max_bytes: of all logs together; when
+    they are larger, the oldest segments of topics with `delete` go. min_free_bytes: with less free on the disk, appends
+    are refused with DiskFullError while there is still room to read, delete and compact. compacts: whether tick()
+    compacts. compaction_bytes_per_s: read and written together, None for no limit. compaction_memory_bytes: of the
+    table of keys.
     """
 
     retention: Policy = kafka_rules
@@ -811,8 +813,8 @@ class LogDir:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
             else:
                 log = open_log(path, config=config, durability=self.durability, fs=self._fs)
-                committed = self.upkeep.committed
-                log.retain_by(self.upkeep.retention, dict if committed is None else lambda: committed(topic, number))
+                committed = self.upkeep.committed or self.committed_offsets
+                log.retain_by(self.upkeep.retention, lambda: committed(topic, number))
                 log.is_held = self._is_low
             self._logs[topic, number] = log
             return log
@@ -823,6 +825,17 @@ class LogDir:
         """
         numbers = self._topic(topic).numbers
         return TopicTable([self.partition(topic, number).table(isolation=isolation) for number in numbers])
+
+    def committed_offsets(self, topic: str, number: int) -> dict[str, int]:
+        """Consumer group -> the offset it committed last for a partition, by `__consumer_offsets` in this directory.
+
+        Reads that topic whole: work for a retention policy that holds for groups, not for a hot path. Raises what
+        reading raises.
+        """
+        if OFFSETS_TOPIC not in self._topics:
+            return {}
+        logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self._numbers(OFFSETS_TOPIC)]
+        return committed_in(logs).get((topic, number), {})
 
     def opened(self, topic: str, number: int) -> Log | None:
         """The log of a partition if it is open now."""
