@@ -156,7 +156,7 @@ def encode_records(kernels: Any, rows: Rows, out: bytearray) -> int:
 
 def decode_columns(data: bytes) -> RecordColumns:
     """As Log.scan does with the bytes of a segment."""
-    size, rows = active.plan_run(data, 0, len(data), 1 << 30, 1 << 30, 1 << 62)
+    size, rows, _ = active.plan_run(data, 0, len(data), 1 << 30, 1 << 30, 1 << 62)
     assert size == len(data), "all of it are plain batches"
     block = np.empty(rows * layout.ROW_SIZE, np.uint8)
     active.decode_columns(data, 0, size, block, rows, None)

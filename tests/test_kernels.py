@@ -67,13 +67,15 @@ def columns_of(kernel: Any, data: bytes, rows: int) -> Any:
 def everything(kernel: Any, data: bytes) -> list[Any]:
     """What every reading kernel says of some bytes."""
     size = len(data)
-    stop, rows = kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62)
+    stop, rows, _ = kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62)
     return [
         outcome(lambda: kernel.walk(data, 0, size, 100, False)),
         outcome(lambda: kernel.walk(data, 0, size, 100, True)),
         outcome(lambda: kernel.find_batch(data, 0, size, 7)),
         (stop, rows),
         outcome(lambda: kernel.plan_run(data, 0, size, 3, 100, 9)),
+        outcome(lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 3)),
+        outcome(lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 0, True)),
         outcome(lambda: columns_of(kernel, data[:stop], rows)),
         outcome(lambda: kernel.decode_objects(data, 0, size, "f")),
         *(outcome(lambda offset=offset: kernel.read_one(data, 0, size, offset, "f")) for offset in (0, 3, 11, 30)),
@@ -322,7 +324,7 @@ def test_what_aiokafka_and_kafka_python_write_is_read(kernel: Any, builder: Any,
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith("v2-none")])
 def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> None:
     data = (VECTORS / "records" / name).read_bytes()
-    stop, rows = kernel.plan_run(data, 0, len(data), 1 << 20, 1 << 20, 2**62)
+    stop, rows, _ = kernel.plan_run(data, 0, len(data), 1 << 20, 1 << 20, 2**62)
     assert (stop, rows) == (len(data), EXPECTED[name]["record_count"])
     block = np.empty(rows * layout.ROW_SIZE, np.uint8)
     assert kernel.decode_columns(data, 0, stop, block, rows) == rows

@@ -32,7 +32,7 @@ def crashed(path: Path, data: bytes, *, policy: str = "group") -> Path:
     """A partition of only a .log file and the note of the policy it was written under."""
     path.mkdir(parents=True)
     (path / LOG).write_bytes(data)
-    (path / "logcore.policy").write_text(json.dumps({"durability": policy, "max_bytes": 1 << 20}))
+    (path / "logcore.policy").write_text(json.dumps({"durability": policy, "max_bytes": 1 << 20, "dense": True}))
     return path
 
 

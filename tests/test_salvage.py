@@ -226,6 +226,16 @@ def test_a_flipped_bit_costs_at_most_its_batch(base: int, dense: bool) -> None:
                 assert judge(WRITTEN, report, saved) <= {hit}, bit
 
 
+def test_a_length_that_leads_to_the_batch_after_the_next_hides_none() -> None:
+    """In batches of 128 bytes one bit of the length makes it 256: a sound batch stands there, and one in between."""
+    data = log_of(*((at, b"x" * 58) for at in range(4)))
+    assert len(data) == 4 * 128
+    bad = bytearray(data)
+    bad[128 + 11] ^= 128
+    report, saved = recover({path_of(0): bytes(bad), **DENSE})
+    assert judge(batches_of({path_of(0): data}), report, saved) == {1}
+
+
 def test_no_cut_of_the_last_segment_loses_more_than_what_is_cut() -> None:
     data = SEGMENTS[path_of(12)]
     for cut in range(len(data)):

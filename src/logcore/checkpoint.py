@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import attrs
 
-from logcore.config import INT64_MAX, Durability
+from logcore.config import INT32_MAX, INT64_MAX, Durability
 from logcore.errors import InvalidConfigError
 from logcore.fs import FS
 
@@ -116,7 +116,8 @@ def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
     except ValueError:
         return []
     rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(epochs))
-    return epochs if rising and all(epoch >= 0 and 0 <= start <= INT64_MAX for epoch, start in epochs) else []
+    fits = all(0 <= epoch <= INT32_MAX and 0 <= start <= INT64_MAX for epoch, start in epochs)
+    return epochs if rising and fits else []
 
 
 def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]]) -> None:
@@ -169,7 +170,13 @@ def unpack_topics(content: bytes) -> list[dict[str, Any]] | None:
 
 def unpack_producer_ids(content: bytes) -> int | None:
     """The end of the producer ids that logcore.producer-ids says were given out, None when it is no number."""
-    return int(content) if re.fullmatch(rb"\d{1,18}\n", content) else None
+    found = re.fullmatch(rb"(\d{1,18}) ([0-9a-f]{8})\n", content)
+    return int(found[1]) if found and int(found[2], 16) == zlib.crc32(found[1]) else None
+
+
+def pack_producer_ids(end: int) -> bytes:
+    """Content of logcore.producer-ids: the number and its CRC-32, because a wrong one would give ids out twice."""
+    return b"%d %08x\n" % (end, zlib.crc32(b"%d" % end))
 
 
 def pack_durable_end(offset: int) -> bytes:

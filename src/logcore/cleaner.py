@@ -405,7 +405,7 @@ class _Round:
         view, size = segment.view(), segment.size_bytes
         at = 0
         while at < size:
-            stop, rows = active.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
+            stop, rows, _ = active.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
             if stop > at:
                 plain = Run(view, at, stop, rows, 0, segment.path).columns(max_size=0)
                 facts, _, _ = active.walk(view, at, stop, (stop - at) // HEADER_SIZE + 1, False)

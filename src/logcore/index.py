@@ -90,7 +90,8 @@ class OffsetIndex(_Entries):
 
     def find(self, relative_offset: int) -> int:
         """Slot of the last entry at or below an offset, -1 for none."""
-        return active.search_offsets(self.data, len(self), min(relative_offset, 2**31 - 1)) if self.data else -1
+        bounded = max(-1, min(relative_offset, 2**31 - 1))
+        return active.search_offsets(self.data, len(self), bounded) if self.data else -1
 
     def array(self) -> npt.NDArray[Any]:
         """All entries, dtype OFFSET_ENTRY, over the mapped file or the memory of the active index."""

@@ -249,7 +249,13 @@ class Log(LogReader):
         fs.sync_dir(self._parent)
         previous = checkpoint.read_policy(fs, self.path)
         recovery.check_sealed(fs, self._segments, recovery_point=recovery_point)
-        self.recovery_report = recovery.recover(fs, self._active, recovery_point=recovery_point, policy=previous)
+        self.recovery_report = recovery.recover(
+            fs,
+            self._active,
+            recovery_point=recovery_point,
+            policy=previous,
+            dense=checkpoint.read_dense(fs, self.path),
+        )
         self._end = max(self._active.last_offset + 1, bases[-1])
         self._log_start = max(self._log_start, bases[0])
         if self._log_start > self._end:
@@ -1554,8 +1560,12 @@ class Rewriting:
             present = set(fs.listdir(self.path))
             suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
             paths = [os.path.join(self.path, file_name(new.base_offset, suffix)) for suffix in suffixes]
-            for path in paths:
-                fs.rename(path + ".cleaned", path + ".swap")
+            try:
+                for path in paths:
+                    fs.rename(path + ".cleaned", path + ".swap")
+            except BaseException:
+                self._take_back(paths)
+                raise
             try:
                 # From here on the directory says that the new segment counts, and opening it would end the work.
                 fs.sync_dir(self.path)
@@ -1574,6 +1584,18 @@ class Rewriting:
             sealed = Segment(fs, self.path, new.base_offset)
             log._segments = [*segments[:at], sealed, *segments[at + len(old) :]]
             self._created = None
+
+    def _take_back(self, paths: Sequence[str]) -> None:
+        """Removes files that say that a new segment is complete. None may stay: after another round it would come back
+        into the log, with records that are in it already.
+        """
+        try:
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self.fs.unlink(path + ".swap")
+        except BaseException as error:
+            self._log._commit.poison(error)
+            raise
 
     def note_cleaned(self, offset: int) -> None:
         """Below offset all is compacted; the next round begins there."""

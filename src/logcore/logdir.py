@@ -613,7 +613,7 @@ class LogDir:
         possible. Group offsets are records of a topic and are in it. Raises InvalidConfigError when there is something
         at the path, and what reading and writing raise; what was made is left then, without the note that it is whole.
         """
-        target = check_path(path)
+        target = self._fs.real_path(check_path(path))
         with self._lock:
             self._check_writable()
             if self._fs.exists(target):
@@ -773,13 +773,14 @@ class LogDir:
                 first = 0 if content is None else checkpoint.unpack_producer_ids(content)
                 if first is None:
                     raise CorruptLogError(
-                        "the note of given producer ids is damaged; write a number above all of them into it",
+                        "the note of given producer ids is damaged; restore it, or remove it if no producer that was "
+                        "given an id writes any more",
                         path=os.path.join(self.path, checkpoint.PRODUCER_IDS),
-                        expected="one number",
+                        expected="a number and its CRC",
                         found=repr(content),
                     )
                 end = first + _PRODUCER_ID_BLOCK
-                checkpoint.write(self._fs, self.path, checkpoint.PRODUCER_IDS, b"%d\n" % end)
+                checkpoint.write(self._fs, self.path, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
                 self._producer_ids = first, end
             given, end = self._producer_ids
             self._producer_ids = given + 1, end

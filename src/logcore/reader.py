@@ -38,7 +38,7 @@ from logcore.kernels import Record, layout
 from logcore.producers import Transactions
 from logcore.reading import Scan, Stretch, slot_of
 from logcore.recordbatch import RecordBatch
-from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of
+from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, in_order
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -128,6 +128,20 @@ class LogReader:
                 if attempt == _LOOKS:
                     raise LogNotFoundError("the files of the partition keep vanishing", path=self.path) from None
         self._refresh_end()
+        self._miss_end()
+
+    def _miss_end(self) -> None:
+        """Where the files end below the recovery point, the log ends there all the same: reading on then meets an error
+        and no end. Looked at twice, because a writer may have gone on, rolled or truncated since.
+        """
+        for _ in range(2):
+            known = self._checkpoint(checkpoint.RECOVERY_POINT)
+            if known <= self._end or not self._segments:
+                return
+            if list_bases(self._fs, self.path)[-1:] != [self._segments[-1].base_offset]:
+                return
+            self._refresh_end()
+        self._end, self._visible = known, max(self._visible, known)
 
     def _look_for_segments(self) -> list[Segment]:
         bases = list_bases(self._fs, self.path)
@@ -251,7 +265,12 @@ class LogReader:
                 if state.next_offset >= visible:
                     break
                 for facts, position, why in segment.walk(segment.find(state.next_offset), crc=False):
-                    state.add(facts[facts["last_offset"] < visible], control_types(segment))
+                    facts = facts[facts["last_offset"] < visible]
+                    for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
+                        batch = segment.batch(int(facts["position"][row]))
+                        if batch is not None:  # a head that is damaged would take committed records for aborted ones
+                            batch.verify()
+                    state.add(facts, control_types(segment))
                     torn = why == layout.WALK_SHORT and isinstance(segment, GrowingSegment)
                     if why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn:
                         # Not to be passed over: a marker that is not seen would turn aborted data into committed.
@@ -458,12 +477,30 @@ class LogReader:
         reaches it, and in it the first record that does.
         """
         self._check_open()
-        for segment in self._segments:
+        segments = self._segments
+        for number, segment in enumerate(segments, 1):
             largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
             if largest < timestamp_ms:
+                if isinstance(segment, GrowingSegment):
+                    segment.check()
                 continue
+            limit = segments[number].base_offset if number < len(segments) else 1 << 63
+            expected = segment.base_offset
             # By the heads of this one segment, 30 ns each; its time index could save a part of that, if it is right.
-            for facts, _, _ in segment.walk(0, crc=False):
+            # Their CRCs and their order are checked: a time or an offset that is damaged would hide what is looked for.
+            for facts, position, why in segment.walk(0, crc=True):
+                count = in_order(facts, expected, limit)
+                if count == len(facts) and self._dense:
+                    count = in_order(facts, expected, limit, dense=self._must_be_dense())
+                torn = why == layout.WALK_SHORT and isinstance(segment, GrowingSegment)
+                if count < len(facts) or (why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn):
+                    at, reason = (position, why) if count == len(facts) else (facts["position"][count], None)
+                    raise CorruptBatchError(
+                        "a batch does not continue the one before it" if reason is None else layout.WALK_REASONS[why],
+                        path=segment.path,
+                        position=int(at),
+                    )
+                expected = int(facts["last_offset"][-1]) + 1 if count else expected
                 for row in np.flatnonzero(facts["max_timestamp"] >= timestamp_ms).tolist():
                     batch = segment.batch(int(facts["position"][row]))
                     if batch is None or batch.is_control:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
+from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
 from logcore.kernels import Record, active, layout
 from logcore.producers import Transactions
@@ -55,12 +56,6 @@ class Run:
     @property
     def size_bytes(self) -> int:
         return self.stop - self.at
-
-    @property
-    def next_offset(self) -> int:
-        """The offset after its last batch, found by walking the heads."""
-        facts, _, _ = active.walk(self.data, self.at, self.stop, self.rows + 1, False)
-        return int(facts["last_offset"][-1]) + 1
 
     def records(self, *, max_size: int) -> list[Record]:
         with self._placed():
@@ -137,10 +132,11 @@ class Stretch:
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
         """Lists of records, a few hundred each."""
         start, end = self.start, self.end
-        for item in self._limited(
-            max_bytes, self._runs(min(_OBJECT_BYTES, max_bytes or _OBJECT_BYTES), layout.INT32_MAX)
-        ):
+        # With a limit in runs of a quarter of it, because one that would exceed it is left out whole.
+        run_bytes = _OBJECT_BYTES if max_bytes is None else max(1, min(_OBJECT_BYTES, max_bytes // 4))
+        for item in self._limited(max_bytes, self._runs(run_bytes, layout.INT32_MAX)):
             if isinstance(item, RecordBatch) and item.is_control:
+                item.verify()  # only a right CRC says that it is one
                 continue
             records = item.records(max_size=self.max_size)
             if records and not (start <= records[0].offset and records[-1].offset < end):
@@ -151,6 +147,7 @@ class Stretch:
         """Chunks of columns; none is empty."""
         for item in self._runs(_COLUMN_BYTES, _COLUMN_ROWS):
             if isinstance(item, RecordBatch) and item.is_control:
+                item.verify()  # only a right CRC says that it is one
                 continue
             columns = item.columns(max_size=self.max_size).between(self.start, self.end)
             if len(columns):
@@ -163,6 +160,7 @@ class Stretch:
         """
         for item in self._runs(size_bytes, rows):
             if isinstance(item, RecordBatch) and item.is_control:
+                item.verify()  # only a right CRC says that it is one
                 continue
             columns = item.columns(max_size=self.max_size).between(self.start, self.end)
             if not len(columns):
@@ -205,8 +203,13 @@ class Stretch:
         start, end, committed = self.start, self.end, self.committed
         most, want = 1, _FIRST_PIECE_BYTES
         before: Segment | None = None
-        run: Run | None = None
-        for segment in self.segments:
+        ran = False
+        expected = (
+            -1
+        )  # the offset that the next batch continues with; -1 for the first, which may begin before the start
+        dense = True  # until a gap makes it worth asking
+        for number, segment in enumerate(self.segments, 1):
+            next_base = self.segments[number].base_offset if number < len(self.segments) else INT64_MAX
             reached = -1 if before is None else before.next_offset()
             if before is not None and reached != segment.base_offset and self.dense():
                 raise CorruptLogError(
@@ -222,6 +225,7 @@ class Stretch:
             if segment.base_offset >= end or start >= end:
                 return
             position = segment.find(start) if segment.base_offset < start else 0
+            expected = max(expected, segment.base_offset) if segment.base_offset >= start else expected
             size = segment.size_bytes
             while position < size:
                 piece = segment.piece(position, want)
@@ -231,27 +235,31 @@ class Stretch:
                 while at < limit:
                     stop, rows = at, 0
                     if committed is None:
-                        stop, rows = active.plan_run(data, at, limit, run_rows, most, end)
-                    if stop > at:
-                        most = run_bytes
-                        run = Run(data, at, stop, rows, origin, segment.path)
-                        yield run
+                        stop, rows, following = active.plan_run(
+                            data, at, limit, run_rows, most, min(end, next_base), expected, dense
+                        )
+                    if stop > at and (expected >= 0 or not self._begins_late(data, at)):
+                        most, ran, expected = run_bytes, True, following
+                        yield Run(data, at, stop, rows, origin, segment.path)
                         at = stop
                         continue
-                    if run is not None:
-                        if run.next_offset >= end:  # what follows is not ours to read: the torn tail of a writer, say
-                            return
-                        run = None
+                    if ran and expected >= end:  # what follows is not ours to read: the torn tail of a writer, say
+                        return
+                    ran = False
                     batch = RecordBatch.parse(data, at, limit, path=segment.path, origin=origin)
                     if batch is None and at == begin:  # larger than the piece, or not whole at all
                         batch = segment.batch(position)
                     if batch is None:
                         break
+                    dense = self._check_order(batch, expected, next_base, dense)
                     if batch.magic == 2 and batch.base_offset >= end:
                         return
                     if committed is None or not _is_aborted(batch, committed):
                         yield batch
-                    if batch.next_offset >= end:
+                    else:
+                        batch.verify()
+                    expected = batch.next_offset
+                    if expected >= end:
                         return
                     at += batch.size_bytes
                 if at == begin:
@@ -259,6 +267,39 @@ class Stretch:
                         layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=position
                     )
                 position = origin + at
+        if before is not None and max(start, expected) < end:
+            raise CorruptLogError(
+                "the end of the log is missing",
+                path=before.path,
+                offset=max(start, expected),
+                expected=f"records up to offset {end}",
+                found=f"an end at offset {max(start, expected)}",
+            )
+
+    def _begins_late(self, data: memoryview, at: int) -> bool:
+        """Whether the first batch begins above the start, where it would hold it unless there is a gap."""
+        return int.from_bytes(data[at : at + 8], "big") > self.start
+
+    def _check_order(self, batch: RecordBatch, expected: int, next_base: int, dense: bool) -> bool:
+        """Holds the offset in a head, which no CRC covers, against its neighbours: one that is damaged would give the
+        records other offsets, or hide all that follow. Returns whether gaps are still taken for a loss.
+
+        Raises CorruptBatchError.
+        """
+        base, last = batch.base_offset, batch.last_offset
+        first = min(base, self.start) if expected < 0 else expected
+        is_gap = batch.magic == 2 and base > first  # the offset of a v0/v1 wrapper is that of its last record
+        is_wrong = base < first or last < base or last >= next_base
+        if is_wrong or (is_gap and dense and (dense := self.dense())):
+            raise CorruptBatchError(
+                "the offset of a batch does not continue the one before it",
+                path=batch.path,
+                position=batch.position,
+                offset=first,
+                expected=f"at least {first} and below {next_base}" if is_wrong else f"base offset {first}",
+                found=base,
+            )
+        return dense
 
 
 def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:

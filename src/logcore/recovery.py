@@ -26,7 +26,7 @@ from logcore.config import Durability
 from logcore.errors import CorruptLogError, DiskFullError, StorageReadError
 from logcore.fs import FS
 from logcore.kernels import active, layout
-from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name
+from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name, in_order
 
 #: How far behind damage a whole batch is looked for, and how much is read at once.
 _SEARCH_BYTES = 64 << 20
@@ -93,11 +93,13 @@ class RecoveryReport:
         return f"{self.path}: cut {self.cut_bytes} bytes at position {self.cut_position} ({self.reason}){kept}"
 
 
-def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Durability | None) -> RecoveryReport:
+def recover(
+    fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Durability | None, dense: bool
+) -> RecoveryReport:
     """Checks the active segment and mends its tail: heads below the recovery point, heads and CRCs from there on.
 
-    policy: what the last writer noted, None when Kafka wrote the log. Kafka may leave gaps in the offsets (a follower,
-    a truncation inside a batch); this library appends without gaps.
+    policy: what the last writer noted, None when Kafka wrote the log. dense: whether the offsets have no gaps. Kafka
+    may leave some (a follower, a truncation inside a batch), and so does compaction; this library appends without.
 
     Afterwards the file ends with a whole batch, its indexes are rebuilt in memory, and all of it is on disk. Raises
     CorruptLogError where the damage cannot be what a crash left, StorageReadError when the disk fails.
@@ -107,7 +109,7 @@ def recover(fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Dura
     recovery_position = _position_of(segment, recovery_point)
     bad, why = _take(segment, 0, recovery_position, crc=False, dense=False)
     if bad is None:
-        bad, why = _take(segment, recovery_position, size, crc=True, dense=policy is not None)
+        bad, why = _take(segment, recovery_position, size, crc=True, dense=dense)
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
         if size > recovery_position:
@@ -148,7 +150,7 @@ def check_sealed(fs: FS, segments: Sequence[Segment], *, recovery_point: int) ->
             continue
         expected = segment.base_offset
         for facts, position, why in segment.walk(0, crc=True):
-            count = _in_order(facts, expected, segment.base_offset)
+            count = in_order(facts, expected, segment.base_offset + layout.INT32_MAX + 1)
             if count:
                 expected = int(facts["last_offset"][count - 1]) + 1
             bad = count < len(facts) or why not in (layout.WALK_END, layout.WALK_LIMIT)
@@ -262,7 +264,7 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bo
     """Notes the good batches in [start, stop): (position of the first bad one or None, why it is bad)."""
     for facts, position, why in segment.walk(start, stop=stop, crc=crc):
         expected = segment.last_offset + 1
-        count = _in_order(facts, expected, segment.base_offset)
+        count = in_order(facts, expected, segment.base_offset + layout.INT32_MAX + 1)
         bases = facts["base_offset"][:count]
         if dense and count and (facts["magic"][:count] == 2).all():
             # No crash makes a gap before a whole batch, so the offset in a head, which no CRC covers, is damaged.
@@ -282,17 +284,6 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bo
         if why not in (layout.WALK_END, layout.WALK_LIMIT):
             return position, why
     return None, layout.WALK_END
-
-
-def _in_order(facts: layout.Facts, expected: int, base_offset: int) -> int:
-    """How many of the batches have offsets that rise from expected on and can be in a segment of this base offset."""
-    columns = (facts[name].tolist() for name in ("base_offset", "last_offset", "magic"))
-    for row, (base, last, magic) in enumerate(zip(*columns, strict=True)):
-        # The offset of a v0/v1 wrapper is that of its last record, so only v2 tells where a batch begins.
-        if (base if magic == 2 else last) < expected or not expected <= last <= base_offset + layout.INT32_MAX:
-            return row
-        expected = last + 1
-    return len(facts)
 
 
 def _position_of(segment: ActiveSegment, recovery_point: int) -> int:

@@ -168,7 +168,7 @@ def _copy_directory(fs: FS, source: str, target: str, done: Sequence[_Saved]) ->
     ids = _copy_small(fs, source, target, checkpoint.PRODUCER_IDS)
     if ids:  # an id that was given out must not be given to another producer
         end = max(one.producer_ids for one in done) if done else 0
-        checkpoint.write(fs, target, checkpoint.PRODUCER_IDS, b"%d\n" % end)
+        checkpoint.write(fs, target, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
     left_out = [
         Part(path=os.path.join(source, name), reason="not a partition directory")
         for name in sorted(fs.listdir(source))

@@ -76,6 +76,22 @@ class Piece:
     path: str
 
 
+def in_order(facts: layout.Facts, expected: int, limit: int, *, dense: bool = False) -> int:
+    """How many of some batches have offsets that rise from expected on and stay below limit; with dense without gaps.
+
+    No CRC covers the offset in a head, so what is wrong with it shows beside its neighbours only.
+    """
+    last = facts["last_offset"]
+    # The offset of a v0/v1 wrapper is that of its last record, so only v2 tells where a batch begins.
+    is_new = facts["magic"] == 2
+    base = np.where(is_new, facts["base_offset"], last)
+    before = np.concatenate(([expected - 1], last[:-1]))
+    is_wrong = (base <= before) | (last < base) | (last >= limit)
+    if dense:
+        is_wrong |= is_new & (base > before + 1)
+    return int(is_wrong.argmax()) if is_wrong.any() else len(facts)
+
+
 class Segment:
     """A segment that is read. Its end is given with each call: what lies behind it may still be growing.
 
@@ -232,7 +248,7 @@ class Segment:
 
     def max_timestamp(self) -> int:
         """Largest timestamp of a sealed segment, -1 for none: the closing entry of its time index, if the batches from
-        there on bear it out, else by walking all heads.
+        there on bear it out, else by walking all of it. Raises CorruptBatchError for damage met then.
         """
         index = self.time_index
         if len(index):
@@ -241,7 +257,12 @@ class Segment:
             newest = [int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(position, crc=False)]
             if position < self.size_bytes and newest and max(newest) == timestamp:
                 return timestamp
-        return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
+        largest = -1
+        for facts, at, why in self.walk(0, crc=True):
+            if why not in (layout.WALK_END, layout.WALK_LIMIT):
+                raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=at)
+            largest = max(largest, int(facts["max_timestamp"].max(initial=-1)))
+        return largest
 
     def next_offset(self) -> int:
         """The offset after the last whole batch, found from the last index entry on; base_offset when empty."""
@@ -281,6 +302,7 @@ class GrowingSegment(Segment):
         weakref.finalize(self, self.fs.close, handle)
         self._identity = self.fs.identity(handle)
         self._size = self.fs.size(handle)
+        self._checked_position = 0
         self._whole_position = 0  # where the whole batches seen by next_offset end
         self._whole_end = self.base_offset
 
@@ -297,7 +319,7 @@ class GrowingSegment(Segment):
         if not self._size <= size < self._size + _REREAD_BYTES:
             self._offset_index = self._time_index = None
         if size < self._size:
-            self._whole_position = 0
+            self._whole_position = self._checked_position = 0
         self._size = size
         return size
 
@@ -321,6 +343,16 @@ class GrowingSegment(Segment):
             self._whole_end = int(facts["last_offset"][-1]) + 1
             self._whole_position = position
         return True
+
+    def check(self) -> None:
+        """Checks the CRCs of batches that were not checked before. Raises CorruptBatchError.
+
+        What is known of this segment comes from heads; that something is not in it is to be said only after this.
+        """
+        for _, position, why in self.walk(self._checked_position, crc=True):
+            if why not in (layout.WALK_END, layout.WALK_LIMIT, layout.WALK_SHORT):
+                raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=position)
+            self._checked_position = position
 
     def piece(self, position: int, size: int) -> Piece:
         data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))
@@ -547,6 +579,7 @@ class ActiveSegment(GrowingSegment):
         that no mapping that was handed out reaches there.
         """
         self._mapping = None
+        self._checked_position = min(self._checked_position, size)
         self.fs.truncate(self.handle, size)
         self.fs.fsync(self.handle)
         self._size = size

@@ -460,7 +460,8 @@ cdef Py_ssize_t seek(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit,
     return limit
 
 
-def plan_run(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_rows, Py_ssize_t max_bytes, int64_t end_offset):
+def plan_run(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_rows, Py_ssize_t max_bytes, int64_t end_offset,
+             int64_t expected=-1, bint dense=False):
     """The longest run of plain data batches at position. See plain.plan_run."""
     cdef Py_buffer view
     cdef Facts facts
@@ -473,7 +474,10 @@ def plan_run(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_rows, P
         limit = min(limit, view.len)
         while position < limit and check_head(base + position, limit - position) == WALK_END and base[position + 16] == 2:
             read_facts(base + position, position, &facts)
-            if facts.attributes & (CODEC_MASK | CONTROL_BIT) or facts.last_offset >= end_offset:
+            if (facts.attributes & (CODEC_MASK | CONTROL_BIT) or facts.last_offset >= end_offset
+                    or facts.last_offset < facts.base_offset):
+                break
+            if expected >= 0 and (facts.base_offset < expected or (dense and facts.base_offset > expected)):
                 break
             if facts.record_count < 0 or facts.record_count > (facts.size_bytes - HEADER_SIZE) // MIN_RECORD_SIZE:
                 break
@@ -481,7 +485,8 @@ def plan_run(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_rows, P
                 break
             rows += facts.record_count
             position += facts.size_bytes
-        return position, rows
+            expected = facts.last_offset + 1
+        return position, rows, expected
     finally:
         PyBuffer_Release(&view)
 

@@ -204,12 +204,21 @@ def find_batch(data: Buffer, position: int, limit: int, offset: int) -> int:
 
 
 def plan_run(
-    data: Buffer, position: int, limit: int, max_rows: int, max_bytes: int, end_offset: int
-) -> tuple[int, int]:
+    data: Buffer,
+    position: int,
+    limit: int,
+    max_rows: int,
+    max_bytes: int,
+    end_offset: int,
+    expected: int = -1,
+    dense: bool = False,
+) -> tuple[int, int, int]:
     """The longest run of plain batches from position: whole, v2, not compressed, not control, below end_offset.
 
-    Returns (next_position, rows). At least one batch is taken if there is a plain one, whatever the maxima say. When
-    next_position equals position, the batch there is of another kind or is damaged.
+    expected: the offset that the first one continues with, -1 if that is not known. Each begins at or above it, with
+    dense right at it. Returns (next_position, rows, offset after the run). At least one batch is taken if there is a
+    plain one, whatever the maxima say. When next_position equals position, the batch there is of another kind or is
+    damaged, or its offset does not go on from expected.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
@@ -217,7 +226,9 @@ def plan_run(
     while position < limit and _check_head(view, position, limit) == WALK_END and view[position + MAGIC_POSITION] == 2:
         facts = _facts(view, position)
         last, size, count, attributes = facts[2], facts[6], facts[9], facts[12]
-        if attributes & (CODEC_MASK | CONTROL_BIT) or last >= end_offset:
+        if attributes & (CODEC_MASK | CONTROL_BIT) or last >= end_offset or last < facts[1]:
+            break
+        if expected >= 0 and (facts[1] < expected or (dense and facts[1] > expected)):
             break
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             break
@@ -225,7 +236,8 @@ def plan_run(
             break
         rows += count
         position += size
-    return position, rows
+        expected = last + 1
+    return position, rows, expected
 
 
 class _Wrong(Exception):
