@@ -32,7 +32,7 @@ spark-example: .venv/.spark
 
 test: .venv/.dev
 	@$(show-kernels)
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q $(PARALLEL)
 
 check: .venv/.check
 	@$(show-kernels)
@@ -41,7 +41,7 @@ check: .venv/.check
 	.venv/bin/mypy --strict src
 	.venv/bin/pyright
 	.venv/bin/lint-imports
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q $(PARALLEL)
 
 slow: .venv/.dev
 	@$(show-kernels)
@@ -59,6 +59,9 @@ bench: .venv/.bench
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache .coverage htmlcov
 	find src tests \( -name __pycache__ -o -name '_compiled.*.so' \) -prune -exec rm -rf {} +
+
+# Whole files to a process: Spark, brokers and clients are started once for a file.
+PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 
 # Spark needs Java 17 or newer. Where there is none, PyPI has one.
 SPARK = demo,spark$(JAVA)

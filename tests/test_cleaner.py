@@ -446,6 +446,18 @@ def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
     assert table.latest_offset == len(rows) - 1
 
 
+def test_the_table_grows_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaner, "_FIRST_SLOTS", 4)
+    table = OffsetMap(24 * 1000, 5000, OS.random_bytes)
+    hashes = np.random.default_rng(1).integers(0, 1 << 64, (5000, 2), np.uint64)
+    noted = 0
+    while table.put(hashes[noted : noted + 70], np.arange(noted, noted + 70)):
+        noted += 70
+        assert table.newest(hashes[:noted]).tolist() == list(range(noted))
+    assert len(table) == 750 == table.latest_offset + 1 and table.memory_bytes == 24_000
+    assert table.newest(hashes[:751]).tolist() == [*range(750), -1]
+
+
 @needs_compiler
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(1, 50))
 def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> None:
@@ -744,6 +756,20 @@ def test_a_truncation_meanwhile_ends_the_round() -> None:
                 pass
         assert [offset for offset, _, _ in pairs(log)] == list(range(30))
         assert not [name for name in disk.files() if name.endswith(".cleaned")]
+
+
+def test_what_comes_after_a_truncation_is_dirty() -> None:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        compact(log)
+        log.truncate(30)
+        assert checkpoint.read_offsets(disk, ".", checkpoint.CLEANER) == {("t", 0): 30}
+        for number in range(30, 60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        compact(log)
+        assert len(pairs(log)) == 4
 
 
 def test_two_rounds_at_a_time_are_refused() -> None:

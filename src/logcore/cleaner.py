@@ -50,6 +50,7 @@ DEDUPE_BYTES: Final = 128 << 20
 _SLOT_BYTES: Final = 24
 #: Of the slots of the table. Linear probing looks at 2.5 slots for a key that is there when three quarters are taken.
 _LOAD: Final = 0.75
+_FIRST_SLOTS: Final = 1 << 16
 #: Longer keys are hashed one by one; 64 words are 2 KiB of coefficients.
 _KEY_WORDS: Final = 64
 #: Decoded, decided and written at once.
@@ -174,15 +175,15 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
 class OffsetMap:
     """Keys, as 128 bits of each, and the largest offset of each. A key is its hash: see kernels.hash_keys.
 
-    memory_bytes: of the table. latest_offset: everything up to there was noted.
+    The table grows with the keys, because one that fits the caches is looked up in a third of the time. memory_bytes:
+    of the table now. latest_offset: everything up to there was noted.
     """
 
     def __init__(self, memory_bytes: int, keys: int, random_bytes: Callable[[int], bytes]) -> None:
-        """keys: how many there are at most; a small log needs no large table."""
-        slots = min(max(2, memory_bytes // _SLOT_BYTES), max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
-        self._slots = np.zeros((slots, 3), np.uint64)
-        self._most = max(1, int(slots * _LOAD))
+        """memory_bytes: of the table at most, beside the one that it grows from. keys: how many there are at most."""
+        self._limit = min(max(2, memory_bytes // _SLOT_BYTES), max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
         self._used = 0
+        self._make(min(self._limit, _FIRST_SLOTS))
         self._secret = random_bytes(16)
         self._coefficients = np.frombuffer(random_bytes(32 * (_KEY_WORDS + 2)), np.uint64).reshape(-1, 4)
         self.latest_offset = -1
@@ -203,12 +204,30 @@ class OffsetMap:
             found[row] = np.frombuffer(hashlib.blake2b(key, digest_size=16, key=self._secret).digest(), np.uint64)
         return found
 
+    def _make(self, slots: int) -> None:
+        self._slots = np.zeros((slots, 3), np.uint64)
+        self._most = max(1, int(slots * _LOAD))
+
+    def _grow(self) -> None:
+        """Four times the slots, as far as the limit allows, with what is noted so far."""
+        before = self._slots[self._slots[:, 2] != 0]
+        self._make(min(self._limit, 4 * len(self._slots)))
+        offsets = before[:, 2].astype(np.int64) - 1
+        _, self._used = active.map_put(self._slots, np.ascontiguousarray(before[:, :2]), offsets, 0, self._most)
+
     def put(self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]) -> bool:
         """Notes keys in the order of their offsets; False when the table was full before the last of them."""
-        taken, self._used = active.map_put(self._slots, hashes, offsets, self._used, self._most)
-        if taken:
-            self.latest_offset = int(offsets[taken - 1])
-        return taken == len(offsets)
+        at = 0
+        while at < len(offsets):
+            taken, self._used = active.map_put(self._slots, hashes[at:], offsets[at:], self._used, self._most)
+            at += taken
+            if at < len(offsets):
+                if len(self._slots) == self._limit:
+                    break
+                self._grow()
+        if at:
+            self.latest_offset = int(offsets[at - 1])
+        return at == len(offsets)
 
     def newest(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """The largest offset noted for each key, -1 for none."""

@@ -1375,6 +1375,9 @@ class Log(LogReader):
         if self._recovery_point > offset:
             self._recovery_point = offset  # first: a LogDir that has gathered the old one looks here before it writes
             self._set_checkpoint(checkpoint.RECOVERY_POINT, offset)
+        cleaned = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get((self._topic, self._partition), 0)
+        if cleaned > offset:  # what comes in the place of what goes was never compacted
+            self._set_checkpoint(checkpoint.CLEANER, offset)
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
             fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._visible), 0)
