@@ -254,6 +254,121 @@ def test_tail_follows(path):
         reader.kill()
 
 
+# -- topics and their upkeep ---------------------------------------------------------
+
+
+def test_the_life_of_a_topic(tmp_path):
+    data = tmp_path / "data"
+    assert run("topic", "create", data, "orders", "--partitions", 2, "--config", "segment.bytes=2000").code == 0
+    assert run("topic", "list", data).rows == [{"topic": "orders", "partitions": 2, "size_bytes": 0}]
+    assert run("topic", "alter", data, "orders", "--config", "retention.ms=5", "--partitions", 3).code == 0
+    assert run("topic", "alter", data, "orders", "--unset", "segment.bytes").code == 0
+    (facts,) = run("topic", "describe", data, "orders").rows
+    assert facts["config"] == {"retention.ms": "5"} and len(facts["partitions"]) == 3 and len(facts["topic_id"]) == 22
+    assert run("topic", "fork", data, "orders", "copy").code == 0
+    assert run("topic", "delete", data, "orders", stdin="n\n").code == 1, "asked, and not confirmed"
+    assert run("topic", "delete", data, "orders", "--yes").code == 0
+    assert [row["topic"] for row in run("topic", "list", data).rows] == ["copy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("create", "{}", "no/name"), "not a topic name"),
+        (("create", "{}", "t", "--config", "retention.ms=x"), "retention.ms"),
+        (("alter", "{}", "there"), "say what to change"),
+        (("alter", "{}", "there", "--config", "nothing=1"), "unknown config"),
+        (("alter", "{}", "there", "--partitions", "1"), "partitions"),
+        (("describe", "{}", "nothing"), "no such topic"),
+        (("fork", "{}", "there", "new", "--at", "9"), "cannot copy up to there"),
+    ],
+)
+def test_wrong_topic_commands_change_nothing(tmp_path, arguments, words):
+    data = tmp_path / "data"
+    run("topic", "create", data, "there")
+    done = run("topic", *(argument.format(data) for argument in arguments))
+    assert done.code == 2 and words in done.err
+    assert [row["topic"] for row in run("topic", "list", data).rows] == ["there"]
+
+
+@pytest.fixture
+def updates(tmp_path):
+    """A compacted topic with sixty updates of three keys, in segments of a few."""
+    config = {"cleanup.policy": "compact,delete", "segment.bytes": 400}
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as logdir:
+        logdir.create_topic("u", config=config)
+        for n in range(60):
+            logdir.partition("u", 0).append(b"v%d" % n, key=b"k%d" % (n % 3))
+    return tmp_path / "data"
+
+
+def test_compact(updates):
+    (report,) = run("compact", updates, "--force").rows
+    assert (report["records_read"], report["records_kept"], report["end_offset"]) == (60, 3, 60)
+    assert values(updates / "u-0") == [b"v57", b"v58", b"v59"]
+    assert run("compact", updates / "u-0").rows == [], "nothing to do"
+    assert run("compact", updates / "nothing-0").code == 2
+
+
+def test_retention_says_before_it_does(updates):
+    (before,) = run("retention", updates).rows
+    assert before["would_delete"] == 0
+    ask = ("retention", updates / "u-0", "--config", "retention.bytes=900", "--config", "retention.ms=-1")
+    (would,) = run(*ask).rows
+    assert would["would_delete"] > 2 and len(values(updates / "u-0")) == 60
+    (held,) = run(*ask, "--hold", "billing").rows
+    assert held["would_delete"] == 0, "a group that has committed nothing holds everything"
+    (done,) = run(*ask, "--delete").rows
+    assert done["deleted"] == would["would_delete"]
+    assert values(updates / "u-0")[0] == b"v%d" % would["log_start_offset"]
+
+
+def test_dump_says_what_groups_have_committed(tmp_path):
+    from netshim.offsets import Committed, commit_key, commit_value, group_key
+
+    path = tmp_path / "__consumer_offsets-7"
+    with logcore.open(path, create=True, config={"cleanup.policy": "compact"}) as log:
+        log.append(commit_value(Committed(29, 4, "m", T0)), key=commit_key("grp", "orders", 0))
+        log.append(commit_value(Committed(30, 4, "", T0, T0 + 9)), key=commit_key("grp", "orders", 1))
+        log.append(bytes.fromhex("0004000000000000001d00000004026d0000018bcfe5680000"), key=commit_key("v4", "t", 0))
+        log.append(None, key=commit_key("grp", "orders", 1))
+        log.append(
+            bytes.fromhex(
+                "00030008636f6e73756d657200000001000572616e676500026d310000018bcfe568000000000100026d31ffff000163000a"
+                "2f3132372e302e302e310000ea600000afc80000000200010000000102"
+            ),
+            key=group_key("grp"),
+        )
+        log.append(b"\0\x63", key=b"\0\x63odd")
+        log.append(b"\0\3\0", key=commit_key("cut", "t", 0))
+    rows = run("dump", path / f"{0:020d}.log", "--records").rows
+    said = [row.get("says") for row in rows if row["type"] == "record"]
+    commit = {"offset": 29, "leader_epoch": 4, "metadata": "m", "commit_timestamp_ms": T0, "expire_timestamp_ms": -1}
+    assert said[0] == {"group": "grp", "topic": "orders", "partition": 0, "committed": commit}
+    assert said[1]["committed"]["expire_timestamp_ms"] == T0 + 9
+    assert said[2]["committed"] == commit
+    assert said[3]["committed"] is None
+    assert said[4]["metadata"]["members"][0]["client_host"] == "/127.0.0.1"
+    assert said[5:] == [None, None]
+
+
+def test_groups_that_lag_hold_retention(updates):
+    from logcore.groupoffsets import committed_offsets
+    from netshim.offsets import Committed, commit_key, commit_value
+
+    with logcore.open_dir(updates) as logdir:
+        logdir.create_topic("__consumer_offsets", config={"cleanup.policy": "compact"})
+        log = logdir.partition("__consumer_offsets", 0)
+        log.append(commit_value(Committed(7, -1, "", T0)), key=commit_key("billing", "u", 0))
+        log.append(commit_value(Committed(33, -1, "", T0)), key=commit_key("billing", "u", 0))
+        log.append(commit_value(Committed(50, -1, "", T0)), key=commit_key("audit", "u", 0))
+        assert committed_offsets(log) == {("u", 0): {"billing": 33, "audit": 50}}
+        assert logdir.committed_offsets("u", 0) == {"billing": 33, "audit": 50}
+    ask = ("retention", updates, "--config", "retention.bytes=0", "--hold", "billing", "--hold", "audit")
+    rows = {row["partition"]: row for row in run(*ask).rows}
+    assert 20 < rows["u-0"]["log_start_offset"] <= 33
+
+
 # -- dump, verify, info --------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import logcore
 from logcore import recordbatch
 from logcore.log import Log
 from logcore.sequences import Producers, SequencedBatch, last_sequence, snapshot_entries
+from logcore.testing import SimulatedDisk
 
 NOW_MS = 10**15  # times of records that never expire
 
@@ -302,3 +303,16 @@ def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(tmp_path: Path
         os.system(f"cp -r {path} {copy}")
     with logcore.open(copy / "t-0", config=config) as log:
         assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(range(8, 13))
+
+
+def test_producers_expire_while_the_log_is_open() -> None:
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    with logcore.open("t-0", create=True, config={"retention.ms": -1}, durability="os", fs=disk) as log:
+        log.append_batch(batch(0))
+        log.append_batch(batch(0, producer=8, transactional=True))
+        for _ in range(24 * 60 // 5 + 2):
+            disk.advance(5 * 60_000)
+            log.tick()
+        log.append_batch(batch(77))  # not known any more, so that any sequence is its first
+        with pytest.raises(logcore.OutOfOrderSequenceError):  # an open transaction keeps its producer
+            log.append_batch(batch(77, producer=8, transactional=True))

@@ -1281,6 +1281,9 @@ class Log(LogReader):
         self._next_retention_ms = clock_ms + retention.CHECK_MS
         if not self._clocks.agree(wall_ms, clock_ms):
             return False
+        with self._lock:
+            if self._producers is not None:
+                self._producers.expire(wall_ms)
         # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
         committed = {} if self._retention is retention.kafka_rules else self._committed()
         return self.retain(now_ms, policy=self._retention, committed=committed) > 0
