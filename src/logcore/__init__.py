@@ -10,6 +10,7 @@
 The public names are those in __all__. See docs/map.md for where things are.
 """
 
+from logcore.cleaner import CleaningReport, clean
 from logcore.columns import RecordColumns
 from logcore.config import Durability, LogConfig, every, interval
 from logcore.errors import (
@@ -47,19 +48,20 @@ from logcore.errors import (
 from logcore.kernels import Record
 from logcore.log import Log, LogStatistics, Receipt
 from logcore.log import open_log as open
-from logcore.logdir import LogDir, TopicDescription, open_dir
+from logcore.logdir import LogDir, TopicDescription, Upkeep, open_dir
 from logcore.reading import Scan
 from logcore.recordbatch import RecordBatch
 from logcore.recovery import RecoveryReport
+from logcore.table import Table, TopicTable
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CorruptBatchError",
-    "CorruptLogError",
+    "CleaningReport",
     "CompactionAbandonedError",
     "CoordinatorFencedError",
-    "InvalidTransactionStateError",
+    "CorruptBatchError",
+    "CorruptLogError",
     "DiskFullError",
     "Durability",
     "DurabilityUnknownError",
@@ -69,6 +71,7 @@ __all__ = [
     "InvalidProducerEpochError",
     "InvalidRecordError",
     "InvalidTimestampError",
+    "InvalidTransactionStateError",
     "Log",
     "LogClosedError",
     "LogConfig",
@@ -93,10 +96,14 @@ __all__ = [
     "SegmentTooSmallError",
     "StorageReadError",
     "StorageWriteError",
+    "Table",
     "TopicDescription",
     "TopicExistsError",
     "TopicNotFoundError",
+    "TopicTable",
     "UnsupportedCodecError",
+    "Upkeep",
+    "clean",
     "every",
     "interval",
     "open",

@@ -17,7 +17,6 @@ iterator, and whoever turns it decides how fast.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
@@ -198,7 +197,10 @@ class OffsetMap:
     def hashes(self, columns: RecordColumns) -> npt.NDArray[np.uint64]:
         """128 bits of each key, shape (rows, 2); of a null key they mean nothing."""
         found = active.hash_keys(columns.data, columns.key_positions, columns.key_sizes, self._coefficients)
-        for row in np.flatnonzero(columns.key_sizes > 4 * _KEY_WORDS).tolist():
+        long = np.flatnonzero(columns.key_sizes > 4 * _KEY_WORDS).tolist()
+        if long:
+            import hashlib  # not before there is a use for it: it loads OpenSSL
+        for row in long:
             at = int(columns.key_positions[row])
             key = columns.data[at : at + int(columns.key_sizes[row])]
             found[row] = np.frombuffer(hashlib.blake2b(key, digest_size=16, key=self._secret).digest(), np.uint64)
