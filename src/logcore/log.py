@@ -185,7 +185,6 @@ class Log(LogReader):
     _epochs: list[tuple[int, int]]
     _producers: Producers | None = None  # None: not looked up
     _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
-    _ages: dict[int, tuple[Segment, retention.SegmentFacts]]  # of sealed segments, by base offset
     _retention: retention.Policy
     _committed: Callable[[], Mapping[str, int]]
     _rewriter: Rewriting | None = None  # who has .cleaned files in the directory
@@ -295,7 +294,7 @@ class Log(LogReader):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
         self._scratch = bytearray(1 << 16)
-        self._retired, self._ages = [], {}
+        self._retired = []
         self._retention, self._committed = retention.kafka_rules, dict
         self._apply_config()
         self._level: Level = "disk" if self.durability.waits else "os"
@@ -1224,22 +1223,13 @@ class Log(LogReader):
         )
 
     def _age_of(self, segment: Segment, end_offset: int) -> retention.SegmentFacts:
-        known = self._ages.get(segment.base_offset)
-        if known is not None and known[0] is segment:
-            return known[1]
-        is_active = isinstance(segment, ActiveSegment)
         largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
-        if largest < 0:
-            largest = self._fs.modified_ms(segment.path)
-        facts = retention.SegmentFacts(
+        return retention.SegmentFacts(
             base_offset=segment.base_offset,
             end_offset=end_offset,
             size_bytes=segment.size_bytes,
-            largest_timestamp=largest,
+            largest_timestamp=largest if largest >= 0 else self._fs.modified_ms(segment.path),
         )
-        if not is_active:  # it does not change any more
-            self._ages[segment.base_offset] = segment, facts
-        return facts
 
     def retain(
         self,
@@ -1265,8 +1255,6 @@ class Log(LogReader):
             if count == len(self._segments):  # all that there is: what comes next begins a new one
                 self._roll_locked()
             self._set_start_locked(max(self._log_start, self._segments[count].base_offset))
-            for base_offset in self._ages.keys() - {segment.base_offset for segment in self._segments}:
-                del self._ages[base_offset]
             return count
 
     def retain_by(self, policy: retention.Policy, committed: Callable[[], Mapping[str, int]]) -> None:

@@ -106,6 +106,7 @@ class Segment:
         self.path = self.file(LOG)
         self._view: memoryview | None = None
         self._identity: tuple[int, int] | None = None
+        self._max_timestamp: int | None = None
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
 
@@ -250,6 +251,11 @@ class Segment:
         """Largest timestamp of a sealed segment, -1 for none: the closing entry of its time index, if the batches from
         there on bear it out, else by walking all of it. Raises CorruptBatchError for damage met then.
         """
+        if self._max_timestamp is None:
+            self._max_timestamp = self._find_max_timestamp()
+        return self._max_timestamp
+
+    def _find_max_timestamp(self) -> int:
         index = self.time_index
         if len(index):
             timestamp, relative_offset = index.entry(len(index) - 1)
