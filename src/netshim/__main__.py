@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -92,6 +93,16 @@ async def _serve(server: Server) -> None:
         await ending
 
 
+def _lift_file_limit() -> None:
+    """As many files as the system allows: an open partition holds two, a client one, and the usual limit is 1,024."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     handler = logging.StreamHandler()
@@ -100,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=given.log_level.upper(), handlers=[handler], force=True)
+    _lift_file_limit()
     try:
         settings = Settings(**{field.name: getattr(given, field.name) for field in attrs.fields(Settings)})
         config = dict(item.partition("=")[::2] for item in given.config)
