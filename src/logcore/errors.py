@@ -161,7 +161,7 @@ class DiskFullError(LogcoreError):
 
 
 class ResourceError(LogcoreError):
-    """Out of file descriptors or memory. A log open for writing holds two files; `ulimit -n` says how many there may be."""
+    """Out of file descriptors or memory. A log open for writing holds two files; `ulimit -n` tells the limit."""
 
     retriable = True
 
