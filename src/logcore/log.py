@@ -1047,8 +1047,8 @@ class Log(LogReader):
             if active_.size_bytes:
                 first_ms = active_.first_timestamp if active_.first_timestamp >= 0 else active_.created_ms
                 if (self._fs.now_ms() if now_ms is None else now_ms) - first_ms > config.segment_ms:
-                    self._roll_locked()
-                    return True, None
+                    self._roll_locked(notes_recovery_point=False)
+                    acted, self._last_recovery_ms = True, clock_ms - _RECOVERY_LAG_MS
             point = self._commit.durable_end
             if point <= self._recovery_point or clock_ms - self._last_recovery_ms < _RECOVERY_LAG_MS:
                 return acted, None
@@ -1076,7 +1076,7 @@ class Log(LogReader):
             if self._active.size_bytes:
                 self._roll_locked()
 
-    def _roll_locked(self) -> None:
+    def _roll_locked(self, *, notes_recovery_point: bool = True) -> None:
         """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order."""
         old, path = self._active, os.path.join(self.path, file_name(self._end, LOG))
         with self._commit.held():
@@ -1097,7 +1097,8 @@ class Log(LogReader):
                 raise
         self._rolls += 1
         self._save_snapshot_locked()
-        self._save_recovery_point_locked()
+        if notes_recovery_point:
+            self._save_recovery_point_locked()
 
     @contextlib.contextmanager
     def adopting(self) -> Generator[_Adoption, None, None]:
@@ -1200,7 +1201,9 @@ class Log(LogReader):
         gone = max(0, slot_of(self._segments, offset))
         if gone:
             self._retire_locked(self._segments[:gone], self._segments[gone:])
-        self._set_epochs(epochs.truncate_start(self._epochs, offset))
+        # Where the first epoch begins is looked at by nobody below the log start, so that alone is not worth two syncs.
+        kept = epochs.truncate_start(self._epochs, offset)
+        self._set_epochs(kept, write=len(kept) < len(self._epochs))
 
     def retention_facts(
         self, now_ms: int | None = None, committed: Mapping[str, int] | None = None

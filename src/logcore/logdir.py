@@ -246,6 +246,7 @@ class LogDir:
         self._ticked = 0
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
         self.upkeep = upkeep
+        self._gathered: list[tuple[tuple[str, int], Log, int]] = []  # recovery points to be written
         self._is_low = False  # whether the disk is nearly full
         self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
         self._to_visit: list[tuple[str, int]] = []  # partitions to look at for retention, open or not
@@ -927,7 +928,7 @@ class LogDir:
         logs = list(self.open_logs().items())
         self._ticked %= max(1, len(logs))
         logs = [*logs[self._ticked :], *logs[: self._ticked]][:_TICK_LOGS]
-        gathered: list[tuple[tuple[str, int], Log, int]] = []
+        gathered = self._gathered
         actions, began_ms = 0, self._fs.monotonic_ms()
         for key, log in logs:
             self._ticked += 1
@@ -938,7 +939,10 @@ class LogDir:
                     gathered.append((key, log, recovery_point))
             if actions >= _TICK_ACTIONS or (actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS):
                 break
+        if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
+            return  # what was gathered is written by the next tick
         if gathered:
+            self._gathered = []
             self._save_recovery_points(gathered)
         with contextlib.suppress(LogcoreError):  # whoever published it is told
             if staging.apply_ready(self._fs, self, most=1):
