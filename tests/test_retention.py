@@ -287,6 +287,38 @@ def test_partitions_that_nobody_opens_lose_what_is_old() -> None:
         assert [logdir.partition("a", part).log_start_offset for part in range(3)] == [9, 9, 9]
 
 
+def test_what_nobody_has_set_keeps_all() -> None:
+    """A log made by logcore.open is not emptied when a directory with Kafka's defaults opens it."""
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open("d/found-0", create=True, config={"segment.bytes": 300}, fs=disk) as log:
+        for _ in range(9):
+            log.append(b"x" * 60, timestamp_ms=5)
+        assert log.config.retention_ms == -1
+        disk.advance(retention.CHECK_MS)
+        log.tick()
+        assert log.log_start_offset == 0
+    with opened(disk) as logdir:
+        logdir.create_topic("made", config={"segment.bytes": 300})
+        for _ in range(9):
+            logdir.partition("made", 0).append(b"x" * 60, timestamp_ms=5)
+        logdir.alter_topic("found", {"segment.bytes": 400})
+        logdir.add_partitions("found", 2)
+        logdir.fork("found", None, "forked")
+        assert logdir.describe_topic("forked").config.retention_ms == -1
+        assert logdir.describe_topic("made").config.retention_ms == 7 * 86_400_000
+        assert logdir.describe_topic("found").config.retention_ms == -1
+        for _ in range(20):
+            disk.advance(MINUTE_MS)
+            logdir.tick()
+        assert logdir.partition("made", 0).log_start_offset == 9
+        assert logdir.partition("found", 0).log_start_offset == 0
+        logdir.alter_topic("found", {"retention.ms": MINUTE_MS})
+        for _ in range(20):
+            disk.advance(MINUTE_MS)
+            logdir.tick()
+        assert logdir.partition("found", 0).log_start_offset == 9, "now somebody has said it"
+
+
 def test_tick_compacts_the_dirtiest_log_and_leaves_the_damaged() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with opened(disk) as logdir:

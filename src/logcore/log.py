@@ -34,7 +34,7 @@ from logcore import checkpoint, epochs, recovery, retention, staging
 from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
 from logcore.compression import Codec
-from logcore.config import INT32_MAX, INT64_MAX, Durability, LogConfig
+from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     CompactionAbandonedError,
     CorruptBatchError,
@@ -139,14 +139,15 @@ def open_log(
     """Opens one partition directory, such as data/orders-0.
 
     create: make it if it is not there. read_only: take no lock and write nothing; works on any partition directory that
-    Kafka or logcore wrote, also while its writer runs. config: settings by Kafka's names. durability: see Durability.
+    Kafka or logcore wrote, also while its writer runs. config: settings by Kafka's names; unless retention.ms or
+    retention.bytes are given, nothing is deleted by time or size. durability: see Durability.
 
     Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
     InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and ResourceError when the system fails.
     """
     directory = check_path(path)
-    settings = LogConfig.parse(config)
+    settings = LogConfig.parse({**KEEPS_ALL, **(config or {})})
     policy = Durability.parse(durability)
     if read_only:
         if create:

@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 import attrs
 
 from logcore import checkpoint, cleaner, staging
-from logcore.config import INT32_MAX, Durability, LogConfig, config_text, known_config
+from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.copying import copy_log
 from logcore.errors import (
     CorruptLogError,
@@ -512,7 +512,7 @@ class LogDir:
                     PartitionDescription(partition=number, path=self._partition_path(name, number))
                     for number in topic.numbers
                 ),
-                config=self._settings(topic.overrides),
+                config=self._settings(topic),
                 overrides=dict(topic.overrides),
             )
 
@@ -578,7 +578,8 @@ class LogDir:
         with self._lock:
             self._check_writable()
             source = self._topic(topic)
-            made = _Topic(new_topic, _new_id(self._fs), len(source.numbers), dict(source.overrides), source.numbers)
+            overrides = self._own_overrides(source)
+            made = _Topic(new_topic, _new_id(self._fs), len(source.numbers), overrides, source.numbers)
             if source.numbers != tuple(range(len(source.numbers))):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(source.numbers))
             self.create_topics({new_topic: (made.count, made.overrides)}, check_only=True)
@@ -657,7 +658,13 @@ class LogDir:
             _check_count(count, present + 1)
             if check_only:
                 return
-            grown = attrs.evolve(topic, topic_id=self.topic_id(name), count=count, numbers=tuple(range(count)))
+            grown = attrs.evolve(
+                topic,
+                topic_id=self.topic_id(name),
+                count=count,
+                numbers=tuple(range(count)),
+                overrides=self._own_overrides(topic),
+            )
             self._save(grown)
             try:
                 self._make_partitions([(grown, range(present, count))])
@@ -679,7 +686,7 @@ class LogDir:
             changed = attrs.evolve(topic, topic_id=self.topic_id(name), overrides=overrides)
             self._save(changed)
             self._topics[name] = changed
-            settings = self._settings(changed.overrides)
+            settings = self._settings(changed)
             for (of, _), log in self._logs.items():
                 if of == name:
                     with contextlib.suppress(LogcoreError):  # closed or poisoned: opened again, it will have them
@@ -753,8 +760,14 @@ class LogDir:
             for file in _CHECKPOINTS:
                 checkpoint.write_offsets(self._fs, self.path, file, keys)
 
-    def _settings(self, overrides: Mapping[str, object]) -> LogConfig:
-        return LogConfig.parse({**self.given_config, **overrides})
+    def _settings(self, topic: _Topic) -> LogConfig:
+        """Those in force. One that was not made here, whose settings may stand elsewhere, loses nothing by default."""
+        return LogConfig.parse({**({} if topic.count else KEEPS_ALL), **self.given_config, **topic.overrides})
+
+    def _own_overrides(self, topic: _Topic) -> dict[str, str]:
+        """What a topic sets itself, with what it has for not being made here, for one that is."""
+        implied = {} if topic.count else {name: config_text(-1) for name in KEEPS_ALL if name not in self.given_config}
+        return {**implied, **topic.overrides}
 
     def _overrides(self, present: Mapping[str, str], changes: Mapping[str, object | None]) -> dict[str, str]:
         """The settings of a topic after changes, checked together with the defaults."""
@@ -762,7 +775,7 @@ class LogDir:
         for name in changes:
             known_config(name)
         result = {name: value for name, value in result.items() if value is not None}
-        settings = self._settings(result).as_mapping()
+        settings = LogConfig.parse({**self.given_config, **result}).as_mapping()
         return {name: config_text(settings[name]) for name in result}
 
     def next_producer_id(self) -> int:
@@ -810,7 +823,7 @@ class LogDir:
                     expected=f"one of {known.numbers}" if len(known.numbers) < 9 else f"{len(known.numbers)} others",
                     found=number,
                 )
-            path, config = self._partition_path(topic, number), self._settings(known.overrides).as_mapping()
+            path, config = self._partition_path(topic, number), self._settings(known).as_mapping()
             if self._lock_held is None:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
             else:
@@ -1008,7 +1021,7 @@ class LogDir:
             return
         if self.opened(name, number) is not None:
             return
-        config = self._settings(self._topics[name].overrides)
+        config = self._settings(self._topics[name])
         if "delete" not in config.cleanup_policy:
             return
         path = self._partition_path(name, number)
