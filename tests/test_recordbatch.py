@@ -227,7 +227,8 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
     ("gzip bit over plain bytes", mutated(attributes=1), {}, CorruptBatchError),
     ("zstd bit over plain bytes", mutated(attributes=4), {}, CorruptBatchError),
     ("delete horizon bit", mutated(attributes=0x40), {}, None),
-    ("transactional without producer id", mutated(attributes=0x10), {}, None),
+    # Kafka takes it, and its committed readers wait for an end that cannot come.
+    ("transactional without producer id", mutated(attributes=0x10), {}, InvalidRecordError),
     ("bits 7-15", mutated(attributes=0x7F80), {}, None),
     ("control batch", mutated(attributes=0x20), {}, InvalidRecordError),
     ("producer id without sequence", mutated(producer_id=5), {}, InvalidRecordError),

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import VECTORS
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import recordbatch
+from logcore.index import TXN_ENTRY
 from logcore.log import Log
 from logcore.sequences import Producers, SequencedBatch, last_sequence, snapshot_entries
 from logcore.testing import SimulatedDisk
@@ -316,3 +318,59 @@ def test_producers_expire_while_the_log_is_open() -> None:
         log.append_batch(batch(77))  # not known any more, so that any sequence is its first
         with pytest.raises(logcore.OutOfOrderSequenceError):  # an open transaction keeps its producer
             log.append_batch(batch(77, producer=8, transactional=True))
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "lz4"])
+def test_a_transaction_of_nobody_is_refused(log: Log, codec: str) -> None:
+    """Nobody could end it, and committed readers would wait for ever."""
+    with pytest.raises(logcore.InvalidRecordError, match="producer id"):
+        log.append_batch(recordbatch.encode([(b"k", b"v")], codec=codec, transactional=True))
+    assert log.log_end_offset == 0
+
+
+def test_batches_outside_an_open_transaction_are_refused(log: Log) -> None:
+    log.append_batch(batch(0, transactional=True))
+    with pytest.raises(logcore.InvalidTransactionStateError):
+        log.append_batch(batch(1))
+    log.end_transaction(7, 0, commit=True, coordinator_epoch=5)
+    log.append_batch(batch(1))
+    with pytest.raises(logcore.CoordinatorFencedError):
+        log.end_transaction(7, 0, commit=True, coordinator_epoch=4)
+    with pytest.raises(logcore.InvalidProducerEpochError):
+        log.append_batch(batch(0, epoch=3)) and log.end_transaction(7, 2, commit=True, coordinator_epoch=5)
+    for wrong in ((-1, 0), (7, -1), (1 << 63, 0), (7, 1 << 15)):
+        with pytest.raises(logcore.InvalidRecordError):
+            log.end_transaction(*wrong, commit=True)
+
+
+def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
+    """And again after a crash, a truncation and a roll: Kafka believes what the file says."""
+    path = tmp_path / "t-0"
+
+    def indexed() -> list[tuple[int, ...]]:
+        files = sorted(path.glob("*.txnindex"))
+        return [tuple(row)[1:] for file in files for row in np.frombuffer(file.read_bytes(), TXN_ENTRY).tolist()]
+
+    config = {"segment.ms": 2**62}  # the records are of another time than the markers
+    with logcore.open(path, create=True, config=config, durability="os") as log:
+        log.append_batch(batch(0, producer=7, transactional=True))
+        log.append_batch(batch(0, producer=8, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        assert indexed() == [(7, 0, 2, 1)]
+        log.roll()
+        log.end_transaction(8, 0, commit=False)
+        log.append_batch(batch(1, producer=7, transactional=True))
+        log.end_transaction(7, 0, commit=True)
+        log.append_batch(batch(2, producer=7, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        expected = [(7, 0, 2, 1), (8, 1, 3, 4), (7, 6, 7, 8)]
+        assert indexed() == expected
+    for file in path.glob("*.txnindex"):
+        if int(file.name[:20]):  # of the last segment, as a crash may leave it
+            file.write_bytes(b"garbage")
+    with logcore.open(path, config=config, durability="os") as log:
+        assert indexed() == expected
+        log.truncate(7)
+        assert indexed() == expected[:2]
+        log.end_transaction(7, 0, commit=False)
+        assert indexed() == expected

@@ -379,7 +379,9 @@ def prepare_append(
     request (exactly one batch, base offset 0) are the broker's to check.
     """
     sound = active.sound_batch(data)
-    if sound is not None and _may_stay(sound, len(data), now_ms, config):
+    # A transaction of no producer can be ended by nobody: the second byte of the attributes, the sign of the id.
+    is_orphan = sound is not None and bool(data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80)
+    if sound is not None and not is_orphan and _may_stay(sound, len(data), now_ms, config):
         copy = bytearray(data)
         _BASE_OFFSET.pack_into(copy, 0, base_offset)
         _LEADER_EPOCH.pack_into(copy, 12, leader_epoch)
@@ -500,6 +502,8 @@ def _check_client_head(batch: RecordBatch) -> None:
         )
     if batch.is_control:
         raise InvalidRecordError("a client may not append control batches", position=batch.position)
+    if batch.is_transactional and batch.producer_id < 0:
+        raise InvalidRecordError("a transactional batch needs a producer id", position=batch.position)
     if batch.producer_id >= 0 and batch.base_sequence < 0:
         raise InvalidRecordError(
             "a batch with a producer id needs a sequence", position=batch.position, found=batch.base_sequence
