@@ -1,17 +1,19 @@
 """Kafka's own dump tool on files that logcore wrote: it decides whether they are Kafka's.
 
-Needs Java 11 or later and Maven (Debian: apt-get install default-jdk-headless maven). Run by `make interop`.
+Needs Java 17 or later and Maven (Debian: apt-get install default-jdk-headless maven). Run by `make interop`.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import kafka_jvm
 import pytest
 from conftest import VECTORS
+from kafka_jvm import Storage
 
 import logcore
 import netshim
@@ -22,33 +24,23 @@ T0 = 1_700_000_000_000
 CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
 
 
-@pytest.fixture(scope="session")
-def kafka_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of jars: Kafka 3.9 and what it needs, from Maven."""
-    for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program}: apt-get install {package}")
-    folder = Path(__file__).parents[1] / "build" / "kafka-classes"
-    if not any(folder.glob("kafka_2.13-*.jar")):
-        pom = Path(__file__).parent / "data" / "kafka" / "pom.xml"
-        target = tmp_path_factory.mktemp("pom")
-        shutil.copy(pom, target)
-        command = [
-            "mvn",
-            "-q",
-            "-f",
-            str(target / "pom.xml"),
-            "dependency:copy-dependencies",
-            f"-DoutputDirectory={folder}",
-        ]
-        subprocess.run(command, check=True, timeout=600)
-    return folder
+@pytest.fixture(scope="module")
+def kafka_classes() -> Path:
+    """A folder of jars: Kafka and what it needs."""
+    return kafka_jvm.classes()
 
 
 def dump(classes: Path, path: Path, *options: str) -> str:
+    """The dump tool in a process of its own."""
     command = ["java", "-cp", f"{classes}/*", "kafka.tools.DumpLogSegments", "--files", str(path), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[Storage]:
+    with Storage() as one:
+        yield one
 
 
 def written(path: Path, codec: str) -> list[logcore.Record]:
@@ -68,11 +60,11 @@ def written(path: Path, codec: str) -> list[logcore.Record]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_kafka_reads_every_record(tmp_path: Path, kafka_classes: Path, codec: str) -> None:
+def test_kafka_reads_every_record(tmp_path: Path, storage: Storage, codec: str) -> None:
     records = written(tmp_path / "orders-0", codec)
     found = []
     for path in sorted((tmp_path / "orders-0").glob("*.log")):
-        text = dump(kafka_classes, path, "--deep-iteration", "--print-data-log")
+        text = storage.dump(path, "--deep-iteration", "--print-data-log")
         batches = re.findall(r"^baseOffset: .*$", text, re.M)
         assert batches
         assert all("isvalid: true" in batch for batch in batches)
@@ -96,20 +88,20 @@ def test_kafka_reads_every_record(tmp_path: Path, kafka_classes: Path, codec: st
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
-def test_kafka_finds_the_indexes_sound(tmp_path: Path, kafka_classes: Path, codec: str) -> None:
+def test_kafka_finds_the_indexes_sound(tmp_path: Path, storage: Storage, codec: str) -> None:
     written(tmp_path / "orders-0", codec)
     indexes = sorted((tmp_path / "orders-0").glob("*.index")) + sorted((tmp_path / "orders-0").glob("*.timeindex"))
     assert len(indexes) >= 4
     for path in indexes:
         for option in ("--index-sanity-check", "--verify-index-only"):
-            text = dump(kafka_classes, path, option)
+            text = storage.dump(path, option)
             assert "mismatch" not in text.lower(), text
             assert "exception" not in text.lower(), text
 
 
-def test_kafka_sees_the_same_in_its_own_files_as_logcore(kafka_classes: Path) -> None:
+def test_kafka_sees_the_same_in_its_own_files_as_logcore(storage: Storage) -> None:
     for path in sorted((VECTORS / "partition-clean" / "orders-0").glob("*.log")):
-        text = dump(kafka_classes, path, "--deep-iteration")
+        text = storage.dump(path, "--deep-iteration")
         offsets = [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
         with logcore.open(path.parent, read_only=True) as log:
             first = int(path.name[:20])
@@ -139,7 +131,7 @@ def test_kafkas_java_clients_use_the_broker(tmp_path: Path, kafka_classes: Path)
         ]
 
 
-def test_kafka_reads_what_the_brokers_clients_and_groups_left(tmp_path: Path, kafka_classes: Path) -> None:
+def test_kafka_reads_what_the_brokers_clients_and_groups_left(tmp_path: Path, storage: Storage) -> None:
     kafka = pytest.importorskip("confluent_kafka")
     with netshim.serve(tmp_path / "data", config={"segment.bytes": 20_000, "index.interval.bytes": 500}) as server:
         producer = kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "enable.idempotence": True})
@@ -157,15 +149,15 @@ def test_kafka_reads_what_the_brokers_clients_and_groups_left(tmp_path: Path, ka
         consumer.close()
     paths = sorted((tmp_path / "data" / "t-0").glob("*.log"))
     assert len(paths) > 2
-    _is_sound(kafka_classes, paths, 2_000)
+    _is_sound(storage, paths, 2_000)
     (offsets,) = (tmp_path / "data" / "__consumer_offsets-0").glob("*.log")
-    text = dump(kafka_classes, offsets, "--offsets-decoder")
+    text = storage.dump(offsets, "--offsets-decoder")
     assert '"group":"billing","topic":"t","partition":0' in text, text
     assert '"offset":500' in text, text
     assert '"protocolType":"consumer"' in text, text
 
 
-def test_kafka_reads_segments_that_were_staged_and_adopted(tmp_path: Path, kafka_classes: Path) -> None:
+def test_kafka_reads_segments_that_were_staged_and_adopted(tmp_path: Path, storage: Storage) -> None:
     from test_staging import SMALL, create, publish
 
     path = create(tmp_path / "data", SMALL)
@@ -174,18 +166,18 @@ def test_kafka_reads_segments_that_were_staged_and_adopted(tmp_path: Path, kafka
         directory.partition("t", 0).append(b"after")
     paths = sorted((path / "t-0").glob("*.log"))
     assert len(paths) > 2
-    _is_sound(kafka_classes, paths, 502)
+    _is_sound(storage, paths, 502)
 
 
-def _is_sound(classes: Path, paths: list[Path], records: int) -> None:
+def _is_sound(storage: Storage, paths: list[Path], records: int) -> None:
     """Kafka finds every batch whole, offsets without a gap, and the indexes right."""
     offsets: list[int] = []
     for path in paths:
-        text = dump(classes, path, "--deep-iteration")
+        text = storage.dump(path, "--deep-iteration")
         batches = re.findall(r"^baseOffset: .*$", text, re.M)
         assert batches and all("isvalid: true" in batch for batch in batches)
         offsets += [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
         for suffix in (".index", ".timeindex"):
-            text = dump(classes, path.with_suffix(suffix), "--index-sanity-check")
+            text = storage.dump(path.with_suffix(suffix), "--index-sanity-check")
             assert "mismatch" not in text.lower() and "exception" not in text.lower(), text
     assert offsets == list(range(records))

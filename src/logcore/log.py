@@ -54,6 +54,7 @@ from logcore.errors import (
     ReadOnlyLogError,
     ResourceError,
     SegmentTooSmallError,
+    StorageReadError,
     StorageWriteError,
 )
 from logcore.fs import FS, OS, Lock
@@ -275,7 +276,10 @@ class Log(LogReader):
         checkpoint.write_policy(fs, self.path, self.durability, dense=self._dense)
         self._epochs = self._leader_epoch = None  # type: ignore[assignment]  # until they are set
         known = checkpoint.read_epochs(fs, self.path)
-        self._set_epochs(epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs(), write=not known)
+        kept = epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs()
+        kept = epochs.truncate_start(kept, self._log_start)
+        # One above the end that stayed in the file would count again once the end has passed it.
+        self._set_epochs(kept, write=len(kept) != len(known))
         self._durable_handle = -1
         if self.durability.waits:
             # On disk with its name: a reader after a crash takes a log without it for one that hides nothing.
@@ -676,6 +680,8 @@ class Log(LogReader):
                     raise
                 finally:
                     self._is_noting = False
+                    if not check_sequence:
+                        self._producers = None  # a roll on the way may have looked, and not seen the rest
                 last = self._end - 1
                 if sequenced is not None:
                     self._note_sequences_locked(sequenced)
@@ -717,6 +723,7 @@ class Log(LogReader):
                 producer_epoch=producer_epoch,
                 coordinator_epoch=coordinator_epoch,
                 commit=commit,
+                append_time=self.config.is_append_time,
             )
             try:
                 self._write_locked(marker, offset, now_ms, now_ms)
@@ -1080,6 +1087,10 @@ class Log(LogReader):
     def _roll_locked(self, *, notes_recovery_point: bool = True) -> None:
         """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order."""
         old, path = self._active, os.path.join(self.path, file_name(self._end, LOG))
+        if self._producers is None and (old.has_producers or self._snapshot_offsets_locked()):
+            # The snapshot of this roll is what tells of producers once retention has deleted their batches.
+            with contextlib.suppress(CorruptBatchError, StorageReadError):
+                self._known_producers_locked()
         with self._commit.held():
             try:
                 sealed = old.seal()

@@ -247,7 +247,7 @@ class LogReader:
         """The end of what read_committed sees: the first offset of the oldest open transaction, or the high
         watermark.
         """
-        return self._scan_transactions().last_stable_offset(self._visible)
+        return max(self._log_start, self._scan_transactions().last_stable_offset(self._visible))
 
     @property
     def knows_transactions(self) -> bool:

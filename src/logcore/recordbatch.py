@@ -576,6 +576,7 @@ def transaction_marker(
     producer_epoch: int,
     coordinator_epoch: int,
     commit: bool,
+    append_time: bool = False,
 ) -> bytes:
     """The control batch that ends a transaction (storage format section 1.10)."""
     key, value = struct.pack(">hh", 0, 1 if commit else 0), struct.pack(">hi", 0, coordinator_epoch)
@@ -583,6 +584,8 @@ def transaction_marker(
         [(key, value, (), timestamp_ms)],
         base_offset=offset,
         leader_epoch=leader_epoch,
+        now_ms=timestamp_ms,
+        append_time=append_time,
         transactional=True,
         control=True,
         producer_id=producer_id,

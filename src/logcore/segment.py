@@ -452,6 +452,7 @@ class ActiveSegment(GrowingSegment):
         self._time_index = TimeIndex(self.file(".timeindex"), bytearray())
         self._aborted = TransactionIndex(self.file(".txnindex"), bytearray())
         self.since_entry_bytes = 0
+        self.has_producers = False  # batches of idempotent producers, of those found by walking
         self.has_markers = False  # control batches of transactions, of those found by walking
         self.first_timestamp = -1
         self.largest_timestamp = -1
@@ -529,6 +530,7 @@ class ActiveSegment(GrowingSegment):
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
             self.note(position, size, last_offset, max_timestamp)
         flags = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
+        self.has_producers |= bool(np.any(facts["producer_id"] >= 0))
         self.has_markers |= bool(np.any((facts["attributes"] & flags == flags) & (facts["magic"] == 2)))
 
     def append(

@@ -118,17 +118,17 @@ class Producers:
         expected = 0
         if epoch == known.epoch and known.batches:
             expected = (known.batches[-1].last_sequence + 1) & INT32_MAX
-        if known.open_offset >= 0 and not is_transactional:
-            raise InvalidTransactionStateError(
-                f"producer {producer_id} has a transaction open",
-                expected="a transactional batch",
-                found="one that is not",
-            )
         if first_sequence != expected:
             raise OutOfOrderSequenceError(
                 f"a batch of producer {producer_id}, epoch {epoch}, is missing or came twice",
                 expected=f"sequence {expected}",
                 found=first_sequence,
+            )
+        if known.open_offset >= 0 and not is_transactional:
+            raise InvalidTransactionStateError(
+                f"producer {producer_id} has a transaction open",
+                expected="a transactional batch",
+                found="one that is not",
             )
         return None
 
