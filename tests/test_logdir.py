@@ -19,6 +19,7 @@ import logcore
 from logcore import checkpoint
 from logcore.fs import OS
 from logcore.logdir import id_text, parse_id
+from logcore.testing import SimulatedDisk
 
 
 @pytest.fixture
@@ -201,17 +202,21 @@ def test_deleting_a_topic_removes_its_files(data: str) -> None:
     assert "t 1" not in text.splitlines()
 
 
-def test_tick_rolls_and_syncs_by_time(data: str) -> None:
-    with logcore.open_dir(data, create=True, durability="os") as logdir:
+def test_tick_rolls_and_syncs_by_time() -> None:
+    disk = SimulatedDisk(now_ms=10_000)
+    with logcore.open_dir("data", create=True, durability="os", fs=disk) as logdir:
         logdir.create_topic("t", config={"segment.ms": 1000, "flush.ms": 0})
         log = logdir.partition("t", 0)
         log.append(b"v", timestamp_ms=10_000)
         assert log.statistics().syncs == 0
-        logdir.tick(10_500)
+        disk.advance(500)
+        logdir.tick()
         assert log.statistics().syncs == 1 and log.statistics().segments == 1
-        logdir.tick(11_001)
+        disk.advance(501)
+        logdir.tick()
         assert log.statistics().segments == 2
-        logdir.tick(99_000)
+        disk.advance(90_000)
+        logdir.tick()
         assert log.statistics().segments == 2, "an empty segment is not rolled"
 
 

@@ -361,3 +361,16 @@ def test_compaction_keeps_to_its_rate() -> None:
 def test_wrong_upkeep_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(logcore.InvalidConfigError, match=next(iter(wrong))):
         Upkeep(**wrong)
+
+
+def test_old_records_that_are_written_now_do_not_roll_at_each_tick() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open("t-0", create=True, config={"segment.ms": MINUTE_MS}, durability="os", fs=disk) as log:
+        for _ in range(20):
+            log.append(b"v", timestamp_ms=5)
+            disk.advance(1_000)
+            log.tick()
+        assert log.statistics().segments == 1
+        disk.advance(MINUTE_MS)
+        log.tick()
+        assert log.statistics().segments == 2

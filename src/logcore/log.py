@@ -1053,7 +1053,8 @@ class Log(LogReader):
             if self._retired:
                 acted |= self._unlink_retired(clock_ms)
             if active_.size_bytes:
-                first_ms = active_.first_timestamp if active_.first_timestamp >= 0 else active_.created_ms
+                # Not by the times of the records alone: old ones that are written now would roll at each tick.
+                first_ms = max(active_.first_timestamp, active_.created_ms)
                 if (self._fs.now_ms() if now_ms is None else now_ms) - first_ms > config.segment_ms:
                     self._roll_locked(notes_recovery_point=False)
                     acted, self._last_recovery_ms = True, clock_ms - _RECOVERY_LAG_MS
