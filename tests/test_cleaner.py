@@ -201,7 +201,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_P36_P37_P38_P40_P42_random_lives(seed: int) -> None:
+def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
     model = Model(seed, **({"min.compaction.lag.ms": 500} if seed % 5 == 0 else {}))
     for _ in range(8):
         for _ in range(model.rng.randrange(1, 12)):
@@ -325,6 +325,63 @@ def test_a_reader_elsewhere_goes_on_across_a_round(tmp_path: Path) -> None:
             reader.refresh()
             assert [record.offset for record in reader.read(0)] == [195, 196, 197, 198, 199]
         assert [record.offset for record in log.read(0)] == [195, 196, 197, 198, 199]
+
+
+@pytest.mark.parametrize("looks", ["read", "committed", "scan", "batches", "stored", "time", "get", "pread"])
+def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(tmp_path: Path, looks: str) -> None:
+    """It lists two segments; when it opens the first, the file under that name holds both."""
+    config = {**COMPACT, "segment.bytes": 8000}
+    with logcore.open(tmp_path / "t-0", create=True, config=config, durability="os") as log:
+        for number in range(40):
+            log.append(b"%d" % number * 20, key=b"k%d" % (number % 30), timestamp_ms=T0 + number)
+            if number % 10 == 9:
+                log.roll()
+        with logcore.open(tmp_path / "t-0", read_only=True) as reader:
+            assert len(reader._segments) == 5
+            clean(log, force=True)
+            assert len(log._segments) == 2
+            if looks in ("read", "committed"):
+                isolation: Any = "read_committed" if looks == "committed" else "read_uncommitted"
+                found = [record.offset for record in reader.read(0, isolation=isolation)]
+            elif looks == "scan":
+                found = [offset for columns in reader.scan() for offset in columns.offsets.tolist()]
+            elif looks == "batches":
+                found = [batch.base_offset for batch in reader.batches(0)]
+            elif looks == "stored":
+                raw = b"".join(reader.stored(0, max_bytes=1 << 20))
+                found = [batch.base_offset for batch in read_batches(raw)]
+            elif looks == "time":
+                found = [reader.offset_for_timestamp(T0 + number) or 0 for number in range(10, 40)]
+            elif looks == "get":
+                found = [reader.get(offset).offset for offset in range(10, 40)]
+            else:
+                reader.avoid_mapping()
+                found = [record.offset for record in reader.read(0)]
+            assert found == list(range(10, 40))
+
+
+def test_opening_in_the_middle_of_a_swap_looks_again() -> None:
+    """The names are listed twice; a rename between the two must not cost a segment."""
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 40))
+        log.roll()
+        opened: list[list[int]] = []
+
+        def observe(operation: str, is_done: bool) -> None:
+            if operation == "rename" and is_done and len(opened) < 40:
+                disk.observer = None
+                with logcore.open("t-0", read_only=True, fs=disk) as reader:
+                    opened.append([record.offset for record in reader.read(reader.log_start_offset)])
+                disk.observer = observe
+
+        disk.observer = observe
+        clean(log, force=True)
+        disk.observer = None
+        final = [record.offset for record in log.read(0)]
+    assert len(opened) > 5
+    assert all(found in (list(range(60)), final) or set(final) <= set(found) for found in opened)
 
 
 def test_a_map_that_does_not_hold_all_keys_takes_more_rounds() -> None:

@@ -420,3 +420,12 @@ def test_both_kernels_have_the_same_functions() -> None:
         if not name.startswith("_")
         and type(getattr(compiled, name)).__name__ in ("builtin_function_or_method", "cython_function_or_method")
     }
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("length", [2**31 - 1, 2**31 - 12, 2**31 - 13])
+def test_a_length_whose_size_needs_33_bits_is_none(kernel: Any, length: int) -> None:
+    """Its size wrapped to a negative number, and the walk went on in front of the buffer."""
+    data = bytes(8) + length.to_bytes(4, "big") + bytes(4) + b"\2" + bytes(60)
+    _, position, why = kernel.walk(data, 0, len(data), 9, False)
+    assert (position, why) == (0, layout.WALK_LENGTH if length > 2**31 - 13 else layout.WALK_SHORT)

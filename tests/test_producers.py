@@ -52,7 +52,7 @@ def committed(log: logcore.Log) -> list[bytes | None]:
     return [record.value for record in log.read(0, isolation="read_committed")]
 
 
-def test_read_committed_leaves_out_what_was_aborted_or_is_open(partition: Path) -> None:
+def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(partition: Path) -> None:
     with logcore.open(partition_of(partition, STORY), read_only=True) as log:
         assert log.last_stable_offset == 7
         assert committed(log) == [b"committed", b"committed too", b"plain"]

@@ -43,7 +43,7 @@ def offsets(log: Log) -> list[int]:
     return [record.offset for record in log.read(0)]
 
 
-def test_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
+def test_P47_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
     receipts = [log.append_batch(batch(2 * n, count=2)) for n in range(6)]
     for n in range(1, 6):
         again = log.append_batch(batch(2 * n, count=2))
@@ -53,7 +53,7 @@ def test_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
     assert offsets(log) == list(range(12))
 
 
-def test_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
+def test_P48_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
     log.append_batch(batch(5, count=2))  # unknown producer: any sequence
     log.append_batch(batch(7, count=2))
     for wrong in (batch(6, count=2), batch(10), batch(8), batch(7, count=1), batch(5, count=4), batch(0)):
@@ -63,7 +63,7 @@ def test_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
     assert log.append_batch(batch(0, producer=8)).offset == 5, "others have sequences of their own"
 
 
-def test_epochs(log: Log) -> None:
+def test_P49_epochs(log: Log) -> None:
     log.append_batch(batch(0, count=3))
     with pytest.raises(logcore.OutOfOrderSequenceError):
         log.append_batch(batch(3, epoch=1))
@@ -74,7 +74,7 @@ def test_epochs(log: Log) -> None:
     assert log.append_batch(batch(0, epoch=1)).offset == 3, "a duplicate"
 
 
-def test_sequences_wrap(log: Log) -> None:
+def test_P48_sequences_wrap(log: Log) -> None:
     top = 2**31 - 1
     log.append_batch(batch(top - 1, count=1))
     assert log.append_batch(batch(top, count=3)).last_offset == 3
@@ -93,7 +93,7 @@ def test_several_batches_in_one_call_follow_one_another(log: Log) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"])
-def test_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
+def test_P50_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
     path = tmp_path / "t-0"
     log = logcore.open(path, create=True)
     log.append_many([(b"k", b"plain")] * 3)
@@ -168,7 +168,7 @@ def _full(*_: Any) -> None:
     raise logcore.DiskFullError("no space")
 
 
-def test_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) -> None:
+def test_P51_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) -> None:
     old = recordbatch.encode([(b"k", b"v", (), 1000)], producer_id=7, producer_epoch=0, base_sequence=0)
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append_batch(old)

@@ -469,17 +469,21 @@ class Machine(LogStateMachine):
     counts: ClassVar[dict[str, int]] = {}
 
 
+#: Some thirty steps each; LOGCORE_MACHINES is for more.
+EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "700"))
 MACHINE = settings(
-    max_examples=300, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
 
 
 def test_a_log_is_a_list_whatever_is_called_and_crashes() -> None:
     run_state_machine_as_test(Machine, settings=MACHINE)
     print(Machine.counts)
-    assert Machine.counts["steps"] >= 7_000
-    assert Machine.counts["crashes"] >= 200
-    assert Machine.counts["crashes in recovery"] >= 8
+    least = {
+        "steps": 20, "crashes": 1, "crashes in recovery": 0.1, "compactions": 0.05, "transactions ended": 0.3,
+        "sent again": 0.1, "refused": 0.1,
+    }  # fmt: skip
+    assert all(Machine.counts[what] >= each * EXAMPLES for what, each in least.items()), Machine.counts
 
 
 def test_the_machine_finds_a_log_that_loses() -> None:

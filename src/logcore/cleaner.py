@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from logcore.columns import RecordColumns
 from logcore.config import INT32_MAX, LogConfig
-from logcore.errors import CorruptBatchError, InvalidConfigError
+from logcore.errors import CorruptBatchError, InvalidConfigError, SegmentTooSmallError
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY
 from logcore.kernels import active, layout
 from logcore.kernels.layout import (
@@ -483,6 +483,8 @@ class _Round:
         for segment in old:
             for part in self._parts(segment):
                 data = self._rewritten(part, newest, passing, end)
+                if len(data) > INT32_MAX - new.size_bytes:  # deltas may take more room than before
+                    raise SegmentTooSmallError("compaction would make a segment above 2^31-1 bytes", path=new.path)
                 if data:
                     facts, _, _ = active.walk(data, 0, len(data), len(data) // HEADER_SIZE + 1, False)
                     names = ("position", "size_bytes", "last_offset", "max_timestamp")

@@ -50,6 +50,7 @@ class GroupCommit:
         self.synced_bytes = 0
         self.syncs = 0
         self.failure: LogFailedError | None = None
+        self._refusal = LogFailedError("a write or sync failed", path=path)  # made now: later there may be no memory
         self._fs, self._path = fs, path
         self._written, self._sync, self._moved = written, sync, moved
         # The lock itself is entered in C, the condition around it in Python: 0.4 us of an append to disk.
@@ -106,8 +107,8 @@ class GroupCommit:
     def poison(self, cause: BaseException) -> None:
         """Makes the log refuse writes from now on; only the first cause counts."""
         if self.failure is None:
-            self.failure = LogFailedError("a write or sync failed", path=self._path)
-            self.failure.__cause__ = cause
+            self._refusal.__cause__ = cause
+            self.failure = self._refusal
 
     def _check(self) -> None:
         if self.failure is not None:

@@ -427,12 +427,19 @@ class _DirectoryLock:
                 pid=pid,
                 host=host,
             ) from None
-        with contextlib.suppress(OSError):  # who holds it, for the message above: record locks of this kind do not tell
-            handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
-            try:
-                os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
-            finally:
-                os.close(handle)
+        except BaseException:
+            os.close(self.handle)
+            raise
+        try:
+            with contextlib.suppress(OSError):  # who holds it, for the message: record locks of this kind do not tell
+                handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
+                try:
+                    os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
+                finally:
+                    os.close(handle)
+        except BaseException:  # a lock that nobody knows of would be held until this process ends
+            os.close(self.handle)
+            raise
 
     def claim(self, member: str) -> Lock:
         if member in self.members:
@@ -442,8 +449,9 @@ class _DirectoryLock:
                 pid=self.pid,
                 host=os.uname().nodename,
             )
+        claimed = _MemberLock(self, member, self.shared, self.mutex)
         self.members.add(member)
-        return _MemberLock(self, member, self.shared, self.mutex)
+        return claimed
 
     def drop(self, member: str) -> None:
         if self.pid != os.getpid():  # a forked child: the lock is the parent's
@@ -537,7 +545,10 @@ def _map(handle: int, size: int) -> memoryview:
     libc.mmap.argtypes = [
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong
     ]  # fmt: skip
-    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+    try:
+        address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+    except ctypes.ArgumentError as error:  # it found no memory for an argument
+        raise MemoryError from error
     if address is None or address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

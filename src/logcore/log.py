@@ -1388,6 +1388,10 @@ class Log(LogReader):
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
             fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._visible), 0)
+        cut = self._segments[slot]
+        fills_gap = bool(tail) and position == cut.size_bytes
+        if fills_gap:  # first: without what follows the log would end below offset, and below the recovery point
+            self._replace_front(cut, position, tail)
         while len(self._segments) > slot + 1:
             last = self._segments[-1]
             self._segments = self._segments[:-1]
@@ -1396,8 +1400,23 @@ class Log(LogReader):
             fs.sync_dir(self.path)
             for path in away:
                 fs.unlink(path)
-        cut = self._segments[-1]
-        path = cut.path
+        self._remove_snapshots_locked(lambda at: at > offset)
+        if not fills_gap:
+            self._replace_front(cut, position, tail)
+        self._active = ActiveSegment(fs, self.path, cut.base_offset, self.config, create=False)
+        recovery.rebuild(self._active)
+        self._segments = [*self._segments[:-1], self._active]
+        self._index_aborted()
+        self._active.write_indexes(whole=True)
+        self._end = self._visible = offset
+        self._cuts.append(offset)
+        self._commit.set_back(offset)
+        self._transactions = self._producers = None
+        self._set_epochs(epochs.truncate_end(self._epochs, offset) or self._epochs[:1])
+
+    def _replace_front(self, cut: Segment, position: int, tail: bytes) -> None:
+        """Puts a file with the bytes before position and tail behind them in the place of a segment."""
+        fs, path = self._fs, cut.path
         temporary = path + ".tmp"
         handle = fs.open(temporary, write=True, create=True)
         try:
@@ -1414,22 +1433,11 @@ class Log(LogReader):
         finally:
             fs.close(handle)
         cut.keep()
-        self._remove_snapshots_locked(lambda at: at > offset)
         for suffix in (".index", ".timeindex", ".txnindex"):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(cut.file(suffix))
         fs.rename(temporary, path)
         fs.sync_dir(self.path)
-        self._active = ActiveSegment(fs, self.path, cut.base_offset, self.config, create=False)
-        recovery.rebuild(self._active)
-        self._segments = [*self._segments[:-1], self._active]
-        self._index_aborted()
-        self._active.write_indexes(whole=True)
-        self._end = self._visible = offset
-        self._cuts.append(offset)
-        self._commit.set_back(offset)
-        self._transactions = self._producers = None
-        self._set_epochs(epochs.truncate_end(self._epochs, offset) or self._epochs[:1])
 
     def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:
         """The latest value of each key, a read-only mapping that follows the log. See Table."""
@@ -1617,7 +1625,8 @@ class Rewriting:
         """Removes what was created and not put in place."""
         if self._log._rewriter is self:
             self._log._rewriter = None
-            if self._created is not None:
+            # After the log was closed, another process may be compacting.
+            if self._created is not None and not self._log.is_closed:
                 with contextlib.suppress(LogcoreError, OSError):
                     self._remove_cleaned()
 

@@ -596,7 +596,7 @@ class LogDir:
                     log = self.partition(topic, number)
                     key = (new_topic, number)
                     points[key] = copy_log(log, self._partition_path(*key), offsets[number])
-                    starts[key] = log.log_start_offset or None
+                    starts[key] = min(log.log_start_offset, points[key] or 0) or None
                 self._note(checkpoint.LOG_START, starts)
                 self._note(checkpoint.RECOVERY_POINT, points)
                 self._topics[new_topic] = made
@@ -623,7 +623,8 @@ class LogDir:
             make_directories(self._fs, target)
             points: dict[tuple[str, int], int | None] = {}
             starts: dict[tuple[str, int], int | None] = {}
-            for name in self.topics():
+            # What groups have committed first, so that it lies in the copies of the topics.
+            for name in sorted(self.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
                 self.topic_id(name)
                 for number in self._numbers(name):
                     log = self.partition(name, number)
@@ -633,7 +634,7 @@ class LogDir:
                     if content is not None:
                         checkpoint.write(self._fs, directory, checkpoint.PARTITION_METADATA, content)
                     points[name, number] = copy_log(log, directory)
-                    starts[name, number] = log.log_start_offset or None
+                    starts[name, number] = min(log.log_start_offset, points[name, number] or 0) or None
             checkpoint.write_offsets(self._fs, target, checkpoint.LOG_START, starts)
             checkpoint.write_offsets(self._fs, target, checkpoint.RECOVERY_POINT, points)
             for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):

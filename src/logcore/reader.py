@@ -43,7 +43,7 @@ from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_of
 Isolation = Literal["read_uncommitted", "read_committed"]
 
 #: How often a reader looks again when files vanish between listing and opening them.
-_LOOKS: Final = 10
+_LOOKS: Final = 100
 #: File systems tell the time of a change to 10 ms or better.
 _SETTLING_MS: Final = 50
 
@@ -89,6 +89,7 @@ class LogReader:
         self._dense = (
             False  # whether a gap in the offsets is a loss: this library made the log, and nothing compacted it
         )
+        self._replacements = 0  # how often the last segment was found to be another file
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
         self._cuts: list[int] = []  # where the log was truncated since it was opened
         self._transactions: Transactions | None = None
@@ -141,11 +142,14 @@ class LogReader:
             if list_bases(self._fs, self.path)[-1:] != [self._segments[-1].base_offset]:
                 return
             self._refresh_end()
-        self._end, self._visible = known, max(self._visible, known)
+        self._end, self._visible = max(self._end, known), max(self._visible, known)
 
     def _look_for_segments(self) -> list[Segment]:
-        bases = list_bases(self._fs, self.path)
-        swapped = self._look_for_swaps(bases)
+        names = self._names()
+        bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
+        swapped = self._look_for_swaps(bases, names)
+        if [name for name in self._names() if LOG in name] != [name for name in names if LOG in name]:
+            raise FileNotFoundError(self.path)  # a listing in the middle of renaming may lack a segment: look again
         if swapped:
             bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
         # A truncation puts another file under an old name; what is known of the old one does not hold for it.
@@ -165,15 +169,23 @@ class LogReader:
             segments.insert(slot_of(segments, one.base_offset) + 1, one)
         if len(known) < len(self._segments):
             self._transactions = None
+        # Another file under the last name, or no such name any more: a truncation, or the writer has recovered.
+        if self._segments and self._segments[-1].base_offset not in known:
+            self._replacements += 1
         return segments
 
-    def _look_for_swaps(self, bases: list[int]) -> list[tuple[Segment, int]]:
+    def _names(self) -> list[str]:
+        try:
+            return sorted(self._fs.listdir(self.path))
+        except FileNotFoundError:
+            raise LogNotFoundError("the partition directory is gone", path=self.path) from None
+
+    def _look_for_swaps(self, bases: list[int], names: list[str]) -> list[tuple[Segment, int]]:
         """New segments that a compaction is about to give their names, and the offset each reaches.
 
         From the moment when the first of the old segments is out of the way, the new one is the log: for the
         milliseconds that it takes, or until the log is opened for writing after a crash.
         """
-        names = self._fs.listdir(self.path)
         found = [base for name in names if (base := base_offset_of(name, LOG + ".swap")) is not None]
         segments = [Segment(self._fs, self.path, base, ".swap") for base in found if base not in bases]
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
@@ -224,8 +236,10 @@ class LogReader:
 
     @property
     def times_truncated(self) -> int:
-        """How often truncate() took records away since the log was opened; seen by its writer only."""
-        return len(self._cuts)
+        """Grows when truncate() may have taken records away since the log was opened; also when the last segment was
+        replaced by its writer otherwise, which a reader elsewhere cannot tell from it.
+        """
+        return len(self._cuts) + self._replacements
 
     @property
     def log_start_offset(self) -> int:
@@ -343,7 +357,11 @@ class LogReader:
         stretch = self._stretch(start, end)
         pieces: list[memoryview] = []
         offset, left = stretch.start, max(1, max_bytes)
+        before: Segment | None = None
         for segment in stretch.segments:
+            if before is not None and not self._writable:
+                offset = max(offset, before.next_offset())  # a compaction may have joined this segment to that one
+            before = segment
             if offset >= stretch.end or segment.base_offset >= stretch.end:
                 break
             piece, whole = segment.stored(segment.find(offset), left, stretch.end, at_least_one and not pieces)
@@ -395,10 +413,14 @@ class LogReader:
         A mapping counts against RLIMIT_AS in full, whatever of it is read.
         """
         assert not self._writable
-        self._segments = [
-            one if isinstance(one, GrowingSegment) else GrowingSegment(self._fs, self.path, one.base_offset)
-            for one in self._segments
-        ]
+        self.refresh()  # a compaction may have replaced files since
+        try:
+            self._segments = [
+                one if isinstance(one, GrowingSegment) else GrowingSegment(self._fs, self.path, one.base_offset)
+                for one in self._segments
+            ]
+        except FileNotFoundError:
+            raise OffsetOutOfRangeError("a segment was removed by its writer", path=self.path) from None
 
     def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
         """Records from start on, by default the present end, and then new ones as they come, each once and in order.
@@ -466,6 +488,7 @@ class LogReader:
             is_same = bases == known and self._fs.modified_ms(self.path) == self._listed_ms
             if is_same and all(segment.is_current() for segment in self._segments[-1:]):
                 self._refresh_end()
+                self._miss_end()
             else:
                 self._list_segments()
             return self._visible != before
@@ -484,7 +507,9 @@ class LogReader:
                 if isinstance(segment, GrowingSegment):
                     segment.check()
                 continue
-            limit = segments[number].base_offset if number < len(segments) else 1 << 63
+            following = segments[number] if number < len(segments) else None
+            # A compaction may have joined them since they were listed.
+            limit = 1 << 63 if following is None or not following.is_there() else following.base_offset
             expected = segment.base_offset
             # By the heads of this one segment, 30 ns each; its time index could save a part of that, if it is right.
             # Their CRCs and their order are checked: a time or an offset that is damaged would hide what is looked for.
@@ -552,8 +577,13 @@ class LogReader:
                 found=start,
             )
         committed = self._scan_transactions() if isolation == "read_committed" else None
-        segments = self._segments  # before the bound: a truncation in between then leaves the old files and the new end
-        bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
+        while True:
+            # Before the bound: a truncation in between then leaves the old files and the new end. Again after it: a
+            # roll in between would give a bound behind the segments.
+            segments = self._segments
+            bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
+            if segments is self._segments:
+                break
         bound = bound if end is None else min(operator.index(end), bound)
         return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._must_be_dense)
 

@@ -70,7 +70,7 @@ class Run:
 
     def timestamp_types(self) -> npt.NDArray[np.int32]:
         """Of each record, as Stretch.typed_columns() gives them."""
-        facts, _, _ = active.walk(self.data, self.at, self.stop, self.rows + 1, False)
+        facts, _, _ = active.walk(self.data, self.at, self.stop, (self.stop - self.at) // layout.HEADER_SIZE + 1, False)
         types = ((facts["attributes"] & layout.APPEND_TIME_BIT) != 0).astype(np.int32)
         return np.repeat(types, facts["record_count"]) if types.any() else np.zeros(self.rows, np.int32)
 
@@ -219,11 +219,13 @@ class Stretch:
                     expected=f"records up to offset {segment.base_offset}",
                     found=f"an end at offset {reached}",
                 )
-            before = segment
             # A segment that a compaction joined to the one before, after this stretch was made, comes twice.
             start = max(start, reached)
             if segment.base_offset >= end or start >= end:
                 return
+            if next_base <= start and not segment.is_there():  # all of it was in the one before; its file may be gone
+                continue
+            before = segment
             position = segment.find(start) if segment.base_offset < start else 0
             expected = max(expected, segment.base_offset) if segment.base_offset >= start else expected
             size = segment.size_bytes
@@ -251,6 +253,9 @@ class Stretch:
                         batch = segment.batch(position)
                     if batch is None:
                         break
+                    if batch.last_offset >= next_base and not self.segments[number].is_there():
+                        next_base = INT64_MAX  # a compaction joined them since this stretch was made
+                        continue
                     dense = self._check_order(batch, expected, next_base, dense)
                     if batch.magic == 2 and batch.base_offset >= end:
                         return

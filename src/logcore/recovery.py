@@ -106,7 +106,7 @@ def recover(
     """
     size = segment.refresh()
     segment.reset()
-    recovery_position = _position_of(segment, recovery_point)
+    recovery_position = _position_of(segment, recovery_point, dense)
     bad, why = _take(segment, 0, recovery_position, crc=False, dense=False)
     if bad is None:
         bad, why = _take(segment, recovery_position, size, crc=True, dense=dense)
@@ -286,14 +286,26 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bo
     return None, layout.WALK_END
 
 
-def _position_of(segment: ActiveSegment, recovery_point: int) -> int:
+def _position_of(segment: ActiveSegment, recovery_point: int, dense: bool) -> int:
     """Where in the active segment the recovery point lies: everything before this position was on disk.
 
-    That is behind the last whole batch that begins below it: an offset that was damaged upwards hides none of those.
+    Where batch follows on batch up to the recovery point, that is where they reach it: what a torn head says behind it
+    counts for nothing. Else it is behind the last whole batch that begins below it: an offset that was damaged upwards
+    hides none of those.
     """
-    found = 0
+    found, base, expected = 0, segment.base_offset, segment.base_offset
+    if dense and recovery_point <= base:
+        return 0
     for facts, _, _ in segment.walk(0, crc=False):
-        below = np.flatnonzero(facts["base_offset"] < recovery_point)
+        bases, lasts = facts["base_offset"], facts["last_offset"]
+        if dense and len(facts):
+            follows = bases == np.concatenate([[expected], lasts[:-1] + 1])
+            count = len(facts) if follows.all() else int(follows.argmin())
+            reached = np.flatnonzero(lasts[:count] + 1 >= recovery_point)
+            if len(reached):
+                return int(facts["position"][reached[0]] + facts["size_bytes"][reached[0]])
+            dense, expected = count == len(facts), int(lasts[-1]) + 1
+        below = np.flatnonzero((bases >= base) & (bases < recovery_point))
         if len(below):
             last = facts[below[-1]]
             found = int(last["position"] + last["size_bytes"])

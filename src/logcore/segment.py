@@ -279,6 +279,10 @@ class Segment:
                 end = int(facts["last_offset"][-1]) + 1
         return end
 
+    def is_there(self) -> bool:
+        """Whether a file stands under the name."""
+        return self.fs.exists(self.path)
+
     def is_current(self) -> bool:
         """Whether the file that was opened, if any was, still stands under its name."""
         try:

@@ -85,20 +85,22 @@ class Table(Mapping[bytes, bytes]):
         self._offset = end
         return end
 
-    def _current(self) -> dict[bytes, bytes | None]:
-        self.refresh()
-        return self._values
-
     def __getitem__(self, key: bytes) -> bytes:
-        value = self._current()[key]
+        self.refresh()
+        with self._lock:  # within a chunk, tombstones are in it until all of it was taken in
+            value = self._values[key]
         assert value is not None, "tombstones are not kept"
         return value
 
     def __len__(self) -> int:
-        return len(self._current())
+        self.refresh()
+        with self._lock:
+            return len(self._values)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._current()
+        self.refresh()
+        with self._lock:
+            return key in self._values
 
     def __iter__(self) -> Iterator[bytes]:
         self.refresh()

@@ -120,7 +120,7 @@ def _batches(options: ReadOptions, builder: BatchBuilder, path: str, wanted: Off
             )
             at = max(at, log.log_start_offset)
             end = min(end, log.high_watermark)
-        mapping = True
+        mapping, stopped = True, -1
         while at < end:
             try:
                 for columns, types in log.scan_typed(
@@ -137,6 +137,9 @@ def _batches(options: ReadOptions, builder: BatchBuilder, path: str, wanted: Off
                 log.avoid_mapping()
             except OffsetOutOfRangeError as error:
                 log.refresh()
+                if log.log_start_offset <= at and at != stopped:
+                    stopped = at  # a compaction may have replaced files meanwhile, and lost nothing
+                    continue
                 if log.log_start_offset <= at:
                     raise
                 report_loss(options.fail_on_data_loss, path, wanted.topic, wanted.partition, error.reason)

@@ -377,7 +377,7 @@ cdef int check_head(const uint8_t *p, int64_t left) noexcept nogil:
     if left < PREFIX_SIZE:
         return WALK_SHORT
     length = <int32_t>lc_be32(p + 8)
-    if length < MIN_LENGTH:
+    if length < MIN_LENGTH or length > INT32_LIMIT - LOG_OVERHEAD:  # a size is kept in 32 bits
         return WALK_LENGTH
     magic = <int8_t>p[16]
     if magic < 0 or magic > 2:

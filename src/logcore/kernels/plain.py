@@ -104,7 +104,7 @@ def _check_head(data: memoryview, position: int, limit: int) -> int:
     if left < PREFIX_SIZE:
         return WALK_SHORT
     _, length, _, magic = _PREFIX.unpack_from(data, position)
-    if length < MIN_LENGTH:
+    if not MIN_LENGTH <= length <= INT32_MAX - LOG_OVERHEAD:  # a size is kept in 32 bits
         return WALK_LENGTH
     if not 0 <= magic <= 2:
         return WALK_MAGIC

@@ -6,7 +6,9 @@ Rules:
 - Each call on the log has its twin on a `LogHistory`. After each step the log holds what the list holds.
 - A call may be crashed at any change that it makes on the disk, and recovery from that again. What is left is any disk
   that such a crash may leave. A machine that crashes only between calls misses bugs.
-- A reader that was begun before goes on with what it was promised, whatever is rolled, deleted or truncated meanwhile.
+- A reader that was begun before goes on with what it was promised, whatever is rolled, deleted, truncated or compacted
+  meanwhile.
+- A batch that a producer sends again is stored once, and readers of committed records see whole transactions.
 
 Subclass it to change `durabilities`, `configs` or `path`, or to add rules for a service that stands on the log:
 `self.log` is open between the rules, and `self.restarted()` is called after each crash. Needs the extra `testing`.
@@ -19,20 +21,52 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from logcore.errors import LogcoreError, LogFailedError, OffsetOutOfRangeError, StorageReadError
+from logcore import cleaner, epochs, retention
+from logcore.errors import (
+    InvalidProducerEpochError,
+    LogcoreError,
+    LogFailedError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    StorageReadError,
+)
 from logcore.kernels import Record
 from logcore.log import Log, Receipt, open_log
 from logcore.recordbatch import encode
 from logcore.testing import strategies
 from logcore.testing.disk import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from logcore.testing.oracle import FoundLog, LogHistory
+from logcore.testing.oracle import FoundLog, LogHistory, check_epochs
 from logcore.testing.strategies import CrashPoint, Row
 
 _crash = st.none() | st.none() | strategies.crash_points()
 _part = st.integers(0, 100)
+_seldom = st.sampled_from([False, False, False, False, True])
+_few = st.lists(strategies.records(max_size=20), min_size=1, max_size=3)
+#: Producers that only want no record twice, and those that write transactions.
+_IDEMPOTENT, _TRANSACTIONAL = (100, 101), (200, 201)
+_KNOWN_BATCHES = 5
+_FAILING_CALLS = ("append", "roll", "reopen", "compact", "abort")
+
+
+@attrs.define
+class _Sent:
+    """A batch of a producer, as it was stored. is_known: whether the log still has to know it when it comes again."""
+
+    epoch: int
+    sequence: int
+    count: int
+    offset: int
+    data: bytes
+    is_known: bool = True
+    is_cut: bool = False  # by a truncation inside it
+
+    @property
+    def next_sequence(self) -> int:
+        return self.sequence + self.count
 
 
 class LogStateMachine(RuleBasedStateMachine):
@@ -43,7 +77,7 @@ class LogStateMachine(RuleBasedStateMachine):
 
     path = "t-0"
     durabilities: st.SearchStrategy[str] = strategies.durabilities()
-    configs: st.SearchStrategy[dict[str, Any]] = strategies.configs()
+    configs: st.SearchStrategy[dict[str, Any]] = strategies.configs() | strategies.configs(compacted=True)
     counts: ClassVar[dict[str, int]] = {}
 
     log: Log
@@ -62,10 +96,34 @@ class LogStateMachine(RuleBasedStateMachine):
         self.history = LogHistory(self.durability)
         self.disk = SimulatedDisk(seed=seed)
         self.readers: list[tuple[Iterator[Record], list[Record]]] = []
+        self.sent: dict[int, list[_Sent]] = {}
+        self.newest_epochs: dict[int, int] = {}  # producer id -> epoch
+        self.epochs: list[epochs.Entry] = [(0, 0)]
         self._open()
 
     def _open(self) -> None:
         self.log = open_log(self.path, create=True, config=self.config, durability=self.durability, fs=self.disk)
+
+    def _forget(self) -> None:
+        """The log was opened or cut: it has to know the last batch of each producer, and the epochs with records."""
+        self._forget_batches()
+        self.epochs = self._with_records(self.epochs)
+
+    def _with_records(self, entries: list[epochs.Entry]) -> list[epochs.Entry]:
+        end = len(self.history.records)
+        kept = [entry for entry in entries if entry[1] < end] or entries[:1]
+        return epochs.truncate_start(kept, self.log.log_start_offset)
+
+    def _forget_batches(self) -> None:
+        """A producer of which every batch is gone is let alone from now on: it may be known or not."""
+        end, start = len(self.history.records), self.log.log_start_offset
+        for producer_id, batches in self.sent.items():
+            left = [attrs.evolve(one, is_known=False) for one in batches if one.offset + one.count <= end]
+            cut = [one for one in batches if one.offset < end < one.offset + one.count]
+            left += [attrs.evolve(one, count=end - one.offset, is_known=False, is_cut=True) for one in cut]
+            if left and not left[-1].is_cut and left[-1].offset >= start:
+                left[-1].is_known = True
+            self.sent[producer_id] = left
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -107,18 +165,39 @@ class LogStateMachine(RuleBasedStateMachine):
                 self.disk.crash_in(None)
         else:
             self._open()
-        found = FoundLog(self.log.log_start_offset, list(self.log.read(self.log.log_start_offset)))
+        self._take(state.kind)
+
+    def _take(self, kind: Any) -> None:
+        """The log was opened after a crash or a fault of that kind: judges what is there, and goes on from it."""
+        found = FoundLog.of(self.log)
         assert found.end == self.log.log_end_offset
-        self.history.judge(found, state.kind)
+        self.history.judge(found, kind)
         self.history.take(found)
+        self._forget()
         self.restarted()
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def _append(self, rows: list[Row], action: Callable[[], Receipt], crash: CrashPoint | None) -> None:
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.config.get("cleanup.policy", "")
+
+    def _fit(self, rows: list[Row]) -> list[Row]:
+        """In a compacted log a record needs a key, and there are few of them."""
+        if not self.is_compacted:
+            return rows
+        return [row._replace(key=b"abcd"[(at := len(row.key or b"") % 4) : at + 1]) for row in rows]
+
+    def _append(
+        self,
+        rows: list[Row],
+        action: Callable[[], Receipt],
+        crash: CrashPoint | None,
+        transaction_of: int | None = None,
+    ) -> None:
         end, now_ms = self.log.log_end_offset, self.disk.now_ms()
         assert end == len(self.history.records)
-        self.history.issue(row.at(end + at, now_ms) for at, row in enumerate(rows))
+        self.history.issue((row.at(end + at, now_ms) for at, row in enumerate(rows)), transaction_of=transaction_of)
         receipts: list[Receipt] = []
         if self.call(lambda: receipts.append(action()), crash):
             assert (receipts[0].offset, receipts[0].last_offset) == (end, end + len(rows) - 1)
@@ -126,6 +205,7 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(row=strategies.records(), level=st.sampled_from([None, None, "os", "disk"]), crash=_crash)
     def append(self, row: Row, level: Any, crash: CrashPoint | None) -> None:
+        (row,) = self._fit([row])
         self._append(
             [row],
             lambda: self.log.append(
@@ -136,19 +216,19 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(rows=st.lists(strategies.records(), max_size=8), crash=_crash)
     def append_many(self, rows: list[Row], crash: CrashPoint | None) -> None:
+        rows = self._fit(rows)
         self._append(rows, lambda: self.log.append_many(rows), crash)
 
     @rule(values=st.lists(st.binary(max_size=20), min_size=1, max_size=5), crash=_crash)
     def append_columns(self, values: list[bytes], crash: CrashPoint | None) -> None:
         ends = [0, *itertools.accumulate(map(len, values))]
-        self._append(
-            [Row(None, value) for value in values],
-            lambda: self.log.append_columns(values=(b"".join(values), ends)),
-            crash,
-        )
+        rows = self._fit([Row(None, value) for value in values])
+        keys = (b"a" * len(rows), range(len(rows) + 1)) if self.is_compacted else None
+        self._append(rows, lambda: self.log.append_columns(keys=keys, values=(b"".join(values), ends)), crash)
 
-    @rule(rows=st.lists(strategies.records(max_size=20), min_size=1, max_size=3), crash=_crash)
+    @rule(rows=_few, crash=_crash)
     def append_batch(self, rows: list[Row], crash: CrashPoint | None) -> None:
+        rows = self._fit(rows)
         data = encode(rows, leader_epoch=0)
         if len(data) <= self.config["segment.bytes"]:
             self._append(rows, lambda: self.log.append_batch(data), crash)
@@ -164,8 +244,18 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(milliseconds=st.integers(1, 10_000), crash=_crash)
     def tick(self, milliseconds: int, crash: CrashPoint | None) -> None:
+        """Among what is due may be retention, of records that are old already: their times are near 0."""
         self.disk.advance(milliseconds)
-        self.call(self.log.tick, crash)
+        self.history.delete(self.log.high_watermark)
+        if self.call(self.log.tick, crash):
+            self._started(self.log.log_start_offset)
+
+    def _started(self, start: int) -> None:
+        self.history.deleted(start)
+        for batches in self.sent.values():
+            for one in batches:  # what is deleted before it is asked for may be known or not
+                one.is_known &= one.offset >= start
+        self.epochs = epochs.truncate_start(self.epochs, start)
 
     @rule(part=_part, crash=_crash)
     def truncate(self, part: int, crash: CrashPoint | None) -> None:
@@ -174,6 +264,164 @@ class LogStateMachine(RuleBasedStateMachine):
         self.history.truncate(offset)
         if self.call(lambda: self.log.truncate(offset), crash):
             self.history.truncated()
+            if offset < end:
+                self._forget()
+
+    @rule(back=st.integers(0, 2), part=_part, crash=_crash)
+    def truncate_to_epoch(self, back: int, part: int, crash: CrashPoint | None) -> None:
+        """A leader answers where an epoch ended there; what it says may lie anywhere."""
+        start, end = self.log.log_start_offset, self.log.log_end_offset
+        leader_epoch, leader_end = max(0, self.log.leader_epoch - back), start + (end - start) * part // 100
+        known, own_end = epochs.end_of(self.epochs, leader_epoch, end)
+        offset = max(start, min(leader_end, own_end) if known >= 0 else leader_end)
+        self.history.truncate(offset)
+        ends: list[int] = []
+        if self.call(lambda: ends.append(self.log.truncate_to_epoch(leader_epoch, leader_end)), crash):
+            assert ends == [offset]
+            self.history.truncated()
+            if offset < end:
+                self._forget()
+
+    @rule(more=st.integers(0, 2), crash=_crash)
+    def begin_epoch(self, more: int, crash: CrashPoint | None) -> None:
+        leader_epoch = self.log.leader_epoch + more
+        before = self.epochs
+        if more:
+            end = self.log.log_end_offset
+            self.epochs = [*(entry for entry in before if entry[1] < end), (leader_epoch, end)]
+        if self.call(lambda: self.log.begin_epoch(leader_epoch), crash):
+            assert self.log.leader_epoch == leader_epoch
+            return
+        allowed = [self._with_records(entries) for entries in (before, self.epochs)]
+        (self.epochs, *_) = [entries for entries in allowed if entries[-1][0] == self.log.leader_epoch]
+
+    @rule()
+    def epochs_are_those_of_the_batches(self) -> None:
+        check_epochs(self.log)
+        for leader_epoch in range(self.log.leader_epoch + 2):
+            expected = epochs.end_of(self.epochs, leader_epoch, self.log.log_end_offset)
+            assert self.log.end_of_epoch(leader_epoch) == expected, (leader_epoch, self.epochs)
+
+    @rule(segments=st.none() | st.integers(1, 3), size=st.sampled_from([-1, 0, 500]), crash=_crash)
+    def retain(self, segments: int | None, size: int, crash: CrashPoint | None) -> None:
+        """Whole segments from the front, by number or by the rules."""
+        self.log.reconfigure({**self.config, "retention.bytes": size})
+        facts = self.log.retention_facts()
+        wanted = min(facts.deletable, retention.kafka_rules(facts) if segments is None else segments)
+        start = self.log.log_start_offset
+        if wanted:
+            start = max(start, facts.segments[wanted - 1].end_offset)
+        self.history.delete(start)
+        counts: list[int] = []
+        if self.call(lambda: counts.append(self.log.retain(segments=segments)), crash):
+            assert self.log.log_start_offset == start, (self.log.log_start_offset, start)
+            assert counts == [max(wanted, retention.below_start(facts))]
+            self._started(start)
+
+    @precondition(lambda self: self.is_compacted)
+    @rule(rolls=st.booleans(), wait_ms=st.sampled_from([0, 0, 600, 2_000]), crash=_crash)
+    def compact(self, rolls: bool, wait_ms: int, crash: CrashPoint | None) -> None:
+        self.disk.advance(wait_ms)
+        reports: list[cleaner.CleaningReport] = []
+        if self.call(lambda: reports.extend(self._compact(rolls)), crash) and reports:
+            self._count("compactions")
+            self.history.compacted(FoundLog.of(self.log), reports[0].first_dirty, reports[0].end_offset)
+
+    def _compact(self, rolls: bool) -> list[cleaner.CleaningReport]:
+        if rolls:
+            self.log.roll()
+        end = min(self.log.last_stable_offset, self.log.retention_facts().segments[-1].base_offset)
+        self.history.compact(end, self.disk.now_ms(), self.log.config.delete_retention_ms)
+        report = cleaner.clean(self.log, force=True)
+        return [] if report is None else [report]
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    def _send(self, producer_id: int, rows: list[Row], new_epoch: bool, crash: CrashPoint | None) -> None:
+        batches = self.sent.setdefault(producer_id, [])
+        if batches and batches[-1].is_known and not new_epoch:
+            epoch, sequence = batches[-1].epoch, batches[-1].next_sequence
+        else:  # also when it is not sure what the log knows: this is right in any case
+            epoch, sequence = self.newest_epochs.get(producer_id, -1) + 1, 0
+            self.newest_epochs[producer_id] = epoch
+        now_ms = self.disk.now_ms()
+        rows = [row._replace(timestamp_ms=now_ms) for row in self._fit(rows)]  # by 0 it would be long forgotten
+        is_transactional = producer_id in _TRANSACTIONAL
+        data = encode(
+            rows,
+            leader_epoch=0,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            transactional=is_transactional,
+        )
+        if len(data) > self.config["segment.bytes"]:
+            return
+        batches.append(_Sent(epoch, sequence, len(rows), self.log.log_end_offset, data))
+        transaction_of = producer_id if is_transactional else None
+        self._append(rows, lambda: self.log.append_batch(data), crash, transaction_of)
+
+    @rule(producer_id=st.sampled_from(_IDEMPOTENT), rows=_few, new_epoch=_seldom, crash=_crash)
+    def append_idempotent(self, producer_id: int, rows: list[Row], new_epoch: bool, crash: CrashPoint | None) -> None:
+        self._send(producer_id, rows, new_epoch, crash)
+
+    @rule(producer_id=st.sampled_from(_TRANSACTIONAL), rows=_few, crash=_crash)
+    def append_in_transaction(self, producer_id: int, rows: list[Row], crash: CrashPoint | None) -> None:
+        self._send(producer_id, rows, False, crash)
+
+    @rule(producer_id=st.sampled_from(_TRANSACTIONAL), commit=st.booleans(), crash=_crash)
+    def end_transaction(self, producer_id: int, commit: bool, crash: CrashPoint | None) -> None:
+        batches = self.sent.get(producer_id)
+        epoch = batches[-1].epoch if batches else self.newest_epochs.get(producer_id, 0)
+        end = self.log.log_end_offset
+        self.history.issue_marker(producer_id, commit=commit)
+        receipts: list[Receipt] = []
+        if self.call(lambda: receipts.append(self.log.end_transaction(producer_id, epoch, commit=commit)), crash):
+            self._count("transactions ended")
+            assert (receipts[0].offset, receipts[0].last_offset) == (end, end)
+            self.history.acknowledge(end + 1, receipts[0].durability)
+
+    @precondition(lambda self: any(self.sent.values()))
+    @rule(choice=_part, back=st.integers(0, _KNOWN_BATCHES - 1), crash=_crash)
+    def send_again(self, choice: int, back: int, crash: CrashPoint | None) -> None:
+        """One of the last five batches of a producer: the receipt is that of the first time, and nothing is stored."""
+        producers = [producer_id for producer_id, batches in self.sent.items() if batches]
+        batches = self.sent[producers[choice % len(producers)]]
+        in_epoch = [one for one in batches if one.epoch == batches[-1].epoch]
+        again = in_epoch[-1 - min(back, len(in_epoch) - 1)]
+        if not again.is_known:
+            return
+        end = self.log.log_end_offset
+        receipts: list[Receipt] = []
+        if self.call(lambda: receipts.append(self.log.append_batch(again.data)), crash):
+            self._count("sent again")
+            assert (receipts[0].offset, receipts[0].last_offset) == (again.offset, again.offset + again.count - 1)
+            assert self.log.log_end_offset == end, "a batch was stored twice"
+
+    @precondition(lambda self: any(self.sent.values()))
+    @rule(choice=_part, gap=st.integers(1, 3), is_old=st.booleans())
+    def send_out_of_order(self, choice: int, gap: int, is_old: bool) -> None:
+        """What does not follow on a producer's last batch is refused, and so is a producer that was replaced."""
+        producers = [producer_id for producer_id, batches in self.sent.items() if batches]
+        producer_id = producers[choice % len(producers)]
+        last = self.sent[producer_id][-1]
+        is_old &= last.epoch > 0
+        if not last.is_known:
+            return
+        data = encode(
+            self._fit([Row(b"k", b"out of order")]),
+            leader_epoch=0,
+            producer_id=producer_id,
+            producer_epoch=last.epoch - is_old,
+            base_sequence=last.next_sequence + gap,
+            transactional=producer_id in _TRANSACTIONAL,
+        )
+        try:
+            self.log.append_batch(data)
+            raise AssertionError("stored, and it does not follow")
+        except (OutOfOrderSequenceError, InvalidProducerEpochError) as error:
+            self._count("refused")
+            assert isinstance(error, InvalidProducerEpochError) == is_old
 
     @rule(part=_part, crash=_crash)
     def delete_records(self, part: int, crash: CrashPoint | None) -> None:
@@ -181,8 +429,8 @@ class LogStateMachine(RuleBasedStateMachine):
         before = start + (end - start) * part // 100
         self.history.delete(before)
         if self.call(lambda: self.log.delete_records(before), crash):
-            self.history.deleted()
             assert self.log.log_start_offset == before
+            self._started(before)
 
     # -- ends and beginnings -------------------------------------------------------------------------------------
 
@@ -194,7 +442,8 @@ class LogStateMachine(RuleBasedStateMachine):
             if self.disk.open_handles:
                 gc.collect()  # the traceback of an error that a fault raised may hold a segment
             assert not self.disk.open_handles, self.disk.open_handles
-            self.call(self._open, crash)
+            if self.call(self._open, crash):
+                self._forget()
 
     @rule(choice=st.integers(0, 200))
     def power_cut(self, choice: int) -> None:
@@ -206,11 +455,12 @@ class LogStateMachine(RuleBasedStateMachine):
         self._count("steps")
         self.disk.write_back()
 
-    @rule(row=strategies.records(), fault=strategies.faults(), then=st.sampled_from(["append", "roll", "reopen"]))
+    @rule(row=strategies.records(), fault=strategies.faults(), then=st.sampled_from(_FAILING_CALLS))
     def failing_disk(self, row: Row, fault: Fault, then: str) -> None:
         """One operation fails: nothing acknowledged goes, and after reopening all is as before."""
         self._count("steps")
         end = self.log.log_end_offset
+        (row,) = self._fit([row])
         self.disk.faults = FaultPlan(fault)
         try:
             if then == "append":
@@ -219,10 +469,19 @@ class LogStateMachine(RuleBasedStateMachine):
                 self.history.acknowledge(end + 1, receipt.durability)
             elif then == "roll":
                 self.log.roll()
-            else:
+            elif then == "compact" and self.is_compacted:
+                self._compact(True)
+            elif then == "abort" and self.sent.get(_TRANSACTIONAL[0]):
+                self.history.issue_marker(_TRANSACTIONAL[0], commit=False)
+                receipt = self.log.end_transaction(
+                    _TRANSACTIONAL[0], self.sent[_TRANSACTIONAL[0]][-1].epoch, commit=False
+                )
+                self.history.acknowledge(end + 1, receipt.durability)
+            elif then == "reopen":
                 self.readers.clear()
                 self.log.close()
                 self._open()
+                self._forget()
         except LogcoreError:
             self._count("faults")
         finally:
@@ -235,6 +494,8 @@ class LogStateMachine(RuleBasedStateMachine):
             self.log.flush()
             self.history.take_end(self.log.log_end_offset)
             self.history.acknowledge(self.log.log_end_offset, "disk")
+            self.history.settle(FoundLog.of(self.log))
+            self._forget_batches()
             return
         except LogcoreError:
             self.readers.clear()
@@ -243,10 +504,7 @@ class LogStateMachine(RuleBasedStateMachine):
         except LogFailedError:
             pass
         self._open()
-        found = FoundLog(self.log.log_start_offset, list(self.log.read(self.log.log_start_offset)))
-        self.history.judge(found, "kill")
-        self.history.take(found)
-        self.restarted()
+        self._take("kill")
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -254,7 +512,7 @@ class LogStateMachine(RuleBasedStateMachine):
     def begin_reading(self, part: int) -> None:
         start, end = self.log.log_start_offset, self.log.high_watermark
         at = start + (end - start) * part // 100
-        self.readers.append((self.log.read(at), self.history.records[at:end]))
+        self.readers.append((self.log.read(at), self.history.between(at, end)))
 
     @precondition(lambda self: self.readers)
     @rule(count=st.integers(1, 10))
@@ -269,7 +527,7 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(timestamp_ms=st.integers(0, 1_001))
     def look_up_by_time(self, timestamp_ms: int) -> None:
-        visible = self.history.records[self.log.log_start_offset : self.log.high_watermark]
+        visible = self.history.between(self.log.log_start_offset, self.log.high_watermark)
         late = [record.offset for record in visible if record.timestamp_ms >= timestamp_ms]
         found = self.log.offset_for_timestamp(timestamp_ms)
         # Kafka's rule goes by whole segments, of which deleted and unseen records are a part.
@@ -279,9 +537,12 @@ class LogStateMachine(RuleBasedStateMachine):
     def another_process_reads(self) -> None:
         with open_log(self.path, read_only=True, fs=self.disk) as reader:
             seen = list(reader.read(reader.log_start_offset))
-            assert reader.high_watermark <= self.log.log_end_offset
+            end = reader.high_watermark
+            assert end <= self.log.log_end_offset
+            committed = [record.offset for record in reader.read(reader.log_start_offset, isolation="read_committed")]
         start = self.log.log_start_offset
-        assert seen == self.history.records[start : start + len(seen)]
+        assert seen == self.history.between(start, end)
+        self.history.check_committed(committed, start, end)
 
     @rule()
     def ask_outside(self) -> None:
@@ -300,7 +561,11 @@ class LogStateMachine(RuleBasedStateMachine):
         assert end == len(self.history.records), (end, len(self.history.records))
         assert self.history.start_low == start, (start, self.history.start_low)
         assert self.history.durable_end <= self.log.durable_end_offset or not self.history.durability.waits
-        assert list(self.log.read(start)) == self.history.records[start : self.log.high_watermark]
+        visible = self.log.high_watermark
+        assert list(self.log.read(start)) == self.history.between(start, visible)
+        if self.history.transactional:
+            committed = [record.offset for record in self.log.read(start, isolation="read_committed")]
+            self.history.check_committed(committed, start, visible)
 
     def teardown(self) -> None:
         if hasattr(self, "log"):

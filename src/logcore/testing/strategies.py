@@ -117,15 +117,20 @@ def batches(*, max_records: int = 4) -> st.SearchStrategy[bytes]:
     return st.lists(records(), min_size=1, max_size=max_records).map(lambda rows: encode(rows, leader_epoch=0))
 
 
-def configs() -> st.SearchStrategy[dict[str, Any]]:
-    """Settings that make small segments with many index entries."""
-    return st.fixed_dictionaries(
-        {
-            "segment.bytes": st.sampled_from([300, 600, 2_000]),
-            "index.interval.bytes": st.sampled_from([0, 100, 4096]),
-            "batch.size": st.sampled_from([100, 16_384]),
-        }
-    )
+def configs(*, compacted: bool = False) -> st.SearchStrategy[dict[str, Any]]:
+    """Settings that make small segments with many index entries; compacted: of a topic that is compacted and deleted,
+    whose records need keys.
+    """
+    settings: dict[str, st.SearchStrategy[Any]] = {
+        "segment.bytes": st.sampled_from([300, 600, 2_000]),
+        "index.interval.bytes": st.sampled_from([0, 100, 4096]),
+        "batch.size": st.sampled_from([100, 16_384]),
+    }
+    if compacted:
+        settings["cleanup.policy"] = st.just("compact,delete")
+        settings["delete.retention.ms"] = st.sampled_from([0, 1_000])
+        settings["file.delete.delay.ms"] = st.sampled_from([0, 60_000])
+    return st.fixed_dictionaries(settings)
 
 
 def durabilities() -> st.SearchStrategy[str]:

@@ -1,0 +1,285 @@
+"""The properties of logs, records, indexes and recovery, P01 to P29: one short test each, named by its id.
+
+Each is tried harder elsewhere (docs/crashes.md has the table); here is the shortest thing that breaks when the property
+does. P30 to P46 are in test_retention.py and test_cleaner.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import VECTORS
+
+import logcore
+from logcore.index import OffsetIndex, TimeIndex, load
+from logcore.log import Log
+from logcore.recordbatch import encode, read_batches
+from logcore.testing import Fault, FaultPlan, SimulatedDisk, recover_log
+
+CONFIG: dict[str, Any] = {"segment.bytes": 500, "index.interval.bytes": 100}
+ROWS = [(b"k%d" % at, b"%d" % at * 20, (("h", b"x"),), 1_000 + at) for at in range(30)]
+
+
+def opened(disk: SimulatedDisk, **options: Any) -> Log:
+    return logcore.open("t-0", create=True, fs=disk, **{"config": CONFIG, **options})
+
+
+def written(**options: Any) -> SimulatedDisk:
+    """30 records in some segments; the process is dead, and nothing was marked as clean."""
+    disk = SimulatedDisk()
+    log = opened(disk, **options)
+    for row in ROWS:
+        log.append_many([row])
+    log.flush()
+    disk.kill()
+    return disk
+
+
+def contents(log: Log) -> list[Any]:
+    return [(r.key, r.value, r.headers, r.timestamp_ms) for r in log.read(log.log_start_offset)]
+
+
+def newest(disk: SimulatedDisk) -> str:
+    return max(path for path in disk.files() if path.endswith(".log"))
+
+
+def test_P01_offsets_are_dense_at_append() -> None:
+    with opened(SimulatedDisk()) as log:
+        receipts = [log.append_many(ROWS[:count]) for count in (1, 3, 2)]
+        assert [(one.offset, one.last_offset) for one in receipts] == [(0, 0), (1, 3), (4, 5)]
+
+
+def test_P02_reading_from_an_offset_begins_there() -> None:
+    with opened(written()) as log:
+        assert [next(log.read(at)).offset for at in range(30)] == list(range(30))
+
+
+def test_P03_P07_bytes_come_back_the_same_to_all_readers() -> None:
+    disk = written()
+    with opened(disk) as log, logcore.open("t-0", read_only=True, fs=disk) as reader:
+        assert contents(log) == contents(reader) == contents(log) == ROWS
+
+
+def test_P04_P05_what_is_read_is_what_was_acknowledged() -> None:
+    disk = SimulatedDisk()
+    log = opened(disk)
+    acknowledged = log.append_many(ROWS[:3]).last_offset + 1
+    log.append_many(ROWS[3:5], durability="os")
+    for after in disk.after_crash():
+        with opened(after) as again:
+            assert (
+                ROWS[:acknowledged] == contents(again)[:acknowledged]
+                and contents(again) == ROWS[: len(contents(again))]
+            )
+    log.close()
+
+
+def test_P06_records_of_a_producer_keep_their_order() -> None:
+    with opened(SimulatedDisk()) as log:
+        for at in range(3):
+            log.append_batch(encode(ROWS[at : at + 1], producer_id=7, producer_epoch=0, base_sequence=at))
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(encode(ROWS[4:5], producer_id=7, producer_epoch=0, base_sequence=4))
+        assert contents(log) == ROWS[:3]
+
+
+def test_P08_P09_ends_and_starts_do_not_go_back() -> None:
+    disk = SimulatedDisk()
+    ends, starts = [0], [0]
+    for _ in range(3):
+        with opened(disk) as log:
+            log.append_many(ROWS[:5])
+            log.delete_records(log.log_end_offset - 2)
+            ends.append(log.log_end_offset)
+            starts.append(log.log_start_offset)
+            assert log.delete_records(0) == starts[-1]
+    assert ends == sorted(set(ends)) and starts == sorted(set(starts))
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_P10_P11_decoding_is_the_inverse_and_does_not_depend_on_splits(codec: str) -> None:
+    def decoded(data: bytes) -> list[list[Any]]:
+        return [[(r.key, r.value, r.headers, r.timestamp_ms) for r in batch.records()] for batch in read_batches(data)]
+
+    one, two = encode(ROWS[:3], codec=codec), encode(ROWS[3:7], codec=codec, base_offset=3)
+    assert decoded(one + two) == decoded(one) + decoded(two) == [ROWS[:3], ROWS[3:7]]
+
+
+def test_P12_P13_what_is_too_large_is_refused_and_changes_no_byte() -> None:
+    disk = SimulatedDisk()
+    with opened(disk, config={"segment.bytes": 500}) as log:
+        log.append_many(ROWS[:1])
+        before = disk.files()
+        for call in (lambda: log.append(b"x" * 600), lambda: log.append_batch(encode([(None, b"x" * 600)]))):
+            with pytest.raises(logcore.LogcoreError):
+                call()
+        assert disk.files() == before
+        log.append(b"x" * 350)
+        assert log.statistics().segments == 2, "what does not fit beside is rolled"
+
+
+def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
+    with opened(written()) as log:
+        sealed = log._segments[:-1]
+        assert sealed
+        for segment in sealed:
+            heads = [row for facts, _, _ in segment.walk(0, crc=True) for row in facts.tolist()]
+            positions = {row[0] for row in heads}
+            index = segment.offset_index.array().tolist()
+            assert [entry[1] for entry in index] == sorted({entry[1] for entry in index})
+            assert {entry[1] for entry in index} <= positions
+            for entry, after in zip([(0, 0), *index], [*index, (0, segment.size_bytes)], strict=True):
+                between = [at for at in positions if entry[1] < at < after[1]]
+                assert after[1] - entry[1] <= 100 + 2 * 120, (between, "an entry at least every interval and a batch")
+            times = segment.time_index.array().tolist()
+            assert times == sorted(times) and times[-1][1] + segment.base_offset <= heads[-1][3]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\0" * 64, b"\x01" * 7])
+def test_P15_P16_a_broken_index_costs_time_only(content: bytes) -> None:
+    disk = written()
+    for path in disk.files():
+        if path.endswith("index"):
+            disk.replace(path, content)
+    with opened(disk) as log:
+        assert [log.get(at).offset for at in range(30)] == list(range(30))
+        assert [log.offset_for_timestamp(1_000 + at) for at in range(30)] == list(range(30))
+        assert log.offset_for_timestamp(2_000) is None
+
+
+def test_P17_a_rebuilt_index_is_the_one_that_grew() -> None:
+    disk = written(config={"index.interval.bytes": 100})
+    with opened(disk, config={"index.interval.bytes": 100}):
+        rebuilt = disk.files()
+    with opened(SimulatedDisk(), config={"index.interval.bytes": 100}) as log:
+        for row in ROWS:
+            log.append_many([row])
+        active = log._segments[-1]
+        path = active.file(".index")
+        assert load(SimulatedDisk(rebuilt), path, OffsetIndex) == active.offset_index.array().tobytes()
+        times = active.time_index.array().tobytes()
+        assert bytes(load(SimulatedDisk(rebuilt), active.file(".timeindex"), TimeIndex)).startswith(times)
+
+
+def test_P20_P21_P24_recovery_finds_a_prefix_whatever_is_cut_and_twice_the_same() -> None:
+    """recover_log opens, appends, opens again and compares."""
+    disk = written(config={})
+    path = newest(disk)
+    content = disk.files()[path]
+    for size in range(0, len(content), 61):
+        cut = SimulatedDisk({path: content[:size]})
+        found = recover_log(cut, thorough=True)
+        assert [(r.key, r.value, r.headers, r.timestamp_ms) for r in found.records] == ROWS[: found.end]
+
+
+def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_kept() -> None:
+    disk = written(config={})
+    path = newest(disk)
+    with opened(disk, config={}) as log:
+        point = log.recovery_point
+    before = disk.files()[path]
+    assert point == 30
+    disk.replace(path, before + b"garbage")
+    with opened(disk, config={}) as log:
+        report = log.recovery_report
+        assert report is not None and report.quarantine_path is not None
+        assert disk.files()[report.quarantine_path] == b"garbage"
+        assert disk.files()[path] == before
+    disk.flip(path, 100)
+    disk.replace(path, disk.files()[path][:-1])
+    damaged = disk.files()
+    with pytest.raises(logcore.CorruptLogError):
+        opened(disk, config={})
+    assert disk.files()[path] == damaged[path]
+
+
+def test_P23_a_read_error_modifies_nothing() -> None:
+    disk = written()
+    before = disk.files()
+    disk.faults = FaultPlan(Fault("pread", path="*.log", times=None))
+    with pytest.raises(logcore.StorageReadError):
+        opened(disk)
+    assert disk.files() == before
+
+
+def test_P26_what_is_served_after_an_opening_is_on_disk() -> None:
+    disk = SimulatedDisk()
+    log = opened(disk, durability="os")
+    log.append_many(ROWS)
+    disk.kill()
+    with opened(disk, durability="os") as again:
+        shown = contents(again)
+        for after in disk.after_crash(kind="power", limit=20):
+            with opened(after, durability="os") as third:
+                assert contents(third) == shown
+
+
+def test_P27_log_files_alone_are_enough() -> None:
+    disk = written()
+    with opened(SimulatedDisk({path: data for path, data in disk.files().items() if path.endswith(".log")})) as log:
+        assert contents(log) == ROWS
+
+
+def test_P28_a_partition_of_kafkas_recovers_the_same() -> None:
+    crashed, clean = (VECTORS / f"partition-{name}" for name in ("crash", "clean"))
+    found = []
+    for directory in (crashed, clean):
+        with logcore.open("orders-0", fs=SimulatedDisk.load(directory)) as log:
+            found.append([(r.offset, r.key, r.value) for r in log.read(log.log_start_offset)])
+    assert found[0] == found[1][: len(found[0])] and found[0]
+
+
+class CountingDisk(SimulatedDisk):
+    """Counts the bytes of .log files that are read, and all that a mapping covers."""
+
+    read_bytes = 0
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        data = super().pread(handle, size, position)
+        self.read_bytes += len(data) * self._handles[handle][1].endswith(".log")
+        return data
+
+    def map(self, handle: int, size: int) -> memoryview:
+        self.read_bytes += size * self._handles[handle][1].endswith(".log")
+        return super().map(handle, size)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_P29_opening_reads_the_active_segment_and_no_more_of_a_longer_log(is_clean: bool) -> None:
+    """Heads of the active segment are read twice, and what is not known to be on disk twice more."""
+    read, config = [], {"segment.bytes": 20_000, "index.interval.bytes": 1_000}
+    for scale in (1, 20):
+        disk = SimulatedDisk()
+        log = opened(disk, config=config, durability="os")
+        for _ in range(300 * scale):
+            log.append(b"x" * 200)
+        log.roll()
+        for _ in range(20):
+            log.append(b"y" * 200)
+        if is_clean:
+            log.close()
+        else:
+            disk.kill()
+        again = CountingDisk(disk.files())
+        with opened(again, config=config, durability="os") as log:
+            active_bytes = log._segments[-1].size_bytes
+            assert log.recovery_report is not None
+            assert log.recovery_report.checked_bytes == (0 if is_clean else active_bytes)
+            read.append(again.read_bytes)
+        assert read[-1] <= active_bytes * (2 if is_clean else 4)
+    assert read[0] == read[1], "it does not grow with the log"
+
+
+def test_every_id_that_the_table_claims_is_the_name_of_a_test() -> None:
+    tests = Path(__file__).parent
+    names = " ".join(re.findall(r"def (test_\w+)", " ".join(path.read_text() for path in tests.glob("test_*.py"))))
+    table = (tests.parent / "docs" / "crashes.md").read_text().split("## 7.", 1)[1].split("\n## ", 1)[0]
+    claimed: set[str] = set()
+    for first, last in re.findall(r"^\| P(\d\d)(?: to P(\d\d))? \|", table, re.MULTILINE):
+        claimed |= {f"P{number:02}" for number in range(int(first), int(last or first) + 1)}
+    assert {f"P{number:02}" for number in range(1, 30)} <= claimed
+    missing = sorted(one for one in claimed if f"_{one}" not in names)
+    assert not missing, missing
