@@ -60,8 +60,8 @@ clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache .coverage htmlcov
 	find src tests \( -name __pycache__ -o -name '_compiled.*.so' \) -prune -exec rm -rf {} +
 
-# Whole files to a process: Spark, brokers and clients are started once for a file.
-PARALLEL = -n auto --maxprocesses 4 --dist loadfile
+# A process that is done takes work from the others.
+PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 
 # Spark needs Java 17 or newer. Where there is none, PyPI has one.
 SPARK = demo,spark$(JAVA)

@@ -33,7 +33,7 @@ from logcore.testing import FoundLog, LogHistory, SimulatedDisk
 from logcore.testing.oracle import recover_log
 
 _testcapi = pytest.importorskip("_testcapi")
-COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "500"))
+COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "300"))
 ALLOCATIONS = 350  # of which the first is met by most of these calls
 CONFIG: dict[str, Any] = {"segment.bytes": 300, "index.interval.bytes": 50, "cleanup.policy": "compact"}
 

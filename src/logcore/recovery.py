@@ -289,7 +289,7 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bo
 def _position_of(segment: ActiveSegment, recovery_point: int, dense: bool) -> int:
     """Where in the active segment the recovery point lies: everything before this position was on disk.
 
-    Where batch follows on batch up to the recovery point, that is where they reach it: what a torn head says behind it
+    Where batch follows on batch up to the recovery point, that is where they end at it: what a torn head says behind it
     counts for nothing. Else it is behind the last whole batch that begins below it: an offset that was damaged upwards
     hides none of those.
     """
@@ -301,10 +301,11 @@ def _position_of(segment: ActiveSegment, recovery_point: int, dense: bool) -> in
         if dense and len(facts):
             follows = bases == np.concatenate([[expected], lasts[:-1] + 1])
             count = len(facts) if follows.all() else int(follows.argmin())
-            reached = np.flatnonzero(lasts[:count] + 1 >= recovery_point)
+            # Exactly: the point is the end of an append, and a head that says to reach beyond it is damaged.
+            reached = np.flatnonzero(lasts[:count] + 1 == recovery_point)
             if len(reached):
                 return int(facts["position"][reached[0]] + facts["size_bytes"][reached[0]])
-            dense, expected = count == len(facts), int(lasts[-1]) + 1
+            dense, expected = count == len(facts) and int(lasts[-1]) + 1 < recovery_point, int(lasts[-1]) + 1
         below = np.flatnonzero((bases >= base) & (bases < recovery_point))
         if len(below):
             last = facts[below[-1]]
