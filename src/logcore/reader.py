@@ -319,7 +319,12 @@ class LogReader:
             slot = slot_of(segments, offset)
             if 0 <= slot < len(segments):
                 found = segments[slot].read_one(offset)
-                if not isinstance(found, int) and found.offset < visible:
+                # Another offset, where there are no gaps, is a damaged head: reading on from here says so.
+                if (
+                    not isinstance(found, int)
+                    and found.offset < visible
+                    and (found.offset == offset or not self._dense)
+                ):
                     return found
         for record in self.read(offset):
             return record
