@@ -209,16 +209,18 @@ class Log(LogReader):
                 raise LogNotFoundError("there is no log directory here", path=parent)
             make_directories(fs, parent)
         lock = claim_directory(fs, parent, name)
-        log = cls(fs, directory, config, policy)
-        log.path = real
-        log._lock_held, log._parent, log._topic, log._partition = lock, parent, topic, partition
+        log: Self | None = None
         try:
+            log = cls(fs, directory, config, policy)
+            log.path = real
+            log._lock_held, log._parent, log._topic, log._partition = lock, parent, topic, partition
             if not exists:
                 fs.mkdir(real)
                 fs.sync_dir(parent)
             log._start_writing()
         except BaseException:
-            log._closed = True
+            if log is not None:
+                log._closed = True
             lock.shared["failed"] = True
             lock.release()
             raise
