@@ -257,7 +257,13 @@ def starve(action: Callable[[Life], None], life: RealLife, first: int, last: int
     return code
 
 
-@pytest.mark.parametrize("action", [pytest.param(one, id=one.__name__) for one in ACTIONS])
+#: Where several allocations in a row fail, letting go of the lock may be one of them.
+LOCKED = pytest.mark.xfail(strict=False, reason="the directory may stay locked for this process")
+
+
+@pytest.mark.parametrize(
+    "action", [pytest.param(one, marks=[LOCKED] * (one is Life.recover), id=one.__name__) for one in ACTIONS]
+)
 def test_any_allocation_fails(action: Callable[[Life], None], tmp_path: Path) -> None:
     """A fork costs more than an interrupt, so there are half as many."""
     hits = 0
