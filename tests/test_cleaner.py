@@ -797,6 +797,31 @@ def test_damage_ends_a_round_and_changes_no_file(tmp_path: Path) -> None:
         log.append(b"on", key=b"k")
 
 
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_an_offset_that_turned_supersedes_nothing(tmp_path: Path, is_dense: bool) -> None:
+    """No CRC covers it. Taken as it stands, it would drop the newer records of the same keys."""
+    with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        if not is_dense:
+            compact(log)
+            for number in range(60, 120):
+                log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+    file = sorted((tmp_path / "t-0").glob("*.log"))[-4]
+    whole = file.read_bytes()
+    first = next(read_batches(whole)).size_bytes
+    for bit in range(40):
+        raw = bytearray(whole)
+        raw[first + 7 - bit // 8] ^= 1 << bit % 8  # of the second batch's base offset
+        file.write_bytes(raw)
+        with logcore.open(tmp_path / "t-0", config=COMPACT, durability="os") as log:
+            before = {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")}
+            with pytest.raises(logcore.CorruptBatchError, match="does not continue"):
+                clean(log, force=True)
+            assert {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")} == before
+
+
 def test_a_truncation_meanwhile_ends_the_round() -> None:
     """What the table of keys says of records that are gone must not cost those that they superseded."""
     disk = SimulatedDisk()

@@ -1,7 +1,7 @@
 """Compaction: of each key the last record stays, and tombstones go when every reader has had the time to see them.
 
 A round looks at the records written since the last one, notes the newest offset of each of their keys in a table of
-fixed size, and writes the segments up to there anew without what is superseded. Segments that became small are joined.
+bounded size, and writes the segments up to there anew without what is superseded. Small segments are joined.
 
 Rules (storage format section 9, Kafka's Cleaner):
 - Offsets never change, order is kept, and a batch keeps its head: sequence, epochs, producer.
@@ -9,7 +9,7 @@ Rules (storage format section 9, Kafka's Cleaner):
 - A tombstone stays for delete.retention.ms after the first round that met it, a transaction marker as long as one of
   its batches is there and then as long as a tombstone. The last batch of each live producer stays, if need be empty.
 - New files are complete and on disk before they take the place of the old ones; a crash leaves one generation, whole.
-- Damage ends the round with an error, and every file stays as it was.
+- Damage ends the round with an error; the segments that were not reached stay as they were.
 
 This module decides and writes the new files; Log.rewriting() puts them in place. It starts no thread: a round is an
 iterator, and whoever turns it decides how fast.
@@ -42,7 +42,7 @@ from logcore.log import Log, Rewriting
 from logcore.producers import Transactions
 from logcore.reading import Run
 from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
-from logcore.segment import Segment
+from logcore.segment import Segment, in_order
 
 #: Kafka: log.cleaner.dedupe.buffer.size.
 DEDUPE_BYTES: Final = 128 << 20
@@ -343,7 +343,7 @@ def clean(
     now_ms: the wall clock, for lags and horizons. memory_bytes: for the table of keys, 24 a key and a third more; when
     it does not hold all keys, the round ends earlier. force: whatever the dirty ratio. The log stays open to its
     readers and writers meanwhile. Raises InvalidConfigError when the topic is not to be compacted, CorruptBatchError
-    when a segment is damaged, LogFailedError, and what the system raises; the log is as it was then.
+    when a segment is damaged, LogFailedError, and what the system raises; what was replaced by then stays replaced.
     """
     steps = cleaning(log, now_ms=now_ms, memory_bytes=memory_bytes, force=force)
     while True:
@@ -422,7 +422,23 @@ class _Round:
     # -- reading
 
     def _parts(self, segment: Segment) -> Iterator[_Part]:
-        """The whole segment, each CRC checked. Raises CorruptBatchError."""
+        """The whole segment, each CRC checked, and the offsets, which no CRC covers: one that turned into a larger one
+        would supersede records that are newer. Raises CorruptBatchError.
+        """
+        expected, limit = segment.base_offset, self.ends[segment.base_offset]
+        for part in self._unordered_parts(segment):
+            count = in_order(part.facts, expected, limit, dense=self.view.is_dense)
+            if count < len(part.facts):
+                raise CorruptBatchError(
+                    "the offset of a batch does not continue the one before it",
+                    path=segment.path,
+                    position=int(part.facts["position"][count]),
+                    found=int(part.facts["base_offset"][count]),
+                )
+            expected = int(part.facts["last_offset"][-1]) + 1
+            yield part
+
+    def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
         view, size = segment.view(), segment.size_bytes
         at = 0
         while at < size:
