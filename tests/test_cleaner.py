@@ -505,14 +505,18 @@ def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
 
 def test_the_table_grows_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaner, "_FIRST_SLOTS", 4)
-    table = OffsetMap(24 * 1000, 5000, OS.random_bytes)
+    table, made = OffsetMap(24 * 1000, 5000, OS.random_bytes), [4]
+    monkeypatch.setattr(cleaner, "_GROW_SLOTS", 50)
+    real = OffsetMap._make
+    monkeypatch.setattr(OffsetMap, "_make", lambda self, slots: (made.append(slots), real(self, slots)))
     hashes = np.random.default_rng(1).integers(0, 1 << 64, (5000, 2), np.uint64)
     noted = 0
     while table.put(hashes[noted : noted + 70], np.arange(noted, noted + 70)):
         noted += 70
         assert table.newest(hashes[:noted]).tolist() == list(range(noted))
-    assert len(table) == 750 == table.latest_offset + 1 and table.memory_bytes == 24_000
-    assert table.newest(hashes[:751]).tolist() == [*range(750), -1]
+    assert len(table) == 558 == table.latest_offset + 1
+    assert table.newest(hashes[:559]).tolist() == [*range(558), -1]
+    assert made == [4, 16, 64, 256, 744] and table.memory_bytes == 24 * 744, "with the one before it, the limit"
 
 
 @needs_compiler

@@ -50,6 +50,8 @@ _SLOT_BYTES: Final = 24
 #: Of the slots of the table. Linear probing looks at 2.5 slots for a key that is there when three quarters are taken.
 _LOAD: Final = 0.75
 _FIRST_SLOTS: Final = 1 << 16
+#: How many slots of the table before it go into a larger one at once.
+_GROW_SLOTS: Final = 1 << 14
 #: Longer keys are hashed one by one; 64 words are 2 KiB of coefficients.
 _KEY_WORDS: Final = 64
 #: Decoded, decided and written at once.
@@ -179,10 +181,11 @@ class OffsetMap:
     """
 
     def __init__(self, memory_bytes: int, keys: int, random_bytes: Callable[[int], bytes]) -> None:
-        """memory_bytes: of the table at most, beside the one that it grows from. keys: how many there are at most."""
-        self._limit = min(max(2, memory_bytes // _SLOT_BYTES), max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
+        """memory_bytes: of the table at most, with the one that it grows from. keys: how many there are at most."""
+        self._room = max(2, memory_bytes // _SLOT_BYTES)
+        self._wanted = min(max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
         self._used = 0
-        self._make(min(self._limit, _FIRST_SLOTS))
+        self._make(min(self._wanted, self._room, _FIRST_SLOTS))
         self._secret = random_bytes(16)
         self._coefficients = np.frombuffer(random_bytes(32 * (_KEY_WORDS + 2)), np.uint64).reshape(-1, 4)
         self.latest_offset = -1
@@ -210,12 +213,23 @@ class OffsetMap:
         self._slots = np.zeros((slots, 3), np.uint64)
         self._most = max(1, int(slots * _LOAD))
 
-    def _grow(self) -> None:
-        """Four times the slots, as far as the limit allows, with what is noted so far."""
-        before = self._slots[self._slots[:, 2] != 0]
-        self._make(min(self._limit, 4 * len(self._slots)))
-        offsets = before[:, 2].astype(np.int64) - 1
-        _, self._used = active.map_put(self._slots, np.ascontiguousarray(before[:, :2]), offsets, 0, self._most)
+    def _grow(self) -> bool:
+        """Four times the slots, with what is noted so far; False when there is no room for more."""
+        old = self._slots
+        most = min(self._wanted, self._room - len(old))
+        slots = min(4 * len(old), most)
+        if self._room - slots <= slots:  # this is the last time: all that there is room for
+            slots = most
+        if slots <= len(old):
+            return False
+        self._make(slots)
+        self._used = 0
+        for start in range(0, len(old), _GROW_SLOTS):
+            part = old[start : start + _GROW_SLOTS]
+            part = part[part[:, 2] != 0]
+            keys, offsets = np.ascontiguousarray(part[:, :2]), part[:, 2].astype(np.int64) - 1
+            _, self._used = active.map_put(self._slots, keys, offsets, self._used, self._most)
+        return True
 
     def put(self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]) -> bool:
         """Notes keys in the order of their offsets; False when the table was full before the last of them."""
@@ -223,10 +237,8 @@ class OffsetMap:
         while at < len(offsets):
             taken, self._used = active.map_put(self._slots, hashes[at:], offsets[at:], self._used, self._most)
             at += taken
-            if at < len(offsets):
-                if len(self._slots) == self._limit:
-                    break
-                self._grow()
+            if at < len(offsets) and not self._grow():
+                break
         if at:
             self.latest_offset = int(offsets[at - 1])
         return at == len(offsets)
@@ -539,8 +551,8 @@ class _Round:
         actions = np.where(kept == 0, np.where(stays, active.EMPTY, active.DROP), active.FILTER).astype(np.uint8)
         actions[(kept == counts) & (kept > 0) & ~sets_horizon] = active.COPY
         if (actions == active.COPY).all():
-            first, last = facts[0], facts[-1]
-            return part.data[int(first["position"]) : int(last["position"]) + int(last["size_bytes"])]
+            positions, sizes = facts["position"], facts["size_bytes"]
+            return part.data[int(positions[0]) : int(positions[-1]) + int(sizes[-1])]
         if part.batch is not None and part.batch.magic < 2:
             return self._from_legacy(part.batch, columns, keep, end)
         # As Kafka's builder does it: relative to the horizon if there is one, else to the first record that is left.
