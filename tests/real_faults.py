@@ -70,6 +70,16 @@ class RealDisk(OsFS):
                     found[path] = file.read()
         return found
 
+    view = files
+
+    def content(self, path: str) -> bytes:
+        return self.files()[path]
+
+    def note_read(self, path: str) -> None: ...
+
+    def is_as(self, before: dict[str, bytes]) -> bool:
+        return self.files() == before
+
     @property
     def open_handles(self) -> list[str]:
         return list(self._paths.values())

@@ -39,6 +39,7 @@ from typing import Any
 
 import pytest
 import real_faults
+from disks import believe_memory
 from real_faults import POLICIES, WORKLOADS, LogWorker, Outcome, Site, Strike, Workload, fork, heard, run_forked
 
 import logcore
@@ -483,8 +484,8 @@ def test_what_is_served_after_a_failed_sync_is_on_disk(disk: LoopDisk) -> None:
 
 
 def test_a_recovery_that_trusts_the_page_cache_is_found_out(disk: LoopDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The canary: it keeps the old file, and syncs that."""
-    monkeypatch.setattr(recovery, "_keep", lambda fs, segment, size: segment.cut(size))
+    """The canary: it syncs the old file, and believes what memory shows of it."""
+    monkeypatch.setattr(recovery, "_settle", believe_memory)
     with pytest.raises((AssertionError, LogcoreError)) as met:
         fail_under_an_append(disk)
     print(f"{met.value!r}"[:200])

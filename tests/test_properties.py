@@ -247,30 +247,43 @@ class CountingDisk(SimulatedDisk):
         return super().map(handle, size)
 
 
+@pytest.mark.parametrize("producer_id", [-1, 7])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_P29_opening_reads_the_active_segment_and_no_more_of_a_longer_log(is_clean: bool) -> None:
-    """Heads of the active segment are read twice, and what is not known to be on disk twice more."""
-    read, config = [], {"segment.bytes": 20_000, "index.interval.bytes": 1_000}
-    for scale in (1, 20):
+def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: bool, producer_id: int) -> None:
+    """After a crash, of a log with idempotent producers, the heads of the active segment too."""
+    interval, unsynced = 2_000, 20
+    config = {"segment.bytes": 200_000, "index.interval.bytes": interval}
+    for count in (300, 900, 6_000):
         disk = SimulatedDisk()
         log = opened(disk, config=config, durability="os")
-        for _ in range(300 * scale):
-            log.append(b"x" * 200)
-        log.roll()
-        for _ in range(20):
-            log.append(b"y" * 200)
+        for number in range(count + unsynced):
+            batch = encode(
+                [(None, b"x" * 200, (), disk.now_ms())],
+                producer_id=producer_id,
+                producer_epoch=min(producer_id, 0),
+                base_sequence=-1 if producer_id < 0 else number,
+            )
+            log.append_batch(batch)
+            disk.advance(1)
+            if number == count - 1:
+                log.flush()
+                disk.advance(6_000)
+                log.tick()
+        size_bytes, batch_bytes = log._active.size_bytes, len(batch)
         if is_clean:
             log.close()
         else:
             disk.kill()
         again = CountingDisk(disk.files())
         with opened(again, config=config, durability="os") as log:
-            active_bytes = log._segments[-1].size_bytes
-            assert log.recovery_report is not None
-            assert log.recovery_report.checked_bytes == (0 if is_clean else active_bytes)
-            read.append(again.read_bytes)
-        assert read[-1] <= active_bytes * (2 if is_clean else 4)
-    assert read[0] == read[1], "it does not grow with the log"
+            report = log.recovery_report
+            assert log.log_end_offset == count + unsynced and report is not None
+            assert report.checked_bytes == (0 if is_clean else unsynced * batch_bytes)
+            read_bytes = again.read_bytes
+        if producer_id < 0 or is_clean:
+            assert read_bytes <= report.checked_bytes + 2 * interval + 6 * batch_bytes
+        else:
+            assert read_bytes <= 3 * size_bytes
 
 
 def test_every_id_that_the_table_claims_is_the_name_of_a_test() -> None:

@@ -385,3 +385,89 @@ def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(tmp_path: Pat
     (killed / "c-0" / LOG).write_bytes(bad[:-5])
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(killed / "c-0")
+
+
+def damaged(path: Path, flips: list[int], *, size: int | None = None) -> bytes:
+    """Five batches written under always, all of them acknowledged, with bits turned; returns the .log file."""
+    data = bytearray(written(path.parent / "w-0", [30] * 5))
+    step = len(data) // 5
+    for at in flips:
+        data[at * step + 70] ^= 1
+    crashed(path, bytes(data[:size]), policy="always")
+    (path.parent / RECOVERY_POINT).write_text(f"0\n1\n{path.name[:-2]} 0 5\n")
+    return bytes(data[:size])
+
+
+@pytest.mark.parametrize("flips", [[0], [2], [1, 2], [1, 3]])
+def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) -> None:
+    path = tmp_path / "d-0"
+    data = damaged(path, flips)
+    (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 0\n")
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    with logcore.open(path, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        (damage,) = log.recovery_report.damage
+        assert (damage.first_offset, damage.next_offset) == (flips[0], flips[-1] + 1)
+        assert f"offsets from {flips[0]} to {flips[-1]}" in str(log.recovery_report)
+        assert log.append(b"next").offset == 5
+    for read_only in (False, True):
+        with logcore.open(path, read_only=read_only) as log:
+            for offset in range(6):
+                if offset in flips:
+                    with pytest.raises(logcore.CorruptBatchError):
+                        next(log.read(offset))
+                else:
+                    assert next(log.read(offset)).offset == offset
+            with pytest.raises(logcore.CorruptBatchError):
+                list(log.read(0))
+    assert (path / LOG).read_bytes() == data, "the damaged file is never written again"
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_a_log_that_lost_its_end_gives_no_offset_out_again(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "d-0"
+    step = len(damaged(path, [])) // 5
+    (path / LOG).write_bytes((path / LOG).read_bytes()[: kept * step + 20])
+    data = (path / LOG).read_bytes()
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    with logcore.open(path, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        assert [one.next_offset for one in log.recovery_report.damage] == [None]
+        assert log.log_end_offset == 5
+        with pytest.raises(logcore.LogFailedError, match="logcore recover") as met:
+            log.append(b"next")
+        assert isinstance(met.value.__cause__, logcore.LogFailedError)
+        assert isinstance(met.value.__cause__.__cause__, logcore.CorruptLogError)
+        assert [record.offset for record in log.read(0, kept)] == list(range(kept))
+        with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+            list(log.read(0))
+        with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+            list(log.read(kept))
+    assert (path / LOG).read_bytes() == data
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+
+
+def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(6):
+            log.append(b"%d" % at * 32)
+    (path.parent / RECOVERY_POINT).unlink()
+    data = bytearray((path / LOG).read_bytes())
+    data[80] ^= 1
+    (path / LOG).write_bytes(data)
+    with pytest.raises(logcore.CorruptLogError, match="middle"):
+        logcore.open(path)
+    with logcore.open_dir(tmp_path, on_corruption="quarantine") as logdir:
+        log = logdir.partition("orders", 0)
+        assert log.recovery_report is not None
+        assert [(one.first_offset, one.next_offset) for one in log.recovery_report.damage] == [(0, 2)]
+        assert [record.offset for record in log.read(2)] == [2, 3, 4, 5]
+        with pytest.raises(logcore.CorruptBatchError):
+            list(log.read(0))
+        assert log.append(b"next").offset == 6
+    with pytest.raises(logcore.InvalidConfigError, match="'fail' or 'quarantine'"):
+        logcore.open(path, on_corruption="ignore")  # type: ignore[arg-type]

@@ -135,14 +135,23 @@ def read_policy(fs: FS, directory: str) -> Durability | None:
 
 def read_dense(fs: FS, directory: str) -> bool:
     """Whether logcore made the log, and so left no gap in its offsets; False when unknown."""
+    return _noted(fs, directory, "dense") is True
+
+
+def read_has_producers(fs: FS, directory: str) -> bool:
+    """Whether the log may hold batches of idempotent producers, or markers; True when unknown."""
+    return _noted(fs, directory, "producers") is not False
+
+
+def _noted(fs: FS, directory: str, name: str) -> object:
     try:
-        return json.loads(read(fs, directory, POLICY) or b"")["dense"] is True
+        return json.loads(read(fs, directory, POLICY) or b"")[name]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+        return None
 
 
-def write_policy(fs: FS, directory: str, policy: Durability, *, dense: bool) -> None:
-    facts = {"durability": str(policy), "max_bytes": policy.max_bytes, "dense": dense}
+def write_policy(fs: FS, directory: str, policy: Durability, *, dense: bool, producers: bool) -> None:
+    facts = {"durability": str(policy), "max_bytes": policy.max_bytes, "dense": dense, "producers": producers}
     content = json.dumps(facts).encode() + b"\n"
     if read(fs, directory, POLICY) != content:
         write(fs, directory, POLICY, content)

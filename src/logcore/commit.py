@@ -42,9 +42,10 @@ class GroupCommit:
         written: Callable[[], tuple[int, int]],
         sync: Callable[[], None],
         moved: Callable[[int], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         """written(): (bytes, log end) written so far. sync(): syncs all of it. moved(end): told of a new durable
-        end.
+        end. failed(cause): told once, when the log is poisoned.
         """
         self.durable_end = durable_end
         self.synced_bytes = 0
@@ -52,7 +53,7 @@ class GroupCommit:
         self.failure: LogFailedError | None = None
         self._refusal = LogFailedError("a write or sync failed", path=path)  # made now: later there may be no memory
         self._fs, self._path = fs, path
-        self._written, self._sync, self._moved = written, sync, moved
+        self._written, self._sync, self._moved, self._failed = written, sync, moved, failed
         # The lock itself is entered in C, the condition around it in Python: 0.4 us of an append to disk.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
@@ -109,6 +110,7 @@ class GroupCommit:
         if self.failure is None:
             self._refusal.__cause__ = cause
             self.failure = self._refusal
+            self._failed(cause)
 
     def _check(self) -> None:
         if self.failure is not None:

@@ -54,6 +54,8 @@ Data = bytes | bytearray | memoryview
 
 _HAS_TRACKFD: bool = sys.version_info >= (3, 13)
 _IS_LINUX: bool = sys.platform == "linux"
+#: Pages are cached in larger pieces, which go as a whole; this is the largest on most machines.
+_FOLIO_BYTES: Final = 2 << 20
 
 
 class Watch(Protocol):
@@ -99,6 +101,7 @@ class FS(Protocol):
     def truncate(self, handle: int, size: int) -> None: ...
     def fdatasync(self, handle: int) -> None: ...
     def fsync(self, handle: int) -> None: ...
+    def drop_cache(self, handle: int, position: int) -> bool: ...
     def size(self, handle: int) -> int: ...
     def map(self, handle: int, size: int) -> memoryview: ...
     def file_size(self, path: str) -> int: ...
@@ -239,6 +242,21 @@ class OsFS:
         except OSError as error:
             _raise_sync(error, self.path_of(handle))
 
+    def drop_cache(self, handle: int, position: int) -> bool:
+        """Lets go of the memory that holds a file from position on, for whom the next read is to come from the disk.
+
+        Returns whether none of it is left; False also where nobody can tell. What is not synced stays.
+        """
+        if not hasattr(os, "posix_fadvise") or not _IS_LINUX:
+            return False
+        start = position // _FOLIO_BYTES * _FOLIO_BYTES
+        try:
+            size = os.fstat(handle).st_size - start
+            os.posix_fadvise(handle, start, 0, os.POSIX_FADV_DONTNEED)
+            return size <= 0 or not _is_cached(handle, start, size)
+        except OSError:  # a file system that does not know
+            return False
+
     def size(self, handle: int) -> int:
         with _reading(self.path_of(handle)):
             return os.fstat(handle).st_size
@@ -362,7 +380,11 @@ class OsFS:
         held = self._locks.get(identity)
         if held is None or held.pid != os.getpid():
             held = _DirectoryLock(self, identity, directory)
-            self._locks[identity] = held
+            try:
+                self._locks[identity] = held
+            except BaseException:
+                os.close(held.handle)
+                raise
         return held.claim(member)
 
     def forget_lock(self, identity: tuple[int, int]) -> None:
@@ -404,7 +426,7 @@ class _DirectoryLock:
 
     def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str) -> None:
         self.fs, self.identity, self.directory = fs, identity, directory
-        self.pid = os.getpid()
+        self.pid, self.forks = os.getpid(), fs.forks
         self.members: set[str] = set()
         self.shared: dict[str, Any] = {}
         self.mutex = threading.Lock()
@@ -454,7 +476,8 @@ class _DirectoryLock:
         return claimed
 
     def drop(self, member: str) -> None:
-        if self.pid != os.getpid():  # a forked child: the lock is the parent's
+        """Asks for no memory before it is done, for it is also called where there was none."""
+        if self.forks != self.fs.forks:  # a forked child: the lock is the parent's
             return
         self.members.discard(member)
         if not self.members:
@@ -556,6 +579,21 @@ def _map(handle: int, size: int) -> memoryview:
     # At exit it goes with the process: views that are still looked at then must not lose their pages first.
     weakref.finalize(mapped, _unmap, address, size).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
+
+
+def _is_cached(handle: int, start: int, size: int) -> bool:
+    """Whether memory holds any page of a part of a file, by mincore(2)."""
+    libc = _libc()
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    with mmap.mmap(handle, size, access=mmap.ACCESS_COPY, offset=start) as mapped:
+        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        byte = ctypes.c_char.from_buffer(mapped)
+        try:
+            if libc.mincore(ctypes.addressof(byte), size, pages):
+                raise OSError(ctypes.get_errno(), "mincore")
+        finally:
+            del byte
+    return any(page & 1 for page in pages.raw)
 
 
 def _unmap(address: int, size: int) -> None:

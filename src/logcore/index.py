@@ -17,6 +17,7 @@ This module does not read the .log file: segment.py does, and rebuilds an index 
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import Any, Final
 
@@ -48,31 +49,61 @@ class _Entries:
 
     entry_size: int
 
-    def __init__(self, path: str, data: bytearray | memoryview) -> None:
+    def __init__(self, path: str, data: bytearray | memoryview, *, is_synced: bool = False) -> None:
+        """is_synced: what the file holds now is on disk."""
         self.path = path
         self.data = data
         self._on_file = 0
+        self._is_synced = is_synced
 
     def __len__(self) -> int:
         return len(self.data) // self.entry_size
 
+    def keep(self, count: int) -> None:
+        """Forgets all entries but the first count."""
+        self.data = self.data[: count * self.entry_size]  # another one: what arrays look at cannot shrink
+
     def write(self, fs: FS, *, whole: bool = False, sync: bool = False) -> None:
-        """Brings waiting entries to the file. whole: replaces the file, for a rebuilt index. sync: makes it durable."""
+        """Brings waiting entries to the file. whole: all of them, and what else the file holds goes. sync: makes it
+        durable.
+        """
         if whole:
-            self._on_file = 0
-        if len(self.data) == self._on_file and not whole and not sync:
+            self._on_file = self._front_on_file(fs)
+        if len(self.data) == self._on_file and not whole and (self._is_synced or not sync):
             return
         handle = fs.open(self.path, write=True, create=True)
         try:
-            # A copy: the traceback of an error may keep a view, and a bytearray that is looked at cannot grow.
-            fs.pwrite(handle, bytes(memoryview(self.data)[self._on_file :]), self._on_file)
-            if whole or fs.size(handle) != len(self.data):
-                fs.truncate(handle, len(self.data))
-            if sync:
+            if self._on_file < len(self.data) or fs.size(handle) != len(self.data):
+                self._is_synced = False
+                # A copy: the traceback of an error may keep a view, and a bytearray that is looked at cannot grow.
+                fs.pwrite(handle, bytes(memoryview(self.data)[self._on_file :]), self._on_file)
+                if fs.size(handle) != len(self.data):
+                    fs.truncate(handle, len(self.data))
+            self._on_file = len(self.data)
+            if sync and not self._is_synced:
                 fs.fsync(handle)
+                self._is_synced = True
         finally:
             fs.close(handle)
-        self._on_file = len(self.data)
+
+    def _front_on_file(self, fs: FS) -> int:
+        """How many bytes of the file are the front of these entries. A file that holds others is removed, durably: what
+        a power cut leaves of one that was written over is old entries among new ones, each of which looks right.
+        """
+        try:
+            handle = fs.open(self.path)
+        except FileNotFoundError:
+            return 0
+        try:
+            content = fs.pread(handle, fs.size(handle), 0)
+        finally:
+            fs.close(handle)
+        length = min(len(content), len(self.data))
+        if content[:length] == bytes(self.data[:length]) and not any(content[length:]):
+            return length
+        fs.unlink(self.path)
+        fs.sync_dir(os.path.dirname(self.path))
+        return 0
 
 
 class OffsetIndex(_Entries):
@@ -106,8 +137,8 @@ class TimeIndex(_Entries):
 
     entry_size = TIME_ENTRY.itemsize
 
-    def __init__(self, path: str, data: bytearray | memoryview) -> None:
-        super().__init__(path, data)
+    def __init__(self, path: str, data: bytearray | memoryview, *, is_synced: bool = False) -> None:
+        super().__init__(path, data, is_synced=is_synced)
         self.last_timestamp = self.entry(len(self) - 1)[0] if len(self) else -1
 
     def add(self, timestamp: int, relative_offset: int) -> None:
@@ -129,6 +160,10 @@ class TimeIndex(_Entries):
         """All entries, dtype TIME_ENTRY."""
         return np.frombuffer(self.data, TIME_ENTRY, len(self))
 
+    def keep(self, count: int) -> None:
+        super().keep(count)
+        self.last_timestamp = self.entry(count - 1)[0] if count else -1
+
 
 class TransactionIndex(_Entries):
     """Aborted transactions, in the order of their markers. Kafka believes it; we walk the batches."""
@@ -138,6 +173,10 @@ class TransactionIndex(_Entries):
     def add(self, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int) -> None:
         assert isinstance(self.data, bytearray), "only an active index grows"
         self.data += _TXN.pack(0, producer_id, first_offset, last_offset, last_stable_offset)
+
+    def array(self) -> npt.NDArray[Any]:
+        """All entries, dtype TXN_ENTRY."""
+        return np.frombuffer(self.data, TXN_ENTRY, len(self))
 
 
 def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:

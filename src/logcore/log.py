@@ -77,6 +77,7 @@ from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
 from logcore.table import Table
 
 Level = Literal["os", "disk"]
+OnCorruption = Literal["fail", "quarantine"]
 
 #: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20
@@ -135,6 +136,7 @@ def open_log(
     read_only: bool = False,
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
+    on_corruption: OnCorruption = "fail",
     fs: FS = OS,
 ) -> Log:
     """Opens one partition directory, such as data/orders-0.
@@ -142,6 +144,12 @@ def open_log(
     create: make it if it is not there. read_only: take no lock and write nothing; works on any partition directory that
     Kafka or logcore wrote, also while its writer runs. config: settings by Kafka's names; unless retention.ms or
     retention.bytes are given, nothing is deleted by time or size. durability: see Durability.
+
+    on_corruption: what to do about damage that no crash explains. "fail" raises CorruptLogError and changes nothing.
+    "quarantine" opens all the same: log.recovery_report.damage says which offsets raise errors when they are read,
+    appends go on in a new segment, and the damaged file stays as it is. Where nothing whole follows the damage, it
+    cannot be known which offsets were given out; appends then raise LogFailedError (and `logcore recover` makes a copy
+    that takes them).
 
     Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
@@ -154,7 +162,14 @@ def open_log(
         if create:
             raise InvalidConfigError("a log cannot be created read-only")
         return Log._open_reader(fs, directory, settings)
-    return Log._open_writer(fs, directory, settings, policy, create)
+    return Log._open_writer(fs, directory, settings, policy, create, check_on_corruption(on_corruption))
+
+
+def check_on_corruption(choice: object) -> bool:
+    """Whether damage is to be kept. Raises InvalidConfigError."""
+    if choice not in ("fail", "quarantine"):
+        raise InvalidConfigError("on_corruption", expected="'fail' or 'quarantine'", found=repr(choice))
+    return choice == "quarantine"
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
@@ -186,6 +201,7 @@ class Log(LogReader):
     _leader_epoch: int
     _epochs: list[tuple[int, int]]
     _producers: Producers | None = None  # None: not looked up
+    _has_producers: bool  # whether there may be batches of idempotent producers, or markers
     _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
     _retention: retention.Policy
     _committed: Callable[[], Mapping[str, int]]
@@ -197,7 +213,9 @@ class Log(LogReader):
     # -- opening and closing -------------------------------------------------------------------------------------
 
     @classmethod
-    def _open_writer(cls, fs: FS, directory: str, config: LogConfig, policy: Durability, create: bool) -> Self:
+    def _open_writer(
+        cls, fs: FS, directory: str, config: LogConfig, policy: Durability, create: bool, keeps_damage: bool
+    ) -> Self:
         real = fs.real_path(directory)
         parent, name = os.path.split(real)
         topic, partition = parse_partition_name(name)
@@ -217,16 +235,18 @@ class Log(LogReader):
             if not exists:
                 fs.mkdir(real)
                 fs.sync_dir(parent)
-            log._start_writing()
+            log._start_writing(keeps_damage)
         except BaseException:
-            if log is not None:
-                log._closed = True
-            lock.shared["failed"] = True
-            lock.release()
+            try:
+                if log is not None:
+                    log._closed = True
+                lock.shared["failed"] = True
+            finally:  # whatever else fails, such as for lack of memory
+                lock.release()
             raise
         return log
 
-    def _start_writing(self) -> None:
+    def _start_writing(self, keeps_damage: bool) -> None:
         fs, key = self._fs, (self._topic, self._partition)
         recovery.finish_swaps(fs, self.path)
         bases = list_bases(fs, self.path)
@@ -251,16 +271,33 @@ class Log(LogReader):
         fs.sync_dir(self.path)
         fs.sync_dir(self._parent)
         previous = checkpoint.read_policy(fs, self.path)
-        recovery.check_sealed(fs, self._segments, recovery_point=recovery_point)
-        self.recovery_report = recovery.recover(
-            fs,
-            self._active,
-            recovery_point=recovery_point,
-            policy=previous,
-            dense=checkpoint.read_dense(fs, self.path),
-        )
+        self._has_producers = not created and checkpoint.read_has_producers(fs, self.path)
+        # After a crash, what was noted of producers and transactions may lack what the batches say.
+        shared = self._lock_held.shared
+        is_clean = bool(shared.get("was_clean") and not shared.get("failed"))
+        damage = recovery.check_sealed(fs, self._segments, recovery_point=recovery_point, keeps_damage=keeps_damage)
+        try:
+            report = recovery.recover(
+                fs,
+                self._active,
+                recovery_point=recovery_point,
+                policy=previous,
+                dense=checkpoint.read_dense(fs, self.path),
+                indexes="whole" if is_clean else "none" if self._has_producers else "fronts",
+            )
+        except CorruptLogError as error:
+            if not keeps_damage:
+                raise
+            report = recovery.look_past(self._active, error, recovery_point)
+        recovery.forget_failed_sync(fs, self.path)
+        self.recovery_report = attrs.evolve(report, damage=(*damage, *report.damage))
         self._end = max(self._active.last_offset + 1, bases[-1])
+        lost = next((one for one in report.damage if one.next_offset is None), None)
+        if lost is not None:
+            self._end = max(self._end, recovery_point)
         self._log_start = max(self._log_start, bases[0])
+        if self._active.is_resumed:
+            self._active.has_producers = self._has_producers
         if self._log_start > self._end:
             raise CorruptLogError(
                 "the log ends below its start offset",
@@ -270,12 +307,13 @@ class Log(LogReader):
             )
         self._visible = self._end
         self._recovery_point = min(recovery_point, self._end)
-        self._index_aborted()
+        if not self._active.is_resumed or not self._active.resume_aborted(self._end):
+            self._index_aborted()
         self._active.write_indexes(whole=True)
         # One above the end tells of records that a crash took; later ones will have their offsets.
         self._remove_snapshots_locked(lambda offset: offset > self._end)
         self._dense = created or self._is_dense()
-        checkpoint.write_policy(fs, self.path, self.durability, dense=self._dense)
+        self._write_policy()
         self._epochs = self._leader_epoch = None  # type: ignore[assignment]  # until they are set
         known = checkpoint.read_epochs(fs, self.path)
         kept = epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs()
@@ -320,12 +358,28 @@ class Log(LogReader):
             written=lambda: (self._written_bytes, self._end),
             sync=lambda: fs.fdatasync(self._active.handle),
             moved=self._moved_durable_end,
+            failed=self._note_failure,
         )
-        if self._end > self._recovery_point:
+        if lost is not None:
+            self._commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
+        elif report.damage:  # never again a byte into a file that is damaged
+            self._writable = True
+            self._roll_locked()
+        elif self._end > self._recovery_point:
             # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
             # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
             self._save_recovery_point_locked()
         self._writable = True
+
+    def _write_policy(self, *, dense: bool | None = None, producers: bool | None = None) -> None:
+        """What the next opening is to know, on disk before it is true."""
+        dense, producers = dense is not False and self._dense, producers or self._has_producers
+        checkpoint.write_policy(self._fs, self.path, self.durability, dense=dense, producers=producers)
+
+    def _expect_producers_locked(self) -> None:
+        if not self._has_producers:
+            self._write_policy(producers=True)
+            self._has_producers = True
 
     def reconfigure(self, config: Mapping[str, object] | LogConfig) -> None:
         """Sets all settings anew, those not given to their defaults; the next append follows them.
@@ -387,17 +441,19 @@ class Log(LogReader):
                 if self._commit.failure is None:
                     self._finish_locked()
             finally:
-                if self._commit.failure is not None:
-                    self._lock_held.shared["failed"] = True
-                self._commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
-                with self._commit.held(failed=True):  # a sync under way in another thread still uses the files
-                    handle, self._durable_handle = self._durable_handle, -1
-                    if handle >= 0:
-                        self._fs.close(handle)
-                    # Segments are closed when the last reader lets go of them, not under it.
-                    self._segments = []
-                    del self._active
-                self._lock_held.release()
+                try:
+                    if self._commit.failure is not None:
+                        self._lock_held.shared["failed"] = True
+                    self._commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
+                    with self._commit.held(failed=True):  # a sync under way in another thread still uses the files
+                        handle, self._durable_handle = self._durable_handle, -1
+                        if handle >= 0:
+                            self._fs.close(handle)
+                        # Segments are closed when the last reader lets go of them, not under it.
+                        self._segments = []
+                        del self._active
+                finally:  # whatever else fails, such as for lack of memory
+                    self._lock_held.release()
         self._wake()
 
     def _finish_locked(self) -> None:
@@ -408,10 +464,11 @@ class Log(LogReader):
             if active_.largest_timestamp_offset >= active_.base_offset:
                 time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
             try:
-                active_.write_indexes(whole=True)
+                # Kafka believes the indexes of a clean directory, and so do we.
+                active_.write_indexes(whole=True, sync=bool(self._lock_held.shared.get("was_clean")))
                 self._save_snapshot_locked()
             except (DiskFullError, StorageWriteError, ResourceError):
-                self._lock_held.shared["failed"] = True  # Kafka believes the indexes of a clean directory
+                self._lock_held.shared["failed"] = True
             closing: dict[tuple[str, int], int] | None = self._lock_held.shared.get("closing")
             if closing is None:
                 self._save_recovery_point_locked()
@@ -436,9 +493,13 @@ class Log(LogReader):
         if not self._writable:
             raise ReadOnlyLogError("the log was opened with read_only=True", path=self.path)
         if self._commit.failure is not None:
-            raise LogFailedError(
-                "an earlier write or sync failed; close the log and open it again", path=self.path
-            ) from self._commit.failure
+            is_damaged = isinstance(self._commit.failure.__cause__, CorruptLogError)
+            advice = (
+                "the end of the log is damaged; `logcore recover` copies what is whole"
+                if is_damaged
+                else "an earlier write or sync failed; close the log and open it again"
+            )
+            raise LogFailedError(advice, path=self.path) from self._commit.failure
         raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
 
     # -- offsets -------------------------------------------------------------------------------------------------
@@ -667,6 +728,8 @@ class Log(LogReader):
                     expected=f"at most {self.config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
+            if not self._has_producers and any(raw[position + 43] < 0x80 for position, _, _, _ in batches):
+                self._expect_producers_locked()
             sequenced = self._sequenced_locked(raw, batches) if check_sequence else None
             if isinstance(sequenced, SequencedBatch):
                 first, last, now_ms = sequenced.first_offset, sequenced.last_offset, sequenced.timestamp_ms
@@ -714,6 +777,7 @@ class Log(LogReader):
             )
         with self._lock:
             self._check_writable_locked()
+            self._expect_producers_locked()
             producers = self._known_producers_locked()
             first = producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
             now_ms, offset = self._fs.now_ms(), self._end
@@ -999,6 +1063,10 @@ class Log(LogReader):
             except (DiskFullError, StorageWriteError):
                 pass  # readers elsewhere see it a sync later then; the append is on disk all the same
 
+    def _note_failure(self, cause: BaseException) -> None:
+        if not isinstance(cause, (LogClosedError, CorruptLogError)):
+            recovery.note_failed_sync(self._fs, self.path)
+
     def _sync_locked(self) -> None:
         if self._commit.durable_end < self._end:
             self._commit.wait(self._end)
@@ -1007,6 +1075,7 @@ class Log(LogReader):
     def _save_recovery_point_locked(self) -> None:
         point, synced_bytes = self._commit.durable_end, self._commit.synced_bytes
         self._recovery_bytes, self._last_recovery_ms = synced_bytes, self._fs.monotonic_ms()
+        self._active.offer_indexes()
         # One that lags costs the next opening some checking and nothing else; no append is to fail for it.
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             self._set_checkpoint(checkpoint.RECOVERY_POINT, point)
@@ -1064,6 +1133,7 @@ class Log(LogReader):
             if point <= self._recovery_point or clock_ms - self._last_recovery_ms < _RECOVERY_LAG_MS:
                 return acted, None
             self._recovery_bytes, self._last_recovery_ms = self._commit.synced_bytes, clock_ms
+            active_.offer_indexes()
             self._recovery_point = point
             return acted, point
 
@@ -1511,6 +1581,7 @@ class Rewriting:
         segments, self._cuts = log._segments, len(log._cuts)
         self.sealed, self.growing, self.active_base = tuple(segments[:-1]), segments[-1], segments[-1].base_offset
         self.high_watermark, self.durability, self.is_dense = log.high_watermark, log.durability, log._dense
+        self.has_producers = log._has_producers
         self.log_start = log.log_start_offset
         offsets = checkpoint.read_offsets(self.fs, log._parent, checkpoint.CLEANER)
         self.cleaned_to = offsets.get((log._topic, log._partition))
@@ -1573,7 +1644,7 @@ class Rewriting:
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
             if log._dense:  # before there is a gap in the offsets, nobody may take one for a loss
-                checkpoint.write_policy(fs, self.path, log.durability, dense=False)
+                log._write_policy(dense=False)
                 log._dense = False
             for segment in old:
                 segment.keep()

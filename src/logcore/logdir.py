@@ -46,7 +46,16 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, Lock
 from logcore.groupoffsets import OFFSETS_TOPIC, committed_in
-from logcore.log import Log, check_path, claim_directory, leave_directory, make_directories, open_log
+from logcore.log import (
+    Log,
+    OnCorruption,
+    check_on_corruption,
+    check_path,
+    claim_directory,
+    leave_directory,
+    make_directories,
+    open_log,
+)
 from logcore.reader import Isolation, LogReader, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.segment import LOG, Segment, file_name
@@ -151,13 +160,14 @@ def open_dir(
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
     upkeep: Upkeep | None = None,
+    on_corruption: OnCorruption = "fail",
     fs: FS = OS,
 ) -> LogDir:
     """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
 
     create: make it if it is not there. read_only: take no lock and write nothing; works beside a running writer.
     config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
-    upkeep: limits of the directory, and how tick() keeps them.
+    upkeep: limits of the directory, and how tick() keeps them. on_corruption: of each of its logs; see logcore.open().
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
     when the file of topics is damaged, and what the system raises.
@@ -167,6 +177,7 @@ def open_dir(
     policy = Durability.parse(durability)
     if read_only and create:
         raise InvalidConfigError("a directory cannot be created read-only")
+    check_on_corruption(on_corruption)
     real = fs.real_path(directory)
     if not fs.is_directory(real):
         if not create:
@@ -174,7 +185,7 @@ def open_dir(
         make_directories(fs, real)
     lock = None if read_only else claim_directory(fs, real, _MEMBER)
     try:
-        return LogDir(fs, real, lock, dict(config or {}), defaults, policy, upkeep or Upkeep())
+        return LogDir(fs, real, lock, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption)
     except BaseException:
         if lock is not None:
             lock.shared["failed"] = True
@@ -229,6 +240,7 @@ class LogDir:
         defaults: LogConfig,
         policy: Durability,
         upkeep: Upkeep,
+        on_corruption: OnCorruption,
     ) -> None:
         """Not for users: see open_dir()."""
         self.path = path
@@ -246,6 +258,7 @@ class LogDir:
         self._ticked = 0
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
         self.upkeep = upkeep
+        self._on_corruption: OnCorruption = on_corruption
         self._gathered: list[tuple[tuple[str, int], Log, int]] = []  # recovery points to be written
         self._is_low = False  # whether the disk is nearly full
         self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
@@ -828,7 +841,13 @@ class LogDir:
             if self._lock_held is None:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
             else:
-                log = open_log(path, config=config, durability=self.durability, fs=self._fs)
+                log = open_log(
+                    path,
+                    config=config,
+                    durability=self.durability,
+                    on_corruption=self._on_corruption,
+                    fs=self._fs,
+                )
                 committed = self.upkeep.committed or self.committed_offsets
                 log.retain_by(self.upkeep.retention, lambda: committed(topic, number))
                 log.is_held = self._is_low

@@ -6,6 +6,7 @@ Rules (reliability rules of recovery):
   segment unless it is all zeros, and reported.
 - A failing disk is not damage: a read error ends the opening and changes nothing.
 - Everything kept is on disk before it is served: a killed process leaves data that is only in the page cache.
+- What was on disk is not looked at: the indexes say where it ends, and the batch they point at has to bear them out.
 
 `decide` is pure and knows only TailFacts. This module handles the active segment; sealed ones were synced when they
 were sealed and are believed until they are read.
@@ -18,16 +19,22 @@ import enum
 import itertools
 import os
 from collections.abc import Sequence
+from typing import Final, Literal
 
 import attrs
 import numpy as np
 
 from logcore.config import Durability
-from logcore.errors import CorruptLogError, DiskFullError, StorageReadError
+from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
 from logcore.fs import FS
 from logcore.kernels import active, layout
 from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name, in_order
 
+#: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.
+IndexState = Literal["whole", "fronts", "none"]
+
+#: A file that is there from a failed sync on until an opening has made the log anew.
+FAILED_SYNC: Final = "logcore.unsynced"
 #: How far behind damage a whole batch is looked for, and how much is read at once.
 _SEARCH_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
@@ -76,6 +83,27 @@ def decide(facts: TailFacts) -> Action:
 
 
 @attrs.frozen
+class Damage:
+    """What was on disk and is no more, of a log that was opened with on_corruption="quarantine".
+
+    Reading the offsets from first_offset to next_offset raises CorruptBatchError or CorruptLogError, behind them the
+    log goes on. next_offset is None where nothing whole follows: such a log takes no appends.
+    """
+
+    path: str
+    position: int
+    first_offset: int
+    next_offset: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        end = "on" if self.next_offset is None else f"to {self.next_offset - 1}"
+        return (
+            f"{self.path}: damaged at position {self.position}, offsets from {self.first_offset} {end} ({self.reason})"
+        )
+
+
+@attrs.frozen
 class RecoveryReport:
     """What opening found and did. Offsets are of the log; sizes and positions are bytes of the file at path."""
 
@@ -85,8 +113,11 @@ class RecoveryReport:
     cut_bytes: int = 0
     reason: str = ""
     quarantine_path: str | None = None
+    damage: tuple[Damage, ...] = ()
 
     def __str__(self) -> str:
+        if self.damage:
+            return "; ".join(map(str, self.damage))
         if self.cut_position is None:
             return f"{self.path}: {self.checked_bytes} bytes checked, nothing cut"
         kept = f", copied to {self.quarantine_path}" if self.quarantine_path else ""
@@ -94,25 +125,36 @@ class RecoveryReport:
 
 
 def recover(
-    fs: FS, segment: ActiveSegment, *, recovery_point: int, policy: Durability | None, dense: bool
+    fs: FS,
+    segment: ActiveSegment,
+    *,
+    recovery_point: int,
+    policy: Durability | None,
+    dense: bool,
+    indexes: IndexState,
 ) -> RecoveryReport:
-    """Checks the active segment and mends its tail: heads below the recovery point, heads and CRCs from there on.
+    """Checks the active segment and mends its tail: heads from an index entry below the recovery point on, and CRCs
+    from that point on.
 
     policy: what the last writer noted, None when Kafka wrote the log. dense: whether the offsets have no gaps. Kafka
     may leave some (a follower, a truncation inside a batch), and so does compaction; this library appends without.
+    indexes: without them all heads are walked, and tell of producers and markers.
 
-    Afterwards the file ends with a whole batch, its indexes are rebuilt in memory, and all of it is on disk. Raises
-    CorruptLogError where the damage cannot be what a crash left, StorageReadError when the disk fails.
+    Afterwards the file ends with a whole batch, its indexes are right in memory, and all of it is on disk. Raises
+    CorruptLogError where the damage cannot be what a crash left, with nothing changed (and look_past() goes on from
+    there); StorageReadError and StorageWriteError when the disk fails.
     """
     size = segment.refresh()
-    segment.reset()
-    recovery_position = _position_of(segment, recovery_point, dense)
-    bad, why = _take(segment, 0, recovery_position, crc=False, dense=False)
+    segment.reset(is_synced=indexes == "whole")
+    start = segment.resume(recovery_point, is_whole=indexes == "whole") if indexes != "none" else 0
+    below, recovery_position = _walk_to(segment, start, recovery_point, dense)
+    is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
+    bad, why = next((at for facts in below if (at := _note(segment, facts)) is not None), None), layout.WALK_COUNT
     if bad is None:
         bad, why = _take(segment, recovery_position, size, crc=True, dense=dense)
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
-        if size > recovery_position:
+        if not is_on_disk:
             _keep(fs, segment, size)
         return RecoveryReport(segment.path, size - recovery_position)
     if bad is None:
@@ -133,40 +175,112 @@ def recover(
             found=f"an end at offset {end_offset}" if end_offset < recovery_point else None,
         )
     quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
-    _keep(fs, segment, bad)
+    if is_on_disk:
+        segment.cut(bad)
+    else:
+        _keep(fs, segment, bad)
     return RecoveryReport(segment.path, size - recovery_position, bad, size - bad, reason, quarantine)
 
 
-def check_sealed(fs: FS, segments: Sequence[Segment], *, recovery_point: int) -> None:
-    """Checks the sealed segments that reach above the recovery point, and syncs them.
+def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: int) -> RecoveryReport:
+    """Notes the whole batches behind the damage that recover() met, as far as lengths in damaged heads lead there."""
+    bad = at = error.position if error.position is not None else segment.size_bytes
+    first_offset, next_offset = segment.last_offset + 1, None
+    while at < segment.size_bytes:
+        facts, _, _ = active.walk(*segment.head(at), 1, False)
+        next_offset = None
+        if not len(facts):
+            break
+        at += int(facts["size_bytes"][0])
+        for facts, position, _ in segment.walk(at, crc=True):
+            misfit = _note(segment, facts)
+            if len(facts) and misfit != at and next_offset is None:
+                next_offset = int(facts["base_offset"][0])
+            at = position if misfit is None else misfit
+            if misfit is not None:
+                break
+    if segment.last_offset + 1 < recovery_point:
+        next_offset = None  # more was there than is left
+    damage = Damage(segment.path, bad, first_offset, next_offset, error.reason.partition(", but")[0])
+    return RecoveryReport(segment.path, segment.size_bytes - bad, damage=(damage,))
+
+
+def note_failed_sync(fs: FS, directory: str) -> None:
+    """Leaves word for the next opening that memory shows what the disk may not have.
+
+    As far as that is possible on a disk that fails: it need not outlive the memory of the system.
+    """
+    with contextlib.suppress(LogcoreError, OSError):
+        fs.close(fs.open(os.path.join(directory, FAILED_SYNC), write=True, create=True))
+
+
+def forget_failed_sync(fs: FS, directory: str) -> None:
+    """All that is kept was brought to the disk."""
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(os.path.join(directory, FAILED_SYNC))
+
+
+def _settle(fs: FS, segment: Segment, position: int) -> bool:
+    """Brings a segment to the disk; returns whether what is read of it from position on is what the disk has.
+
+    After a sync that failed memory shows data that the disk does not have and calls it clean (ext4, xfs, btrfs), and
+    another sync succeeds without writing it. Where such a failure was noted, memory may be all that has it. Else it is
+    asked to let go, which also finds failures that nobody lived to note.
+    """
+    handle = fs.open(segment.path)
+    try:
+        fs.fsync(handle)
+        return not fs.exists(os.path.join(segment.directory, FAILED_SYNC)) and fs.drop_cache(handle, position)
+    except StorageWriteError:
+        note_failed_sync(fs, segment.directory)
+        raise
+    finally:
+        fs.close(handle)
+
+
+def check_sealed(
+    fs: FS, segments: Sequence[Segment], *, recovery_point: int, keeps_damage: bool = False
+) -> tuple[Damage, ...]:
+    """Syncs the sealed segments that reach above the recovery point, and checks them from there on.
 
     A segment that this library sealed was synced then and the recovery point moved behind it, so there are none after a
-    clean life: they come from a crash in the middle of a roll, from Kafka, or from a lost checkpoint. Raises
-    CorruptLogError: nothing that a crash leaves lies before a later segment.
+    clean life: they come from a crash in the middle of a roll, from Kafka, or from a lost checkpoint. Returns what is
+    damaged, or raises CorruptLogError: nothing that a crash leaves lies before a later segment.
     """
-    ends = [segment.base_offset for segment in segments[1:]]
-    for segment, end in zip(segments, ends, strict=False):
+    damaged: list[Damage] = []
+    for segment, following in itertools.pairwise(segments):
+        end = following.base_offset
         if end <= recovery_point:
             continue
-        expected = segment.base_offset
-        for facts, position, why in segment.walk(0, crc=True):
-            count = in_order(facts, expected, segment.base_offset + layout.INT32_MAX + 1)
-            if count:
-                expected = int(facts["last_offset"][count - 1]) + 1
-            bad = count < len(facts) or why not in (layout.WALK_END, layout.WALK_LIMIT)
-            if bad or expected > end:
+        start = segment.start_position(recovery_point)
+        _settle(fs, segment, start)
+        damage = _damage_in(segment, start, end)
+        if damage is not None:
+            damaged.append(damage)
+            if not keeps_damage:
                 raise CorruptLogError(
-                    layout.WALK_REASONS[layout.WALK_COUNT if count < len(facts) or not bad else why]
-                    + " in the middle of the log",
+                    f"{damage.reason} in the middle of the log",
                     path=segment.path,
-                    position=int(facts["position"][count]) if count < len(facts) else position,
-                    offset=expected,
+                    position=damage.position,
+                    offset=damage.first_offset,
                 )
-        handle = fs.open(segment.path)
-        try:
-            fs.fsync(handle)
-        finally:
-            fs.close(handle)
+    return tuple(damaged)
+
+
+def _damage_in(segment: Segment, start: int, end: int) -> Damage | None:
+    """The first damage in a sealed segment whose offsets end below end."""
+    expected = segment.base_offset
+    for facts, position, why in segment.walk(start, crc=True):
+        count = in_order(facts, expected, end)
+        if count:
+            expected = int(facts["last_offset"][count - 1]) + 1
+        if count < len(facts):
+            return Damage(
+                segment.path, int(facts["position"][count]), expected, end, layout.WALK_REASONS[layout.WALK_COUNT]
+            )
+        if why not in (layout.WALK_END, layout.WALK_LIMIT):
+            return Damage(segment.path, position, expected, end, layout.WALK_REASONS[why])
+    return None
 
 
 class SwapAction(enum.Enum):
@@ -223,6 +337,8 @@ def finish_swaps(fs: FS, directory: str) -> None:
                 "an interrupted compaction left neither the old segments nor a whole new one", path=new.path
             )
         plans.append((base, end, action))
+    # Whoever made these names may have died, or failed, before they were durable; what they stand for goes next.
+    fs.sync_dir(directory)
     for base, end, action in plans:
         if action is SwapAction.DISCARD:
             for name in names:
@@ -260,6 +376,13 @@ def rebuild(segment: ActiveSegment) -> None:
         segment.note_all(facts)
 
 
+def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
+    """Notes batches up to the first whose offset does not rise, and returns its position."""
+    count = in_order(facts, segment.last_offset + 1, segment.base_offset + layout.INT32_MAX + 1)
+    segment.note_all(facts[:count])
+    return int(facts["position"][count]) if count < len(facts) else None
+
+
 def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bool) -> tuple[int | None, int]:
     """Notes the good batches in [start, stop): (position of the first bad one or None, why it is bad)."""
     for facts, position, why in segment.walk(start, stop=stop, crc=crc):
@@ -271,6 +394,7 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bo
             gaps = np.flatnonzero(bases != np.concatenate([[expected], facts["last_offset"][: count - 1] + 1]))
             if len(gaps):
                 row = int(gaps[0])
+                _note(segment, facts[:row])
                 raise CorruptLogError(
                     "a batch does not continue the one before it",
                     path=segment.path,
@@ -278,25 +402,30 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bo
                     expected=f"base offset {expected if row == 0 else int(facts['last_offset'][row - 1]) + 1}",
                     found=int(bases[row]),
                 )
-        segment.note_all(facts[:count])
-        if count < len(facts):
-            return int(facts["position"][count]), layout.WALK_COUNT
+        bad = _note(segment, facts)
+        if bad is not None:
+            return bad, layout.WALK_COUNT
         if why not in (layout.WALK_END, layout.WALK_LIMIT):
             return position, why
     return None, layout.WALK_END
 
 
-def _position_of(segment: ActiveSegment, recovery_point: int, dense: bool) -> int:
-    """Where in the active segment the recovery point lies: everything before this position was on disk.
+def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: bool) -> tuple[list[layout.Facts], int]:
+    """The heads from start to where the recovery point lies in the active segment, and that position: everything before
+    it was on disk. Up to start the segment has taken note of its batches.
 
     Where batch follows on batch up to the recovery point, that is where they end at it: what a torn head says behind it
     counts for nothing. Else it is behind the last whole batch that begins below it: an offset that was damaged upwards
     hides none of those.
     """
-    found, base, expected = 0, segment.base_offset, segment.base_offset
-    if dense and recovery_point <= base:
-        return 0
-    for facts, _, _ in segment.walk(0, crc=False):
+    found, base, expected = start, segment.base_offset, segment.last_offset + 1
+    walked: list[layout.Facts] = []
+    if dense and recovery_point <= expected:
+        return walked, start
+    # From an index entry on it is not far, and what lies behind will be read from the disk once more.
+    steps = {"step_bytes": max(segment.config.index_interval_bytes, 1 << 10)} if start else {}
+    for facts, _, _ in segment.walk(start, crc=False, **steps):
+        walked.append(facts)
         bases, lasts = facts["base_offset"], facts["last_offset"]
         if dense and len(facts):
             follows = bases == np.concatenate([[expected], lasts[:-1] + 1])
@@ -304,13 +433,14 @@ def _position_of(segment: ActiveSegment, recovery_point: int, dense: bool) -> in
             # Exactly: the point is the end of an append, and a head that says to reach beyond it is damaged.
             reached = np.flatnonzero(lasts[:count] + 1 == recovery_point)
             if len(reached):
-                return int(facts["position"][reached[0]] + facts["size_bytes"][reached[0]])
+                found = int(facts["position"][reached[0]] + facts["size_bytes"][reached[0]])
+                break
             dense, expected = count == len(facts) and int(lasts[-1]) + 1 < recovery_point, int(lasts[-1]) + 1
         below = np.flatnonzero((bases >= base) & (bases < recovery_point))
         if len(below):
             last = facts[below[-1]]
             found = int(last["position"] + last["size_bytes"])
-    return found
+    return [facts[facts["position"] < found] for facts in walked], found
 
 
 def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
@@ -342,11 +472,8 @@ def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[
 
 
 def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
-    """Makes the first size bytes all there is of the segment, and brings them to the disk, whatever is there now.
-
-    After a sync that failed the page cache shows data that the disk does not have and calls it clean (ext4, xfs,
-    btrfs): another sync of the same file succeeds without writing. So they go into a new file that takes the name.
-    With no room for one, the old file is cut and synced, which is as much as can be done.
+    """Makes the first size bytes all there is of the segment, and brings them to the disk, whatever is there now: in a
+    new file that takes the name. With no room for one, the old file is cut and synced, which is as much as can be done.
     """
     temporary = segment.path + ".tmp"
     try:

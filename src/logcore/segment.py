@@ -15,10 +15,11 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import (
@@ -42,6 +43,7 @@ SEGMENT_FILES: Final = (LOG, ".index", ".timeindex", ".txnindex")
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
 _WALK_BATCHES: Final = 4096
+_WALK_BYTES: Final = 4 << 20
 #: From this size on a mapping of the growing segment is cheaper than a copy: 0.02 ms a MB instead of 0.25.
 _MAPPED_BYTES: Final = 128 << 10
 #: How much a segment may grow until its index is worth reading again.
@@ -195,14 +197,17 @@ class Segment:
         data, at, limit = self.head(position)
         return RecordBatch.parse(data, at, limit, path=self.path, origin=position - at)
 
-    def walk(self, position: int, *, crc: bool, stop: int | None = None) -> Iterator[tuple[layout.Facts, int, int]]:
+    def walk(
+        self, position: int, *, crc: bool, stop: int | None = None, step_bytes: int = _WALK_BYTES
+    ) -> Iterator[tuple[layout.Facts, int, int]]:
         """Walks batch heads from position to stop or the end, some thousand at a time: (facts, next position, why).
 
-        facts: array of layout.BATCH_FACTS, positions in the file. The last item has why != WALK_LIMIT.
+        facts: array of layout.BATCH_FACTS, positions in the file. The last item has why != WALK_LIMIT. step_bytes: read
+        at once of a file that is not mapped.
         """
         size = self.size_bytes if stop is None else stop
         while True:
-            piece = self.piece(position, 4 << 20)
+            piece = self.piece(position, min(step_bytes, size - position))
             data, start, limit, origin = piece.data, piece.at, min(piece.limit, size - piece.origin), piece.origin
             facts, at, why = active.walk(data, start, limit, _WALK_BATCHES, crc)
             if why == layout.WALK_SHORT and at == start and origin + limit < size:
@@ -423,6 +428,11 @@ class GrowingSegment(Segment):
         return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
 
 
+def _rises(values: npt.NDArray[Any]) -> bool:
+    """Strictly, and from 0 on or above."""
+    return bool((values[:1] >= 0).all() and (values[1:] > values[:-1]).all())
+
+
 def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes:
     try:
         handle = fs.open(path)
@@ -450,10 +460,10 @@ class ActiveSegment(GrowingSegment):
         self.limit_offset = base_offset + layout.INT32_MAX
         self.reset()
 
-    def reset(self) -> None:
-        """Forgets the indexes and all that was learnt from the batches."""
-        self._offset_index = OffsetIndex(self.file(".index"), bytearray())
-        self._time_index = TimeIndex(self.file(".timeindex"), bytearray())
+    def reset(self, *, is_synced: bool = False) -> None:
+        """Forgets the indexes and all that was learnt from the batches. is_synced: the indexes' files are on disk."""
+        self._offset_index = OffsetIndex(self.file(".index"), bytearray(), is_synced=is_synced)
+        self._time_index = TimeIndex(self.file(".timeindex"), bytearray(), is_synced=is_synced)
         self._aborted = TransactionIndex(self.file(".txnindex"), bytearray())
         self.since_entry_bytes = 0
         self.has_producers = False  # batches of idempotent producers, of those found by walking
@@ -462,10 +472,77 @@ class ActiveSegment(GrowingSegment):
         self.largest_timestamp = -1
         self.largest_timestamp_offset = self.base_offset
         self.last_offset = self.base_offset - 1
+        self._believed = 0  # index entries that come from the file
         # An append that stays within these needs no further look at whether to roll; is_full() has the rules.
         self.limit_bytes = self.config.segment_bytes
         self.limit_timestamp = _NEVER
         self._until_look = 1
+
+    def resume(self, below: int, *, is_whole: bool) -> int:
+        """Takes what the index files say of the batches below an offset, as if these had been walked; returns where the
+        batches begin that are to be walked still, 0 when the files are of no use.
+
+        The last offset entry that is taken has to point at its batch, and the last time entry at a batch of that time;
+        other entries are looked at when they are used (start_position). is_whole: the files lack nothing. After a crash
+        one of them may, so that the heads from the last time entry on are walked for one that is younger.
+        """
+        paths = self.file(".index"), self.file(".timeindex")
+        offsets = OffsetIndex(paths[0], bytearray(_read(self.fs, paths[0], OffsetIndex)), is_synced=is_whole)
+        times = TimeIndex(paths[1], bytearray(_read(self.fs, paths[1], TimeIndex)), is_synced=is_whole)
+        relative, position = (offsets.array()[name].astype(np.int64) for name in ("relative_offset", "position"))
+        slot = int(min(relative.searchsorted(below - self.base_offset), position.searchsorted(self._size))) - 1
+        if slot < 0 or not _rises(relative) or not _rises(position):
+            return 0
+        kept = times.array()
+        kept = kept[: kept["relative_offset"].searchsorted(relative[slot], side="right")]
+        newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, int(relative[slot]))
+        near = int(relative.searchsorted(newest_offset, side="right")) - 1
+        start, stop = int(position[near]) if near >= 0 else 0, int(position[slot])
+        until = int(position[near + 1]) if is_whole and near < slot else stop
+        parts = [facts for facts, _, _ in self.walk(start, stop=until, crc=False)]
+        last, first = (active.walk(*self.head(at), 1, False)[0] for at in (stop, 0))
+        rows = np.concatenate([*parts, last])
+        rows = rows[rows["last_offset"] >= self.base_offset + newest_offset]
+        is_borne_out = (
+            len(first)
+            and len(last)
+            and _rises(kept["timestamp"])
+            and int(last["last_offset"][0]) == self.base_offset + int(relative[slot])
+            and int(rows["last_offset"][0]) == self.base_offset + newest_offset
+            and int(rows["max_timestamp"].max()) == newest == int(rows["max_timestamp"][0])
+        )
+        if not is_borne_out:
+            return 0
+        offsets.keep(slot + 1)
+        times.keep(len(kept))
+        self._offset_index, self._time_index, self._believed = offsets, times, slot + 1
+        self._begin_at(int(first["max_timestamp"][0]))
+        if len(kept):
+            self.largest_timestamp, self.largest_timestamp_offset = newest, self.base_offset + newest_offset
+        if self._index_room() <= 0:
+            self.limit_bytes = -1
+        self.last_offset, self.since_entry_bytes = int(last["last_offset"][0]), int(last["size_bytes"][0])
+        return stop + self.since_entry_bytes
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether what is known of it comes from index files, and only the rest from batches."""
+        return self._believed > 0
+
+    def resume_aborted(self, end: int) -> bool:
+        """Takes the aborted transactions from their file, of a log that ends at end; False when it cannot be right."""
+        path = self.file(".txnindex")
+        index = TransactionIndex(path, bytearray(load(self.fs, path, TransactionIndex)), is_synced=True)
+        markers = index.array()["last_offset"].astype(np.int64)
+        if np.any(markers < self.base_offset) or np.any(markers >= end) or not _rises(markers):
+            return False
+        self._aborted = index
+        return True
+
+    def _begin_at(self, timestamp: int) -> None:
+        """Notes the largest timestamp of the first batch, by whose age the segment is rolled."""
+        self.first_timestamp = timestamp
+        self.limit_timestamp = timestamp + self.config.segment_ms if timestamp >= 0 else _NEVER
 
     def reconfigure(self, config: LogConfig) -> None:
         """Other limits from now on; a segment that is full for its index stays full."""
@@ -481,8 +558,7 @@ class ActiveSegment(GrowingSegment):
             self.largest_timestamp = max_timestamp
             self.largest_timestamp_offset = last_offset
         if position == 0:
-            self.first_timestamp = max_timestamp
-            self.limit_timestamp = max_timestamp + self.config.segment_ms if max_timestamp >= 0 else _NEVER
+            self._begin_at(max_timestamp)
         if self.since_entry_bytes > self.config.index_interval_bytes:
             self._add_entries(position, last_offset)
         self.since_entry_bytes += size
@@ -499,17 +575,24 @@ class ActiveSegment(GrowingSegment):
 
     def _look_at_indexes(self) -> None:
         """Writes waiting entries, and says how many more may come until the next look."""
-        offsets, times, room = self._offset_index, self._time_index, self.config.segment_index_bytes
-        assert offsets is not None and times is not None
-        # One time entry is kept back for the closing one (storage format section 3.2).
-        left = min(room // offsets.entry_size - len(offsets), room // times.entry_size - 1 - len(times))
+        left = self._index_room()
         if left <= 0:
             self.limit_bytes = -1
         self._until_look = max(1, min(left, _LOOK_ENTRIES))
-        # For readers in other processes. An index is a cache: what does not reach the file now is written with the
-        # whole when the segment is sealed, where a failure counts.
+        self.offer_indexes()
+
+    def offer_indexes(self) -> None:
+        """Writes waiting entries, for readers in other processes and for an opening after a crash. An index is a cache:
+        what does not reach the file now is written with the whole when the segment is sealed, where a failure counts.
+        """
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             self.write_indexes()
+
+    def _index_room(self) -> int:
+        """How many entries fit still. One time entry is kept back for the closing one (storage format section 3.2)."""
+        offsets, times, room = self._offset_index, self._time_index, self.config.segment_index_bytes
+        assert offsets is not None and times is not None
+        return min(room // offsets.entry_size - len(offsets), room // times.entry_size - 1 - len(times))
 
     def lasting_piece(self, position: int, size: int) -> Piece:
         """Mapped when there is much of it, which costs a fraction of a copy.
@@ -524,9 +607,11 @@ class ActiveSegment(GrowingSegment):
         return Piece(self._mapping, position, position + size, 0, self.path)
 
     def start_position(self, offset: int) -> int:
-        index = self.offset_index  # our own, in memory: no need to look whether it is right
+        index = self.offset_index
         slot = index.find(offset - self.base_offset)
-        return index.entry(slot)[1] if slot >= 0 else 0
+        if slot < self._believed:  # else our own, from batches that we saw: no need to look whether it is right
+            return super().start_position(offset)
+        return index.entry(slot)[1]
 
     def note_all(self, facts: layout.Facts) -> None:
         """The same for batches found by walking the file."""
@@ -615,6 +700,10 @@ class ActiveSegment(GrowingSegment):
         self.fs.fsync(self.handle)
         self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
         self.write_indexes(whole=True, sync=True)
+        if len(self._aborted):
+            # Its name before that of the next segment: nobody makes the index of a sealed segment anew, and Kafka takes
+            # aborted records for committed without it.
+            self.fs.sync_dir(self.directory)
         return Segment(self.fs, self.directory, self.base_offset, self.state)
 
     def is_full(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:

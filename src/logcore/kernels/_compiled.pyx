@@ -401,6 +401,7 @@ def walk(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_batches, bi
     """Walks batch heads. See plain.walk."""
     cdef Py_buffer view
     cdef Facts *facts
+    cdef uint8_t[::1] room
     cdef const uint8_t *base
     cdef Py_ssize_t count = 0
     cdef int why = WALK_END
@@ -413,7 +414,8 @@ def walk(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_batches, bi
         if max_batches < 0:
             max_batches = 0
         found = np.empty(max_batches * sizeof(Facts), np.uint8)
-        facts = <Facts *><size_t>found.__array_interface__["data"][0]
+        room = found  # numpy's own __array_interface__ crashes when there is no memory for it
+        facts = <Facts *>&room[0]
         while position < limit:
             if count == max_batches:
                 why = WALK_LIMIT
@@ -994,6 +996,7 @@ def gather(data, positions, sizes):
     cdef const int32_t[::1] sized = sizes
     cdef Py_ssize_t count = where.shape[0], slot
     cdef int64_t total = 0, at = 0
+    cdef uint8_t[::1] room
     offsets = np.empty(count + 1, np.int32)
     cdef int32_t[::1] starts = offsets
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -1008,7 +1011,8 @@ def gather(data, positions, sizes):
             raise ValueError("more than 2^31-1 bytes in one chunk")
         pieces = np.empty(total, np.uint8)
         if total:
-            target = <uint8_t *><size_t>pieces.__array_interface__["data"][0]
+            room = pieces
+            target = &room[0]
             for slot in range(count):
                 starts[slot] = <int32_t>at
                 if sized[slot] > 0:

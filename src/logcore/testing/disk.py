@@ -29,9 +29,9 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import attrs
 
@@ -55,6 +55,7 @@ OPERATIONS: Final = CHANGES | SYNCS | READS
 
 Kind = Literal["kill", "power"]
 Names = Literal["posix", "journal"]
+Result = TypeVar("Result")
 
 
 class SimulatedCrash(BaseException):
@@ -160,6 +161,10 @@ class _File:
         self.mappings: list[weakref.ref[_Mapping]] | None = None
         self.variants: dict[int, bytes] = {}
 
+    def seen(self) -> bytes:
+        """What programs see."""
+        return bytes(self.content)
+
     def of(self, mask: int) -> bytes:
         """The content with those pending changes whose bits are set."""
         found = self.variants.get(mask)
@@ -213,8 +218,13 @@ class _Directory:
         self.durable: dict[str, _Node] = {}
         self.modified_ms = modified_ms
 
+    def seen(self) -> None:
+        return None
+
 
 _Node = _File | _Directory
+#: Of the disks that a crash may leave: the changed names that stay, contents of files, what it is, and what can do it.
+_Choice = tuple[int, Mapping[_File, bytes], str | Callable[[], str], Kind]
 
 
 class _Naming(NamedTuple):
@@ -229,38 +239,160 @@ class _Naming(NamedTuple):
         return any(place is not None and place[0] is directory for place in (self.gone, self.come))
 
 
+def _said(journal: Sequence[_Naming], mask: int, how: str) -> str:
+    kept = [naming.what for at, naming in enumerate(journal) if mask >> at & 1]
+    names = f" ({', '.join(kept)})" if 0 < len(kept) < 5 else ""
+    return f"of the changed names {len(kept)} of {len(journal)}{names}, {how}"
+
+
+class _Tree(NamedTuple):
+    """What names lead to after a crash. files: durable contents by path. open: those of which content may be lost.
+    key: of the others, to which these are added.
+    """
+
+    files: dict[str, bytes | None]
+    open: list[tuple[str, _File]]
+    key: int
+
+
 class CrashState:
     """A disk that a crash may leave. files: path -> content, None for a directory. what: how it came to be.
 
     kind: "kill" when the end of the process alone leaves it (all that was written is there, the last write perhaps cut
-    short), "power" when it takes a loss of power.
+    short), "power" when it takes a loss of power. key: 64 bits that are the same for the same files, within this
+    process. now_ms: when it happened.
     """
 
-    __slots__ = ("_key", "_origin", "files", "kind", "what")
+    __slots__ = ("_changed", "_origin", "_tree", "_what", "key", "kind", "now_ms")
 
-    def __init__(self, origin: SimulatedDisk, files: dict[str, bytes | None], kind: Kind, what: str) -> None:
-        self._origin = origin
-        self._key: int | None = None
-        self.files = files
+    def __init__(
+        self,
+        origin: SimulatedDisk,
+        tree: dict[str, bytes | None],
+        changed: dict[str, bytes],
+        key: int,
+        kind: Kind,
+        what: str | Callable[[], str],
+    ) -> None:
+        self._origin, self._tree, self._changed, self._what = origin, tree, changed, what
+        self.key = key
         self.kind: Kind = kind
-        self.what = what
+        self.now_ms = origin.now_ms()
 
     @property
-    def key(self) -> int:
-        """64 bits that are the same for the same files, within this process."""
-        if self._key is None:
-            self._key = hash(frozenset(self.files.items()))
-        return self._key
+    def files(self) -> dict[str, bytes | None]:
+        return {**self._tree, **self._changed}
+
+    @property
+    def what(self) -> str:
+        return self._what if isinstance(self._what, str) else self._what()
 
     def disk(self) -> SimulatedDisk:
         """A new disk with these files, all of them durable."""
-        disk = SimulatedDisk(self.files, seed=self._origin.seed, now_ms=self._origin.now_ms())
+        disk = SimulatedDisk(self.files, seed=self._origin.seed, now_ms=self.now_ms)
         disk.history = f"{self._origin.history}, {self.what}" if self._origin.history else self.what
         return disk
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{path}: {len(data)}" for path, data in sorted(self.files.items()) if data is not None)
         return f"<CrashState {self.kind}: {self.what}; {sizes}>"
+
+
+class _Asked:
+    """What a function asked a disk about the files that were there when it began, in order: (path, True) for the
+    content, (path, False) for the size.
+    """
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.nodes = disk._nodes()
+        self.questions: dict[tuple[str, bool], None] = {}
+        self.written: set[_File] = set()
+        self._blank: set[_File] = set()  # cut to nothing: what was in it plays no part any more
+        self._paths: dict[_Node, list[str]] = {}
+        for path, node in self.nodes.items():
+            self._paths.setdefault(node, []).append(path)
+
+    def ask(self, file: _Node, is_whole: bool) -> None:
+        if file not in self._blank:
+            for path in self._paths.get(file, ()):
+                self.questions[path, is_whole] = None
+
+    def cut(self, file: _File, size: int) -> None:
+        self.written.add(file)
+        if size == 0:
+            self._blank.add(file)
+
+
+class _Question:
+    """A place in the tree of Known: what is asked there, and where each answer leads."""
+
+    __slots__ = ("about", "answers")
+
+    def __init__(self, about: tuple[str, bool]) -> None:
+        self.about = about
+        self.answers: dict[int, Any] = {}
+
+
+class Known(Generic[Result]):
+    """What a function finds on disks, as a tree: names and time at the root, then each size and content that it asks
+    for, in its order. On disks that give it the same answers it goes the same way and finds the same, so it is called
+    once for all of them. What it finds must come from the disk alone, and not from the order in which names are listed.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[int, Any] = {}
+
+    def get(self, files: Mapping[str, bytes | None], now_ms: int) -> Result | None:
+        """What was found on such a disk; None when that is not known."""
+        return self._find(files, now_ms)[0]
+
+    def run(self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Result]) -> Result:
+        """What is known of this disk, or else what the function finds there. May be called by what is run so itself."""
+        outer, asked = disk._asked, _Asked(disk)
+        files = {path: node.seen() for path, node in asked.nodes.items()}
+        now_ms = disk.now_ms()
+        result, questions = self._find(files, now_ms)
+        if result is None:
+            disk._asked = asked
+            try:
+                result = function(disk)
+            finally:
+                disk._asked = outer
+            questions = list(asked.questions)
+            self._add(files, now_ms, questions, result)
+        if outer is not None:
+            for path, is_whole in questions:
+                outer.ask(asked.nodes[path], is_whole)
+            outer.written |= asked.written
+        return result
+
+    def _find(self, files: Mapping[str, bytes | None], now_ms: int) -> tuple[Result | None, list[tuple[str, bool]]]:
+        found = self._roots.get(self._root(files, now_ms))
+        questions = []
+        while type(found) is _Question:
+            questions.append(found.about)
+            found = found.answers.get(self._answer(files, found.about))
+        return found, questions
+
+    def _add(
+        self, files: Mapping[str, bytes | None], now_ms: int, questions: list[tuple[str, bool]], result: Result
+    ) -> None:
+        answers, answer = self._roots, self._root(files, now_ms)
+        for about in questions:
+            question = answers.get(answer)
+            if type(question) is not _Question or question.about != about:
+                question = answers[answer] = _Question(about)
+            answers, answer = question.answers, self._answer(files, about)
+        answers[answer] = result
+
+    @staticmethod
+    def _root(files: Mapping[str, bytes | None], now_ms: int) -> int:
+        return hash((now_ms, frozenset([path + "/" if content is None else path for path, content in files.items()])))
+
+    @staticmethod
+    def _answer(files: Mapping[str, bytes | None], about: tuple[str, bool]) -> int:
+        content = files[about[0]]
+        return -1 if content is None else hash(content) if about[1] else len(content)
 
 
 _Failure = type[StorageReadError] | type[StorageWriteError]
@@ -308,7 +440,6 @@ class SimulatedDisk:
         #: Called with (operation, whether it is done) around each change and sync; for explorers.
         self.observer: Any = None
         self._now_ms, self._monotonic_ms = now_ms, 0
-        self._random = random.Random(seed)
         self._mutex = threading.RLock()
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[_File, str, bool]] = {}
@@ -319,9 +450,15 @@ class SimulatedDisk:
         self._newest: _File | None = None  # whose change came last; None when it was one of names
         self._writing: _File | None = None  # during a write
         self._crash_in: int | None = None
+        self._asked: _Asked | None = None  # for Known
         self._root = _Directory(next(self._numbers), now_ms)
+        self._found: dict[str, _Node] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():
             self._plant(path, content)
+
+    @functools.cached_property
+    def _random(self) -> random.Random:
+        return random.Random(self.seed)
 
     def __repr__(self) -> str:
         state = "dead" if self.is_dead else f"{len(self._journal)} names and {len(self._dirty)} files not synced"
@@ -331,6 +468,7 @@ class SimulatedDisk:
 
     def _plant(self, path: str, content: bytes | None) -> None:
         """Puts a file or a directory there, durably."""
+        self._found.clear()
         place = self._root
         parts = _parts(path)
         for name in parts[:-1] if content is not None else parts:
@@ -344,25 +482,54 @@ class SimulatedDisk:
 
     def files(self) -> dict[str, bytes]:
         """What programs see now: path -> content of every file."""
-        return {path: content for path, content in self._view().items() if content is not None}
+        self._read_all()
+        return {path: content for path, content in self.view().items() if content is not None}
 
-    def _view(self) -> dict[str, bytes | None]:
-        found: dict[str, bytes | None] = {}
+    def view(self) -> dict[str, bytes | None]:
+        """What programs see now, with None for directories; for Known, this asks for nothing but names."""
+        return {path: node.seen() for path, node in self._nodes().items()}
+
+    def _nodes(self) -> dict[str, _Node]:
+        found: dict[str, _Node] = {}
         waiting: list[tuple[str, _Directory]] = [("", self._root)]
         while waiting:
             path, directory = waiting.pop()
             for name, node in directory.entries.items():
-                if isinstance(node, _File):
-                    found[f"{path}/{name}"] = bytes(node.content)
-                else:
-                    found[f"{path}/{name}"] = None
+                found[f"{path}/{name}"] = node
+                if isinstance(node, _Directory):
                     waiting.append((f"{path}/{name}", node))
         return found
+
+    def content(self, path: str) -> bytes:
+        """What programs see in a file."""
+        file = self._file(path)
+        if self._asked is not None:
+            self._asked.ask(file, True)
+        return bytes(file.content)
+
+    def is_as(self, before: Mapping[str, bytes | None]) -> bool:
+        """Whether view() is what it was when the function began that Known runs, or (without that) just what it was."""
+        asked, nodes = self._asked, self._nodes()
+        if asked is not None:
+            for path, node in asked.nodes.items():
+                if node in asked.written or nodes.get(path) is not node:
+                    asked.questions[path, True] = None
+        return before == {path: node.seen() for path, node in nodes.items()}
+
+    def note_read(self, path: str) -> None:
+        """For Known: the content that was there when its function began decides something, of which view() told."""
+        if self._asked is not None:
+            self._asked.questions[path, True] = None
+
+    def _read_all(self) -> None:
+        if self._asked is not None:
+            self._asked.questions |= dict.fromkeys((path, True) for path in self._asked.nodes)
 
     def replace(self, path: str, content: bytes | None) -> None:
         """Puts other content into a file, or (None) removes it, durably and behind everybody's back."""
         if content is None:
             directory, name = self._place(path)
+            self._found.clear()
             directory.entries.pop(name, None)
             directory.durable.pop(name, None)
         else:
@@ -441,11 +608,24 @@ class SimulatedDisk:
         disk's. kind: only these. newest: only states in which the last change plays a part; what could be before it,
         can still be.
         """
+        self._read_all()
         rng = random.Random((self.seed if seed is None else seed) * 1_000_003 + len(self.operations))
         states: dict[int, CrashState] = {}
-        for state in self._states(rng, newest):
-            if kind is None or state.kind == kind:
-                states.setdefault(state.key, state)
+        trees: dict[int, _Tree] = {}
+        for mask, contents, what, state_kind in self._states(rng, newest):
+            if kind is not None and state_kind != kind:
+                continue
+            if self.names == "journal":
+                contents = self._ordered(mask, contents)
+            tree = trees.get(mask)
+            if tree is None:
+                tree = trees[mask] = self._tree(mask, contents)
+            changed = {path: contents[file] for path, file in tree.open}
+            key = tree.key
+            for item in changed.items():
+                key ^= hash(item)
+            if key not in states:
+                states[key] = CrashState(self, tree.files, changed, key, state_kind, what)
         found = list(states.values())
         if limit is not None and len(found) > limit:
             first = max(2, limit // 4)
@@ -454,23 +634,19 @@ class SimulatedDisk:
 
     # -- what a crash leaves ------------------------------------------------------------------------------------
 
-    def _states(self, rng: random.Random, newest: bool) -> Iterator[CrashState]:
-        names, files = len(self._journal), list(self._dirty)
+    def _states(self, rng: random.Random, newest: bool) -> Iterator[_Choice]:
+        names, files, journal = len(self._journal), list(self._dirty), tuple(self._journal)
         every = (1 << names) - 1
         new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
         old = {file: file.durable for file in files}
         by_name = newest and self._newest is None
         changed = self._newest if newest else None  # the file that must not be as it was before its last change
 
-        def state(mask: int, contents: dict[_File, bytes], what: str, kind: Kind = "power") -> CrashState:
-            return self._state(mask, contents, what, kind)
-
-        view = state(every, {file: bytes(file.content) for file in files}, "killed", "kill")
-        yield view
+        yield every, {file: bytes(file.content) for file in files}, "killed", "kill"
         if by_name and not names:
             return
         if not newest:
-            yield state(0, old, "all that was not synced is gone")
+            yield 0, old, "all that was not synced is gone", "power"
         masks = self._name_masks(names)
         if by_name:
             masks = [mask for mask in masks if mask >> (names - 1) & 1]
@@ -479,20 +655,21 @@ class SimulatedDisk:
         else:
             masks_of_old = masks
         for mask in masks:
-            yield state(mask, new, f"of the changed names {self._said(mask)}, with all data")
+            yield mask, new, functools.partial(_said, journal, mask, "with all data"), "power"
         for mask in masks_of_old:
-            yield state(mask, old, f"of the changed names {self._said(mask)}, without unsynced data")
+            yield mask, old, functools.partial(_said, journal, mask, "without unsynced data"), "power"
         if changed is not None and len(files) > 1:
-            yield state(every, {**old, changed: new[changed]}, f"only the data of {changed.number}")
+            yield every, {**old, changed: new[changed]}, f"only the data of {changed.number}", "power"
         for file in files if changed is None and not by_name else [changed] if changed is not None else []:
             others = [new, old] if len(files) > 1 else [new]
+            path = self._path_of(file)
             for content, what, cut in self._garbled(file, rng):
                 for mask in {every, 0}:
                     for rest in others:
                         kind: Kind = (
                             "kill" if cut and mask == every and rest is new and file is self._writing else "power"
                         )
-                        yield state(mask, {**rest, file: content}, f"{what} of {self._path_of(file)}", kind)
+                        yield mask, {**rest, file: content}, f"{what} of {path}", kind
         yield from self._subsets(names, files, by_name, changed)
         for _ in range(4):
             if self.names == "journal":
@@ -502,9 +679,9 @@ class SimulatedDisk:
                 if by_name:
                     mask |= 1 << (names - 1)
             mixed = {file: self._random_content(file, rng) for file in files}
-            yield state(mask, mixed, "a random mixture")
+            yield mask, mixed, "a random mixture", "power"
 
-    def _subsets(self, names: int, files: list[_File], by_name: bool, changed: _File | None) -> Iterator[CrashState]:
+    def _subsets(self, names: int, files: list[_File], by_name: bool, changed: _File | None) -> Iterator[_Choice]:
         count = names + sum(len(file.pending) for file in files)
         if count <= EXHAUSTIVE:
             choices: list[Iterable[tuple[int, ...]]] = []
@@ -517,19 +694,20 @@ class SimulatedDisk:
             choices = [[(mask,) for mask in name_masks], itertools.product(*ranges)]
             for (mask,), masks in itertools.product(*choices):
                 contents = {file: file.of(bits) for file, bits in zip(files, masks, strict=True)}
-                yield self._state(mask, contents, "a subset of the changes", "power")
+                yield mask, contents, "a subset of the changes", "power"
             return
         every = (1 << names) - 1
         new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
         for file in files:
             full = (1 << len(file.pending)) - 1
+            path = self._path_of(file)
             for at in range(len(file.pending)):
                 if file is changed and at == len(file.pending) - 1:
                     continue
                 contents = {**new, file: file.of(full & ~(1 << at))}
-                yield self._state(every, contents, f"without change {at} of {self._path_of(file)}", "power")
+                yield every, contents, f"without change {at} of {path}", "power"
                 contents = {**new, file: file.of((1 << at) - 1)}
-                yield self._state(every, contents, f"only {at} changes of {self._path_of(file)}", "power")
+                yield every, contents, f"only {at} changes of {path}", "power"
 
     def _name_masks(self, names: int) -> list[int]:
         """All, none, every prefix and every change left out; only prefixes where a journal keeps the order."""
@@ -539,14 +717,8 @@ class SimulatedDisk:
             masks += [every & ~(1 << at) for at in range(names - 1)]
         return list(dict.fromkeys(masks))
 
-    def _said(self, mask: int) -> str:
-        kept = [naming.what for at, naming in enumerate(self._journal) if mask >> at & 1]
-        return f"{len(kept)} of {len(self._journal)}" + (f" ({', '.join(kept)})" if 0 < len(kept) < 5 else "")
-
-    def _state(self, mask: int, contents: Mapping[_File, bytes], what: str, kind: Kind) -> CrashState:
-        if self.names == "journal":
-            contents = self._ordered(mask, contents)
-        files: dict[str, bytes | None] = {}
+    def _tree(self, mask: int, open: Container[_File]) -> _Tree:
+        """What stands where, after a crash that keeps these changes of names."""
         changed: dict[_Directory, dict[str, _Node]] = {}
         for at, naming in enumerate(self._journal):
             if mask >> at & 1:
@@ -560,17 +732,24 @@ class SimulatedDisk:
                     if directory not in changed:
                         changed[directory] = dict(directory.durable)
                     changed[directory][naming.come[1]] = naming.come[2]
+        tree = _Tree({}, [], 0)
+        key = 0
         waiting = [("", self._root)]
         while waiting:
-            path, directory = waiting.pop()
-            for name, node in (changed.get(directory) or directory.durable).items():
-                if isinstance(node, _File):
-                    content = contents.get(node)
-                    files[f"{path}/{name}"] = node.durable if content is None else content
+            above, directory = waiting.pop()
+            for name, node in changed.get(directory, directory.durable).items():
+                path = f"{above}/{name}"
+                content = None
+                if isinstance(node, _Directory):
+                    waiting.append((path, node))
                 else:
-                    files[f"{path}/{name}"] = None
-                    waiting.append((f"{path}/{name}", node))
-        return CrashState(self, files, kind, what)
+                    content = node.durable
+                    if node in open:
+                        tree.open.append((path, node))
+                tree.files[path] = content
+                if not tree.open or tree.open[-1][0] != path:
+                    key ^= hash((path, content))
+        return tree._replace(key=key)
 
     def _ordered(self, mask: int, contents: Mapping[_File, bytes]) -> dict[_File, bytes]:
         """A renamed file has at least what was written before the rename, where the file system sees to that."""
@@ -653,6 +832,9 @@ class SimulatedDisk:
     # -- paths and steps ----------------------------------------------------------------------------------------
 
     def _find(self, path: str) -> _Node | None:
+        known = self._found.get(path)
+        if known is not None:
+            return known
         node: _Node = self._root
         for name in _parts(path):
             if not isinstance(node, _Directory):
@@ -661,6 +843,7 @@ class SimulatedDisk:
             if found is None:
                 return None
             node = found
+        self._found[path] = node
         return node
 
     def _get(self, path: str, kind: _Failure = StorageReadError) -> _Node:
@@ -746,10 +929,13 @@ class SimulatedDisk:
         if come is not None:
             come[0].entries[come[1]] = come[2]
             come[0].modified_ms = self._now_ms
+        self._found.clear()
         self._journal.append(_Naming(len(self.operations), what, gone, come))
         self._newest = None
 
     def _change(self, file: _File, change: _Change) -> None:
+        if self._asked is not None:
+            self._asked.written.add(file)
         content = file.content
         if isinstance(content, bytes):
             content = file.content = bytearray(content)
@@ -815,6 +1001,8 @@ class SimulatedDisk:
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("pread", path)
+        if self._asked is not None:
+            self._asked.ask(file, True)
         return bytes(file.content[position : position + size])
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
@@ -848,12 +1036,16 @@ class SimulatedDisk:
         file, path, writable = self._held(handle)
         with self._mutex:
             if size == len(file.content) and self.faults is None:
+                if self._asked is not None:
+                    self._asked.cut(file, size)
                 return
             action = self._begin("truncate", path)
             if not writable:
                 action = errno.EINVAL
             if isinstance(action, int):
                 self._end("truncate", action, path)
+            if self._asked is not None:
+                self._asked.cut(file, size)
             if size != len(file.content):
                 self._change(file, _Change(len(self.operations), size, None))
             self._end("truncate", action, path)
@@ -888,7 +1080,20 @@ class SimulatedDisk:
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("size", path)
+        if self._asked is not None:
+            self._asked.ask(file, False)
         return len(file.content)
+
+    def drop_cache(self, handle: int, position: int) -> bool:
+        """What a failed sync lost is gone from now on. Not while a part of the file is mapped."""
+        file, _, _ = self._held(handle)
+        with self._mutex:
+            if file.mappings is not None and any(reference() is not None for reference in file.mappings):
+                return False
+            if file.forgot:
+                file.content = file.of((1 << len(file.pending)) - 1)
+                file.forgot = False
+            return True
 
     def map(self, handle: int, size: int) -> memoryview:
         """As OsFS.map. Later writes show in the view; where the file was cut since, it shows ruins (0xDE) instead of
@@ -899,6 +1104,8 @@ class SimulatedDisk:
             self._reading("map", path)
         if not 0 < size <= len(file.content):
             _fail(errno.EINVAL, path, StorageReadError)
+        if self._asked is not None:
+            self._asked.ask(file, True)
         memory = _Mapping(file.content[:size])
         file.mappings = [*(file.mappings or ()), weakref.ref(memory)]
         return memoryview(memory).toreadonly()
@@ -907,7 +1114,10 @@ class SimulatedDisk:
 
     def file_size(self, path: str) -> int:
         self._reading("file_size", path)
-        return len(self._file(path).content)
+        file = self._file(path)
+        if self._asked is not None:
+            self._asked.ask(file, False)
+        return len(file.content)
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
         if isinstance(path_or_handle, int):
@@ -946,7 +1156,7 @@ class SimulatedDisk:
         """What capacity_bytes leaves; without it an exabyte."""
         if self.capacity_bytes is None:
             return 1 << 60
-        return self.capacity_bytes - sum(map(len, self.files().values()))
+        return self.capacity_bytes - sum(len(content) for content in self.view().values() if content is not None)
 
     def rename(self, source: str, target: str) -> None:
         with self._mutex:
@@ -1091,7 +1301,8 @@ class SimulatedDisk:
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes what programs see now into a real directory, to be looked at with other tools."""
-        for path, content in sorted(self._view().items()):
+        self._read_all()
+        for path, content in sorted(self.view().items()):
             target = Path(directory, path.lstrip("/"))
             if content is None:
                 target.mkdir(parents=True, exist_ok=True)

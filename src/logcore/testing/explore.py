@@ -7,7 +7,9 @@
     explore(run, recover, judge)
 
 Rules:
-- Each disk is opened once: equal ones are the same disk. What was found is judged again when more was promised.
+- Each disk is opened once: equal ones are the same disk. One that differs only in what recovery never looked at, as the
+  content of a file that it removes unread, is not opened either: the same would be found (disk.Known).
+- What was found is judged again when more was promised.
 - For some of the disks the power goes again, at every moment of their recovery.
 - A failure says which moment, which disk and which calls led there, and carries that disk.
 
@@ -23,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
-from logcore.testing.disk import SYNCS, CrashState, Kind, Names, Operation, SimulatedDisk
+from logcore.testing.disk import SYNCS, CrashState, Kind, Known, Names, Operation, SimulatedDisk
 
 Found = TypeVar("Found")
 Promise = TypeVar("Promise")
@@ -42,7 +44,8 @@ class Report:
     """What an exploration did.
 
     operations: changes and syncs of the program. moments: at which the power was cut. states: distinct disks that were
-    opened. again: disks left by a second crash, during recovery. judged: verdicts on a disk at a moment.
+    left and judged. again: disks left by a second crash, during recovery. judged: verdicts on a disk at a moment.
+    opened: how many of states and again recovery ran on; the others differ from one of these in what it does not read.
     """
 
     operations: int = 0
@@ -50,6 +53,7 @@ class Report:
     states: int = 0
     again: int = 0
     judged: int = 0
+    opened: int = 0
 
     def __add__(self, other: Report) -> Report:
         mine, theirs = attrs.astuple(self), attrs.astuple(other)
@@ -68,13 +72,27 @@ class CrashTestError(AssertionError):
         super().__init__(f"{reason}\n  after a crash ({state.kind}): {state.what}\n  the last operations:\n{last}")
 
 
+@attrs.define
+class Seen(Generic[Found]):
+    """What explorations know of disks, to be shared by those in which equal disks have the same meaning.
+
+    states: key of a state -> what recovery finds. known, thoroughly: the same, by what it reads. recovered: how many
+    disks recovery was asked about.
+    """
+
+    states: dict[int, list[Found]] = attrs.field(factory=dict)
+    known: Known[Found] = attrs.field(factory=Known)
+    thoroughly: Known[Found] = attrs.field(factory=Known)
+    recovered: int = 0
+
+
 class Explorer(Generic[Found]):
     """Explores what runs on the disks it is attached to.
 
     recover, judge(found, kind): as for explore(); judge raises AssertionError for what must not be. same: compares what
     two recoveries of the same disk found, one of which was interrupted. restart: the recovery to interrupt, if recover
-    does more than that. again_every: of how many disks the recovery of one is crashed. limit: of states at one moment.
-    seen: results by state, to be shared by explorations in which equal disks have the same meaning.
+    does more than that. again_every: of how many disks the recovery of one is crashed. thorough: what to do instead of
+    recover on one of thorough_every disks. limit: of states at one moment.
     """
 
     def __init__(
@@ -85,15 +103,19 @@ class Explorer(Generic[Found]):
         same: Callable[[Found, Found], bool] | None = None,
         restart: Callable[[SimulatedDisk], object] | None = None,
         again_every: int = 10,
+        thorough: Callable[[SimulatedDisk], Found] | None = None,
+        thorough_every: int = 10,
         limit: int | None = None,
         seed: int = 0,
-        seen: dict[int, list[Found]] | None = None,
+        seen: Seen[Found] | None = None,
     ) -> None:
         self.recover, self.judge, self.same = recover, judge, same
         self.restart = recover if restart is None else restart
         self.again_every, self.limit, self.seed = again_every, limit, seed
+        self.thorough, self.thorough_every = thorough, thorough_every
         self.report = Report()
-        self._seen: dict[int, list[Found]] = {} if seen is None else seen
+        self._known: Seen[Found] = Seen() if seen is None else seen
+        self._seen = self._known.states
         self._disk: SimulatedDisk | None = None
         self._live: dict[int, CrashState] | None = None  # what a crash now may leave
         self._complete = 0  # of these the one with nothing missing
@@ -120,6 +142,14 @@ class Explorer(Generic[Found]):
         return self.report
 
     def _observe(self, operation: str, is_done: bool) -> None:
+        try:
+            self._look_at(operation, is_done)
+        except BaseException:
+            assert self._disk is not None
+            self._disk.observer = None  # what the program does about this error is not looked at any more
+            raise
+
+    def _look_at(self, operation: str, is_done: bool) -> None:
         if not is_done:
             if self._is_stale:
                 self._look_again()
@@ -169,7 +199,7 @@ class Explorer(Generic[Found]):
         self.report.states += 1
         found = self._recover(state)
         founds = [found]
-        if self.again_every and state.key % self.again_every == 0:
+        if self.again_every and len(self._seen) % self.again_every == 0:
             for second in self._crash_again(state):
                 self.report.again += 1
                 other = self._recover(second)
@@ -186,7 +216,7 @@ class Explorer(Generic[Found]):
     def _crash_again(self, state: CrashState) -> list[CrashState]:
         """Some of the disks that a crash during recovery may leave."""
         disk = state.disk()
-        rng = random.Random(state.key)
+        rng = random.Random(self.seed * 1_000_003 + len(self._seen))
         left: list[CrashState] = []
 
         def observe(operation: str, is_done: bool) -> None:
@@ -199,9 +229,17 @@ class Explorer(Generic[Found]):
         return left
 
     def _recover(self, state: CrashState) -> Found:
+        recover, known = self.recover, self._known.known
+        self._known.recovered += 1
+        if self.thorough is not None and self._known.recovered % self.thorough_every == 0:
+            recover, known = self.thorough, self._known.thoroughly
+        found = known.get(state.files, state.now_ms)
+        if found is not None:
+            return found
+        self.report.opened += 1
         disk = state.disk()
         try:
-            return self.recover(disk)
+            return known.run(disk, recover)
         except Exception as error:
             disk.crash()  # so that logs it left open stay silent
             raise CrashTestError(

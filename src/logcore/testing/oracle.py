@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import gc
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 
@@ -29,8 +30,10 @@ from logcore.kernels import Record
 from logcore.log import Log, open_log
 from logcore.producers import Transactions
 from logcore.reader import control_types
-from logcore.testing.disk import Kind, SimulatedDisk
-from logcore.verify import verify
+from logcore.testing.disk import Kind, Known, SimulatedDisk
+from logcore.verify import Verdict, verify
+
+Found = TypeVar("Found")
 
 _TEMPORARY = (".tmp", ".cleaned", ".swap", ".deleted")
 
@@ -292,6 +295,17 @@ class LogHistory:
             assert by is None or by < found.end, f"{offset} is gone, and so is {by} after it"
 
 
+@attrs.define
+class Afterwards:
+    """What is known of the disks that recovery leaves, to be shared where settings are the same: there are few of them.
+
+    opened: what opening again finds, a start and records. verified: what logcore.verify says.
+    """
+
+    opened: Known[tuple[int, list[Record]]] = attrs.field(factory=Known)
+    verified: Known[list[Verdict]] = attrs.field(factory=Known)
+
+
 def recover_log(
     disk: SimulatedDisk,
     path: str = "t-0",
@@ -299,13 +313,15 @@ def recover_log(
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
     thorough: bool = False,
+    afterwards: Afterwards | None = None,
 ) -> FoundLog:
     """Opens a log after a crash, and checks all that can be checked without knowing what was in it.
 
     thorough: also what a reader sees before recovery, lookups, what is remembered of producers, transactions and
-    epochs, and the verdicts of logcore.verify. Raises AssertionError, and what opening raises.
+    epochs, and the verdicts of logcore.verify. afterwards: of other disks. Raises AssertionError, and what opening
+    raises.
     """
-    before = disk.files()
+    before = disk.view()
     shown = _look_before(disk, path) if thorough else None
     is_compacted = LogConfig.parse(config).is_compacted
     with open_log(path, create=True, config=config, durability=durability, fs=disk) as log:
@@ -316,11 +332,12 @@ def recover_log(
         report = log.recovery_report
         assert report is not None
         if report.cut_position is not None:
-            tail = before[report.path][report.cut_position :]
+            disk.note_read(report.path)
+            tail = (before[report.path] or b"")[report.cut_position :]
             assert len(tail) == report.cut_bytes, "the report does not say what was cut"
             if any(tail):
                 assert report.quarantine_path is not None, "what was cut is nowhere"
-                assert disk.files()[report.quarantine_path] == tail, "what was put aside is not what was cut"
+                assert disk.content(report.quarantine_path) == tail, "what was put aside is not what was cut"
         if not is_compacted:
             _check_dense(log, records)
         if shown and not is_compacted:
@@ -338,23 +355,40 @@ def recover_log(
         assert receipt.offset == end, "the next offset is not the end"
         if thorough:
             check_epochs(log)
-    after = disk.files()
+    after = disk.view()
     # In the directory above, a checkpoint's temporary file waits for the next writing of that checkpoint.
     left = [name for name in after if name.endswith(_TEMPORARY) and name.count("/") > 1]
     assert not left, f"left behind: {left}"
     if disk.open_handles:
         gc.collect()  # the traceback of an error may hold a segment
     assert not disk.open_handles, f"still open: {disk.open_handles}"
-    with open_log(path, config=config, durability=durability, fs=disk) as log:
-        probe = Record(end, 0, b"probe" if is_compacted else None, b"probe")
-        assert list(log.read(start)) == [*records, probe], "opening again finds other records"
-        assert log.recovery_report is not None
-        assert log.recovery_report.cut_position is None, "opening again cuts again"
-    assert disk.files() == after, "opening again changes the files"
+    probe = Record(end, 0, b"probe" if is_compacted else None, b"probe")
+    opened, verified = (None, None) if afterwards is None else (afterwards.opened, afterwards.verified)
+    again = _once(opened, disk, lambda disk: _reopen(disk, path, config, durability))
+    assert again == (start, [*records, probe]), "opening again finds other records"
     if thorough:
-        damaged = [verdict for verdict in verify(path, fs=disk) if verdict.status == "damaged"]
+        verdicts = _once(verified, disk, lambda disk: list(verify(path, fs=disk)))
+        damaged = [verdict for verdict in verdicts if verdict.status == "damaged"]
         assert not damaged, damaged
     return found
+
+
+def _once(known: Known[Found] | None, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Found]) -> Found:
+    return function(disk) if known is None else known.run(disk, function)
+
+
+def _reopen(
+    disk: SimulatedDisk, path: str, config: Mapping[str, object] | None, durability: str | Durability
+) -> tuple[int, list[Record]]:
+    """Opens a log that was closed, which changes nothing. Returns its start and its records."""
+    before = disk.view()
+    with open_log(path, config=config, durability=durability, fs=disk) as log:
+        start = log.log_start_offset
+        records = list(log.read(start))
+        assert log.recovery_report is not None
+        assert log.recovery_report.cut_position is None, "opening again cuts again"
+    assert disk.is_as(before), "opening again changes the files"
+    return start, records
 
 
 def _check_dense(log: Log, records: Sequence[Record]) -> None:
