@@ -1,13 +1,19 @@
 """Shared set-up: hypothesis profiles, the vectors that other people's encoders wrote, partitions to look at or damage.
 
 HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how to repeat what it found.
+
+Syncs of real files return at once: where no power is cut, waiting for the disk shows nothing, and it took most of the
+time of some tests. What a power cut takes, SimulatedDisk says, and tests/test_power.py, where syncs are real, as they
+are in processes that tests start. LOGCORE_REAL_SYNC=1 makes all of them real.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +26,34 @@ hypothesis.settings.register_profile("quick", max_examples=60, deadline=None, de
 hypothesis.settings.register_profile("thorough", max_examples=5_000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> None:
+    """What modules have left stays. Most of a garbage collection would be spent on it, and many tests ask for one."""
+    gc.collect()
+    gc.freeze()
+
+
 VECTORS = Path(__file__).parent / "data" / "vectors"
 EXPECTED: dict[str, Any] = json.loads((VECTORS / "expected.json").read_text())
+
+
+#: Tests whose forked children are cut off from power, or are killed inside a sync.
+REAL_SYNC = {"test_power", "test_kills"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def syncs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Does not wait for the disk."""
+
+    def sync(handle: int) -> None:
+        os.fstat(handle)  # which fails for a handle that is not open
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__ not in REAL_SYNC and "LOGCORE_REAL_SYNC" not in os.environ:
+            patch.setattr(os, "fsync", sync)
+            patch.setattr(os, "fdatasync", sync, raising=False)
+        yield
 
 
 @pytest.fixture

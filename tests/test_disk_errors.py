@@ -1,22 +1,30 @@
-"""A disk that fails: what was acknowledged stays, what was not leaves no byte, and nothing is pretended afterwards."""
+"""A disk that fails: what was acknowledged stays, what was not leaves no byte, and nothing is pretended afterwards.
+
+At the end each operation of the disk fails at each of its calls, in a script of producers, transactions, compaction and
+retention; tests/test_crash_explorer.py does the same with plain appends.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import linecache
+import itertools
 import os
 import resource
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from disks import FaultyFS, always, once
+from test_crash_explorer import COMPACTED, ERRNOS, FAILING, Program
 
 import logcore
+from logcore.cleaner import clean
 from logcore.log import open_log
+from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
+from logcore.testing.oracle import recover_log
 
 LOG = f"{0:020d}.log"
 
@@ -272,60 +280,6 @@ with logcore.open({str(partition)!r}, create=True) as log:
     assert values(partition) == [b"first", *[b"x" * 30] * (stored - 1), b"last"]
 
 
-def test_an_interrupt_at_any_line_of_an_append_leaves_a_sound_log(tmp_path: Path) -> None:
-    """KeyboardInterrupt at the nth line run inside the library; then the same log goes on, and is opened again."""
-
-    class Interrupt:
-        def __init__(self, nth: int) -> None:
-            self.left = nth
-
-        def __call__(self, frame: Any, event: str, _: Any) -> Any:
-            if "logcore" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
-                return None
-            if frame.f_code.co_name in (
-                "__del__",
-                "close",
-            ):  # run by the garbage collector, which only prints what they raise
-                return None
-            # A tracer may raise at the edges of with and try, in places no handler covers; there the interpreter itself
-            # handles no signal.
-            source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-            if event == "line" and not source.startswith(("with ", "try:")):
-                self.left -= 1
-                if self.left == 0:
-                    raise KeyboardInterrupt
-            return self
-
-    for nth in range(1, 1000):
-        path = tmp_path / str(nth) / "orders-0"
-        log = logcore.open(path, create=True, config={"segment.bytes": 300}, durability="os" if nth % 2 else "group")
-        log.append(b"first" * 30)
-        trace = Interrupt(nth)
-        sys.settrace(trace)
-        try:
-            log.append(b"second" * 20)
-            reached = False
-        except KeyboardInterrupt:
-            reached = True
-        finally:
-            sys.settrace(None)
-        try:
-            log.append(b"third")
-            went_on = True
-        except logcore.LogFailedError:
-            went_on = False  # allowed: it refuses rather than guess
-        log.close()
-        want = [[b"first" * 30, b"second" * 20], [b"first" * 30]]
-        if went_on:
-            want = [[*one, b"third"] for one in want]
-        assert values(path) in want, nth
-        with logcore.open(path) as again:
-            assert [record.value for record in again.read(0)] in want, nth
-        if not reached and trace.left > 0:
-            return
-    pytest.fail("an append runs fewer lines than this")
-
-
 def test_partitions_of_one_directory_share_their_checkpoints_safely(tmp_path: Path) -> None:
     def work(log: logcore.Log) -> None:
         for _ in range(20):
@@ -418,3 +372,124 @@ def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None
             victim.close()
         found = values(tmp_path / f"t-{round_}")
         assert set(found) == {b"x" * 50}
+
+
+# -- each operation of the disk, in a log's later life ------------------------------------------------------------
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
+LATER = (
+    "idempotent", "append", "transact", "again", "commit", "roll", "transact", "append", "abort", "compact",
+    "idempotent", "append_os", "transact", "reopen", "again", "commit", "compact", "append", "retain", "idempotent",
+)  # fmt: skip
+
+
+class LaterProgram(Program):
+    """A program whose calls may fail: it does not know whether a batch was stored then, and sends as a new producer.
+
+    Opening aborts the transactions that the old one left open, as Kafka's coordinator does.
+    """
+
+    is_unsure = False
+
+    def open(self) -> None:
+        super().open()
+        log = self.log
+        if self.is_unsure and log is not None and log._commit.failure is None:
+            for producer_id in self.history.open_transactions(log.log_end_offset):
+                self.history.issue_marker(producer_id, commit=False)
+                self.history.acknowledge(log.end_transaction(producer_id, 0, commit=False).last_offset + 1)
+            self.producers = {role: producer_id + 1 for role, producer_id in self.producers.items()}
+            self.is_unsure = False
+
+    def failed(self) -> None:
+        """A call failed. Takes what the log says now, which is read from a disk that is well for so long."""
+        self.is_unsure, log = True, self.log
+        if log is None or log.is_closed or log._commit.failure is not None:
+            return
+        faults, self.disk.faults = self.disk.faults, None
+        self.history.take_end(log.log_end_offset)
+        if self.history.may_go and log.high_watermark == log.log_end_offset:
+            self.history.settle(FoundLog.of(log))
+        self.disk.faults = faults
+
+
+def failing_later(fault: Fault, durability: str) -> bool:
+    """Runs the script with a fault, then heals the disk; whether the fault came to pass."""
+    plan = FaultPlan(fault)
+    program = LaterProgram(durability, config=COMPACTED, explore=False, disk=SimulatedDisk(faults=plan))
+    history, disk = program.history, program.disk
+    try:
+        for action in ["open", *LATER, "close"]:
+            try:
+                getattr(program, action)()
+            except logcore.LogcoreError:
+                program.failed()
+        disk.faults = None
+        for state in disk.crash_states(limit=3):
+            history.judge(recover_log(state.disk(), config=COMPACTED, durability=durability), state.kind)
+        if program.log is not None:
+            with contextlib.suppress(logcore.LogcoreError):
+                program.log.close()
+        disk.kill()
+        found = recover_log(disk, config=COMPACTED, durability=durability, thorough=True)
+        history.judge(found, "kill")
+        for after in disk.after_crash(limit=3, kind="power"):
+            again = recover_log(after, config=COMPACTED, durability=durability)
+            assert again.records[: len(found.records)] == found.records, "what was served after an opening is lost"
+    except BaseException as error:
+        disk.crash()
+        error.add_note(f"repeat with failing_later({fault!r}, {durability!r})")
+        raise
+    return bool(plan.hits)
+
+
+@pytest.mark.parametrize(
+    ("durability", "step", "errnos"),
+    [
+        ("group", 2, 1),
+        *(pytest.param(one, 1, len(ERRNOS), marks=SLOW) for one in ("group", "os", "always", "every(3)")),
+    ],
+)
+def test_every_operation_of_a_later_life_fails_once_and_for_ever(durability: str, step: int, errnos: int) -> None:
+    """step: only every so manieth call. errnos: how many of them at each call."""
+    cases = 0
+    for operation, times in itertools.product(FAILING, (1, None)):
+        for at in itertools.count(1, step):
+            codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in range(errnos)]
+            hits = [failing_later(Fault(operation, code, at=at, times=times), durability) for code in codes]
+            cases += sum(hits)
+            if not any(hits):
+                break
+    print(f"{cases} failures of single operations in a later life")
+    assert cases >= 700 * errnos
+
+
+def test_a_compaction_that_failed_is_ended_in_order() -> None:
+    """Its names were not durable yet when it failed. The next opening took them for durable, removed what they were to
+    replace, and a power cut then left neither.
+    """
+    config = {"segment.bytes": 300, "cleanup.policy": "compact"}
+    for syncs, changes in itertools.product(range(1, 12), range(40)):
+        disk = SimulatedDisk()
+        log = logcore.open("t-0", create=True, config=config, fs=disk)
+        for at in range(7):
+            log.append(b"%d" % at * 15, key=b"k%d" % (at % 3))
+        log.roll()
+        disk.faults = FaultPlan(Fault("sync_dir", at=syncs, times=None))
+        try:
+            clean(log, force=True)
+        except logcore.LogcoreError:
+            pass
+        disk.faults = None
+        disk.kill()
+        disk.crash_in(changes)
+        try:
+            logcore.open("t-0", config=config, fs=disk).close()
+        except SimulatedCrash:
+            pass
+        for after in disk.after_crash(limit=20, kind="power"):
+            with logcore.open("t-0", config=config, fs=after) as again:
+                newest = {record.key: record.offset for record in again.read(again.log_start_offset)}
+                assert newest == {b"k0": 6, b"k1": 4, b"k2": 5}, after
+        if not disk.is_dead:
+            disk.crash()
