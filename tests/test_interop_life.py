@@ -297,7 +297,8 @@ class Twins:
         copies = []
         for path in (self.ours, self.theirs):
             copies.append(path.parent.with_suffix(".copy"))
-            shutil.copytree(path.parent, copies[-1], ignore=shutil.ignore_patterns(".lock"))
+            # Kafka writes its checkpoints in a thread of its own.
+            shutil.copytree(path.parent, copies[-1], ignore=shutil.ignore_patterns(".lock", "*.tmp"))
         self.close()
         for copy, path in zip(copies, (self.ours, self.theirs), strict=True):
             shutil.rmtree(path.parent)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
+import queue
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import logcore
+from logcore import checkpoint
+from logcore.fs import OsFS
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
@@ -171,12 +176,56 @@ def test_a_segment_is_rolled_by_age_of_its_records(partition: Path) -> None:
         assert segments(partition) == [0, 2, 4]
 
 
+def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
+    disk = SimulatedDisk()
+    timeless = encode([(None, b"x", (), -1)])
+    with logcore.open("t-0", create=True, config={"segment.ms": 1000}, fs=disk) as log:
+        for wait_ms, segments_then in ((0, 1), (1000, 1), (1, 2), (1001, 3)):
+            disk.advance(wait_ms)
+            log.append_batch(timeless)
+            assert log.statistics().segments == segments_then, wait_ms
+    with logcore.open("t-0", config={"segment.ms": 1000}, fs=disk) as log:
+        assert [record.timestamp_ms for record in log.read(0)] == [-1] * 4
+        assert log.newest() is None
+
+
+def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 60}
+    with logcore.open("t-0", create=True, config=config, fs=disk) as log:
+        for _ in range(20):
+            log.append_batch(encode([(None, b"x" * 50, (), -1)]))
+    with logcore.open("t-0", config=config, fs=disk) as log:
+        assert log._active.is_resumed
+        assert (log.log_end_offset, log.newest()) == (20, None)
+        assert log.append(b"young", timestamp_ms=T0).offset == 20
+        assert log.newest() == (20, T0)
+        assert log.offset_for_timestamp(T0) == 20
+
+
 def test_a_segment_is_rolled_when_an_index_is_full(partition: Path) -> None:
     with logcore.open(partition, create=True, config={"segment.index.bytes": 24, "index.interval.bytes": 0}) as log:
         for at in range(12):
             log.append(b"x", timestamp_ms=T0 + at)
         assert len(segments(partition)) > 2
         assert values(log) == [b"x"] * 12
+
+
+def test_a_full_index_is_full_after_reopening_and_with_other_settings(tmp_path: Path) -> None:
+    """Entries beyond segment.index.bytes would make an index that Kafka does not open."""
+    config = {"segment.index.bytes": 24, "index.interval.bytes": 0}
+    for fill in range(1, 8):
+        path = tmp_path / f"t-{fill}"
+        with logcore.open(path, create=True, config=config) as log:
+            for at in range(fill):
+                log.append(b"x", timestamp_ms=T0 + at)
+        with logcore.open(path, config=config) as log:
+            log.append(b"x", timestamp_ms=T0 + fill)
+            log.reconfigure({**config, "segment.bytes": 1 << 20})
+            for at in range(fill + 1, 8):
+                log.append(b"x", timestamp_ms=T0 + at)
+            assert values(log) == [b"x"] * 8
+            log.roll()
+        assert {index.stat().st_size <= 24 for index in path.glob("*index")} == {True}, fill
 
 
 def test_a_segment_is_rolled_before_its_offsets_overflow(partition: Path) -> None:
@@ -206,7 +255,52 @@ def test_index_files_hold_the_last_offset_and_start_of_batches(partition: Path) 
     ]
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "random", "shifted"])
+def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> None:
+    with logcore.open(partition, create=True, durability="os") as log:
+        for at in range(5_000):
+            log.append(b"%04d" % at, timestamp_ms=T0 + at)
+        data = (partition / f"{0:020d}.log").read_bytes()
+        step = len(data) // 5_000
+        assert b"".join(log.stored(0, max_bytes=1 << 30)) == data, "more batches than are walked at once"
+        assert b"".join(log.stored(10, 20, max_bytes=1 << 30)) == data[10 * step : 20 * step]
+        assert b"".join(log.stored(0, 4_500, max_bytes=1 << 30)) == data[: 4_500 * step]
+        assert log.stored(20, 20, max_bytes=1 << 30) == []
+        assert b"".join(log.stored(7, max_bytes=1)) == data[7 * step : 8 * step], "never less than one"
+        assert log.stored(7, max_bytes=1, at_least_one=False) == []
+        assert log.offset_for_timestamp(T0 + 4_999) == 4_999
+        with (partition / f"{0:020d}.log").open("r+b") as file:
+            file.seek(7 * step + 16)
+            file.write(b"\x09")  # a magic that no batch has
+        for _ in range(2):  # growing, and sealed
+            with pytest.raises(logcore.CorruptBatchError) as met:
+                log.stored(7, max_bytes=1 << 30)
+            assert met.value.position == 7 * step
+            assert b"".join(log.stored(5, max_bytes=1 << 30)) == data[5 * step : 7 * step], "what is whole before it"
+            log.roll()
+
+
+def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> None:
+    class Counting(SimulatedDisk):
+        maps = 0
+
+        def map(self, handle: int, size: int) -> memoryview:
+            self.maps += 1
+            return super().map(handle, size)
+
+    disk = Counting()
+    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
+        for at in range(10):
+            log.append(b"%d" % at * 50_000)
+        data = disk.content(f"t-0/{0:020d}.log")
+        for start in (0, 1, 2):
+            assert b"".join(log.stored(start, max_bytes=1 << 20)) == data[len(data) // 10 * start :]
+        assert disk.maps == 1
+        log.append(b"more" * 50_000)
+        assert b"".join(log.stored(0, max_bytes=1 << 20)) == disk.content(f"t-0/{0:020d}.log")
+        assert disk.maps == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "random", "shifted", "moved"])
 def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
     with logcore.open(partition, create=True, config={**SMALL, "segment.bytes": 3000}) as log:
         log.append_many([(None, b"%d" % at, (), T0 + at) for at in range(300)])
@@ -224,6 +318,9 @@ def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
             path.write_bytes(rng.bytes(size))
         elif damage == "shifted":
             path.write_bytes(old[4:] + old[:4])
+        elif damage == "moved":  # rising, and none of them points at its batch
+            entries = np.frombuffer(old, ">i4").reshape(-1, 2) + np.array([0, 1])
+            path.write_bytes(entries.astype(">i4").tobytes())
     for read_only in (True, False):
         with logcore.open(partition, read_only=read_only) as log:
             assert log.log_end_offset == 300
@@ -271,6 +368,167 @@ def test_truncating_anywhere_keeps_exactly_what_is_below(tmp_path: Path, codec: 
             assert log.recovery_report is not None
             assert log.recovery_report.cut_position is None
         assert not list(partition.glob("*.tmp"))
+
+
+def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(partition: Path) -> None:
+    """A crash has taken batches that a reader elsewhere saw under `os`, and others were appended in their place."""
+
+    def batch(base: int, size: int) -> bytes:
+        tries = (encode([(None, b"%d" % base * count)], base_offset=base, leader_epoch=0) for count in range(size))
+        return next(data for data in tries if len(data) == size)
+
+    def found() -> list[tuple[int, int]]:
+        return [(one.base_offset, one.size_bytes) for one in reader.batches(0) if one.records()]
+
+    partition.mkdir(parents=True)
+    file = partition / f"{0:020d}.log"
+    file.write_bytes(batch(0, 100) + batch(1, 100) + batch(2, 100))
+    with logcore.open(partition, read_only=True) as reader, file.open("ab") as writer:
+        assert found() == [(0, 100), (1, 100), (2, 100)]
+        for kept, now in (
+            (100, [(0, 100)]),
+            (100, [(0, 100), (1, 200)]),
+            (300, [(0, 100), (1, 200), (2, 100), (3, 100)]),
+            (100, [(0, 100), (1, 200), (2, 200), (3, 100)]),  # where the last look ended another batch begins
+        ):
+            os.truncate(file, kept)
+            for base, size in now[1 if kept == 100 else 2 :]:
+                writer.write(batch(base, size))
+            writer.flush()
+            reader.refresh()
+            assert found() == now
+            assert reader.log_end_offset == len(now)
+
+
+def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(partition: Path) -> None:
+    config = {"file.delete.delay.ms": 0}
+    with logcore.open(partition, create=True, config=config) as log:
+        for at in range(3):
+            log.append(b"%d" % at)
+            log.roll()
+        with logcore.open(partition, read_only=True) as reader:
+            log.delete_records(2)
+            log.tick()
+            assert segments(partition) == [2, 3]
+            with pytest.raises(logcore.OffsetOutOfRangeError, match="removed by its writer"):
+                list(reader.read(0))
+            assert [record.value for record in reader.read(2)] == [b"2"]
+
+
+def test_a_seal_of_another_file_is_not_believed(partition: Path) -> None:
+    """It says that a segment follows; of a file that was put in the place of the sealed one, that is not known."""
+    with logcore.open(partition, create=True) as log:
+        log.append(b"x")
+        log.roll()
+        log.append(b"y")
+        log.scrub()
+    (partition.parent / checkpoint.RECOVERY_POINT).unlink()
+    for file in partition.glob(f"{1:020d}.*"):
+        file.unlink()
+    with pytest.raises(logcore.CorruptLogError, match="the one that followed is gone"):
+        logcore.open(partition)
+    os.utime(partition / f"{0:020d}.log", (1, 1))
+    with logcore.open(partition) as log:
+        assert values(log) == [b"x"]
+        assert not list(partition.glob("*.seal"))
+
+
+def test_a_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        for at in range(4):
+            log.append(b"%d" % at)
+            log.roll()
+        with logcore.open(partition, read_only=True) as reader:
+            assert values(reader) == [b"0", b"1", b"2", b"3"]
+            log.truncate(1)
+            log.append(b"new")
+            assert reader.refresh()
+            assert values(reader) == [b"0", b"new"]
+            assert reader.times_truncated == 1
+            shape = reader.statistics()
+            assert (shape.segments, shape.log_end_offset, shape.appends, shape.syncs) == (
+                len(segments(partition)),
+                2,
+                0,
+                0,
+            )
+            assert shape.size_bytes == sum(file.stat().st_size for file in partition.glob("*.log"))
+
+
+def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(partition: Path) -> None:
+    """Its writer takes back an append that was interrupted: what the reader knows of the size is too much."""
+    calls: list[Callable[[logcore.Log], object]] = [
+        lambda reader: list(reader.read(0)),
+        lambda reader: list(reader.read(0, isolation="read_committed")),
+        lambda reader: reader.get(4),
+        lambda reader: reader.newest(),
+        lambda reader: reader.offset_for_timestamp(T0 + 99),
+        lambda reader: reader.stored(4, max_bytes=100),
+    ]
+    with logcore.open(partition, create=True, durability="os") as log:
+        for at in range(5):
+            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        data = (partition / f"{0:020d}.log").read_bytes()
+        for call in calls:
+            with logcore.open(partition, read_only=True) as reader:
+                os.truncate(partition / f"{0:020d}.log", len(data) // 5 * 3)
+                with contextlib.suppress(logcore.LogcoreError):
+                    call(reader)
+                reader.refresh()
+                assert [record.offset for record in reader.read(0)] == [0, 1, 2]
+            (partition / f"{0:020d}.log").write_bytes(data)
+
+
+def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"index.interval.bytes": 10_000}) as log:
+        log.append(b"first")
+        with logcore.open(partition, read_only=True) as reader:
+            assert reader.get(0).value == b"first"
+            for at in range(1, 200):
+                log.append(b"%03d" % at * 5_000)
+            log._active.offer_indexes()
+            assert reader.refresh()
+            (segment,) = reader.segments_between(0, 200)
+            assert reader.get(199).value == b"199" * 5_000
+            assert len(segment.offset_index) > 100, "without it each lookup would walk three megabytes"
+
+
+def test_what_a_reader_takes_of_a_growing_segment_is_a_copy(partition: Path) -> None:
+    """Its writer may shorten the files, after which a mapping of them would end the process."""
+    with logcore.open(partition, create=True, config={"index.interval.bytes": 0}) as log:
+        for at in range(10):
+            log.append(b"x" * 1_000, timestamp_ms=T0 + at)
+        log._active.offer_indexes()
+        with logcore.open(partition, read_only=True) as reader:
+            (segment,) = reader.segments_between(0, 10)
+            taken = segment.view(), segment.offset_index.data, segment.time_index.data
+            files = [partition / f"{0:020d}{suffix}" for suffix in (".log", ".index", ".timeindex")]
+            before = [file.read_bytes() for file in files]
+            for file in files:
+                os.truncate(file, 0)
+            assert [bytes(piece) for piece in taken] == before
+            assert (before[1], before[2]) != (b"", b"")
+            for file, content in zip(files, before, strict=True):
+                file.write_bytes(content)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_damage_that_may_hide_a_time_is_an_error(partition: Path, sealed: bool) -> None:
+    with logcore.open(partition, create=True) as log:
+        for at in range(3):
+            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        if sealed:
+            log.roll()
+            log.append(b"last", timestamp_ms=T0)
+    (partition / f"{0:020d}.timeindex").unlink()
+    file = partition / f"{0:020d}.log"
+    data = bytearray(file.read_bytes())
+    data[150] ^= 1
+    file.write_bytes(data)
+    with logcore.open(partition, read_only=True) as log:
+        with pytest.raises(logcore.CorruptBatchError) as met:
+            log.offset_for_timestamp(T0 + 99)
+        assert met.value.position == 100
 
 
 def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
@@ -445,6 +703,193 @@ def test_a_log_that_is_not_there(partition: Path) -> None:
             logcore.open(partition, read_only=read_only)
     with pytest.raises(logcore.InvalidConfigError):
         logcore.open(partition, create=True, read_only=True)
+
+
+def test_a_log_says_where_it_is_and_what_it_does(partition: Path) -> None:
+    log = logcore.open(partition, create=True)
+    log.append_many([(None, b"x")] * 3)
+    log.delete_records(1)
+    assert repr(log) == f"<Log {partition} offsets 1..3 writing>"
+    with logcore.open(partition, read_only=True) as reader:
+        assert repr(reader) == f"<Log {partition} offsets 1..3 read-only>"
+        assert repr(reader.segments_between(1, 3)) == f"[<GrowingSegment {partition}/{0:020d}.log>]"
+    log.close()
+    assert repr(log) == f"<Log {partition} offsets 1..3 closed>"
+
+
+def test_what_a_child_of_a_fork_has_of_a_log_refuses_writes(partition: Path) -> None:
+    """tests/test_processes.py forks; here the object is made to believe so."""
+    fs = OsFS()
+    with logcore.open(partition, create=True, fs=fs) as log:
+        log.append(b"parent")
+        fs.forks += 1
+        for call in (lambda: log.append(b"child"), log.roll, log.flush, lambda: log.truncate(0)):
+            with pytest.raises(logcore.ForkedWriterError, match="in the child"):
+                call()
+        fs.forks -= 1
+        assert log.append(b"parent").offset == 1
+
+
+def test_an_opening_that_fails_gives_the_lock_back(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logcore.open(partition, create=True) as log:
+        log.append(b"x")
+
+    def no_memory(*arguments: object) -> None:
+        raise MemoryError
+
+    for name in ("__init__", "_start_writing"):
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(logcore.Log, name, no_memory)
+            logcore.open(partition)
+    with logcore.open(partition) as log:
+        assert values(log) == [b"x"]
+
+
+def test_a_segment_that_another_program_has_made_is_not_written_to(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        log.append(b"x")
+        foreign = partition / f"{1:020d}.log"
+        foreign.write_bytes(b"theirs")
+        with pytest.raises(logcore.CorruptLogError, match="another program"):
+            log.roll()
+        with pytest.raises(logcore.LogFailedError):
+            log.append(b"y")
+    assert foreign.read_bytes() == b"theirs"
+
+
+def test_records_may_come_from_what_appends_itself(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+
+        def rows() -> Iterator[tuple[bytes | None, bytes]]:
+            log.append(b"inner", headers=((name, b"") for name in ("x", "y")))
+            yield None, b"a"
+            yield None, b"b"
+
+        receipt = log.append_many(rows())
+        assert (receipt.offset, receipt.last_offset) == (1, 2)
+        assert values(log) == [b"inner", b"a", b"b"]
+        for wrong in (lambda: log.append_many(7), lambda: log.append_batch("text")):  # type: ignore[arg-type]
+            with pytest.raises(logcore.InvalidRecordError, match="takes"):
+                wrong()
+        assert log.log_end_offset == 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_follows_is_woken_by_what_becomes_visible(partition: Path, policy: str) -> None:
+    with logcore.open(partition, create=True, durability=policy) as log:
+        seen: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=lambda: [seen.put(record.value) for record in log.tail(0)])
+        thread.start()
+        try:
+            for at in range(10):
+                log.append(b"%d" % at)
+                assert seen.get(timeout=60) == b"%d" % at
+        finally:
+            log.close()
+            thread.join()
+
+
+def test_a_close_without_room_for_indexes_is_a_close_after_which_more_is_checked() -> None:
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, config={"index.interval.bytes": 60}, fs=disk)
+    for at in range(20):
+        log.append(b"%d" % at * 20)
+    written = log.written_bytes
+    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.index", times=None))
+    log.close()
+    disk.faults = None
+    assert written == len(disk.content(f"t-0/{0:020d}.log"))
+    assert not disk.exists(checkpoint.CLEAN_SHUTDOWN)
+    with logcore.open("t-0", config={"index.interval.bytes": 60}, fs=disk) as log:
+        assert values(log) == [b"%d" % at * 20 for at in range(20)]
+
+
+def test_tick_syncs_what_an_interval_has_left() -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, durability="interval(1000)", fs=disk) as log:
+        log.append(b"x")
+        disk.advance(999)
+        assert (log.tick(), log.durable_end_offset) == (False, 0)
+        disk.advance(1)
+        assert (log.tick(), log.durable_end_offset) == (True, 1)
+
+
+def test_the_recovery_point_follows_what_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an opening after a crash has a bounded part of the log to check, also where nobody calls tick()."""
+    monkeypatch.setattr("logcore.log._RECOVERY_LAG_BYTES", 1_000)
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        for at in range(1, 31):
+            log.append(b"x" * 232)  # 300 bytes
+            assert 0 <= log.log_end_offset - log.recovery_point <= 3, at
+            assert log.recovery_point in (0, at) or log.recovery_point % 4 == 0
+        noted = checkpoint.read_offsets(disk, ".", checkpoint.RECOVERY_POINT)
+        assert noted == {("t", 0): log.recovery_point} != {("t", 0): 0}
+
+
+def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("logcore.log._RECOVERY_LAG_BYTES", -1)  # each append wants to move the recovery point
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk)
+    lock, wait = log._lock, log._commit.wait
+
+    class Late:
+        """The log's lock, which another thread gets first: it closes the log."""
+
+        def __enter__(self) -> None:
+            log._lock = lock
+            log.close()
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    def synced(target: int) -> None:
+        wait(target)
+        log._lock = Late()  # type: ignore[assignment]
+
+    monkeypatch.setattr(log._commit, "wait", synced)
+    assert log.append(b"x") == (0, 0, disk.now_ms(), "disk")
+    assert log.is_closed
+    with logcore.open("t-0", fs=disk) as log:
+        assert (log.recovery_point, values(log)) == (1, [b"x"])
+
+
+def test_a_failed_seal_refuses_writes_unless_there_was_no_room() -> None:
+    for code, goes_on in ((errno.ENOSPC, True), (errno.EIO, False)):
+        disk = SimulatedDisk()
+        with logcore.open("t-0", create=True, fs=disk) as log:
+            log.append(b"x")
+            with log.adopting() as adoption, pytest.raises(logcore.LogcoreError):
+                disk.faults = FaultPlan(Fault("pwrite", code, path="*index", times=None))
+                adoption.seal()
+            disk.faults = None
+            assert log.has_failed is not goes_on
+            if goes_on:
+                assert log.append(b"y").offset == 1
+            else:
+                with pytest.raises(logcore.LogFailedError):
+                    log.append(b"y")
+            assert values(log)[0] == b"x"
+
+
+@pytest.mark.parametrize("path", ["orders\0-0", "\ud800-0", b"orders-0"])
+def test_what_no_file_system_can_hold_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for read_only in (True, False):
+        with pytest.raises(logcore.InvalidNameError):
+            logcore.open(path, create=not read_only, read_only=read_only)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_of_a_log_follows_it(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        table = log.table()
+        for value in (b"old", b"new"):
+            log.append(value, key=b"k")
+            assert dict(table) == {b"k": value}
 
 
 def test_a_closed_log_says_so(partition: Path) -> None:

@@ -85,6 +85,23 @@ def test_control_batches_say_what_they_are() -> None:
         assert batch.control_type() == kind
 
 
+def test_a_control_batch_of_no_known_type_says_so() -> None:
+    for key in (None, b"\0\0\0", struct.pack(">hh", 0, 99)):
+        (batch,) = read_batches(encode([(key, b"")], control=True))
+        assert batch.control_type() == "UNKNOWN"
+    (batch,) = read_batches(encode([(struct.pack(">hh", 0, 1), b"")]))
+    assert batch.control_type() == "UNKNOWN", "a key that looks like a marker's in a batch of data"
+
+
+def test_a_batch_shows_what_it_is_and_whose_clock_its_times_are_of() -> None:
+    (batch,) = read_batches(encode([(b"k", b"v")] * 3, base_offset=7, codec="lz4"))
+    size = batch.size_bytes
+    assert repr(batch) == f"<RecordBatch offsets 7..9 records=3 codec=lz4 size_bytes={size} position=0>"
+    (stamped,) = read_batches(encode([(b"k", b"v")], append_time=True))
+    old = [next(read_batches(vector(name))) for name in NAMES if name.startswith("v0")]
+    assert (batch.timestamp_type, stamped.timestamp_type, {one.timestamp_type for one in old}) == (0, 1, {-1})
+
+
 def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
     data = encode([(b"k1", b"hello", (("h", b"x"),), T0), (None, b"world!", (), T0 + 5)])
     assert data == vector("v2-none-two-records.kafka-java.bin")
@@ -93,6 +110,8 @@ def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
 def test_a_sequence_counts_over_the_wrap() -> None:
     (batch,) = read_batches(vector("v2-txn-sequence-wrap.kafka-python.bin"))
     assert (batch.base_sequence, batch.last_sequence) == (2**31 - 2, 0)
+    (batch,) = read_batches(encode([(None, b"of no producer")] * 2))
+    assert (batch.base_sequence, batch.last_sequence) == (-1, -1)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -282,6 +301,22 @@ def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
         assert bytes(out) == struct.pack(">q", 5) + data[8:12] + struct.pack(">i", 3) + data[16:]
 
 
+def test_batches_of_different_formats_are_refused_together() -> None:
+    old = vector(next(name for name in NAMES if name.startswith("v1")))
+    with pytest.raises(InvalidRecordError, match="different formats"):
+        leader(old + mutated())
+
+
+def test_a_batch_that_grows_beyond_the_limit_when_it_is_rebuilt_is_refused() -> None:
+    data = encode([(None, np.random.default_rng(1).bytes(500), (), T0)])
+    config = {"compression.type": "gzip", "max.message.bytes": len(data)}
+    with pytest.raises(RecordTooLargeError, match="rebuilt") as met:
+        leader(data, **config)
+    assert f"at most {len(data)} bytes" in str(met.value)
+    config["compression.type"] = "producer"
+    assert leader(data, **config)[0].size_bytes == len(data)
+
+
 def test_a_wrong_max_timestamp_is_corrected_with_the_crc() -> None:
     batch, _ = leader(mutated(max_timestamp=T0))
     assert batch.max_timestamp == T0 + 5
@@ -334,6 +369,47 @@ def test_the_front_of_a_batch_keeps_exactly_what_lies_below(codec: str, count: i
     assert [tuple(one) for one in kept.records()] == [tuple(one) for one in batch.records() if one.offset < offset]
     assert (kept.base_offset, kept.next_offset, kept.base_sequence) == (50, offset, 3)
     assert kept.max_timestamp == max(one.timestamp_ms for one in kept.records())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
+def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> None:
+    batch = max(read_batches(vector(name)), key=lambda one: len(one.records()))
+    records = batch.records()
+    for offset in (records[0].offset, records[len(records) // 2].offset, records[-1].offset + 1):
+        front = list(read_batches(front_of(batch, offset, LogConfig())))
+        assert [record for one in front for record in one.records()] == [one for one in records if one.offset < offset]
+        assert {one.magic for one in front} <= {2}
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(codec: int) -> None:
+    from logcore.compression import Codec, compress
+
+    raw = bytearray(encode(TWO, base_offset=50))
+    body = raw[61:]
+    body[3], body[body[0] // 2 + 4] = 2 * 3, 2 * 4  # offset deltas 3 and 4: compaction took the first three records
+    raw[61:] = compress(Codec(codec), bytes(body)) if codec else body
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    struct.pack_into(">h", raw, 21, codec)
+    struct.pack_into(">i", raw, 23, 4)
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    assert [record.offset for record in batch.records()] == [53, 54]
+    (front,) = read_batches(front_of(batch, 52, LogConfig()))
+    assert (front.base_offset, front.next_offset, front.records()) == (50, 52, [])
+    assert front.codec_name == "none", "nothing is there that could be decompressed"
+    (front,) = read_batches(front_of(batch, 54, LogConfig()))
+    assert (front.next_offset, [record.offset for record in front.records()]) == (54, [53])
+
+
+def test_the_front_of_a_batch_keeps_the_time_that_the_log_gave_it() -> None:
+    raw = bytearray(encode([(b"k", b"v", (), T0 + at) for at in range(3)], append_time=True))
+    struct.pack_into(">q", raw, 35, T0 + 50)
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    (front,) = read_batches(front_of(batch, 2, LogConfig()))
+    assert front.is_append_time
+    assert [record.timestamp_ms for record in front.records()] == [T0 + 50] * 2
 
 
 def test_an_empty_batch_has_offsets_and_no_records() -> None:

@@ -11,11 +11,12 @@ import pytest
 from conftest import VECTORS
 
 import logcore
-from logcore.checkpoint import RECOVERY_POINT
+from logcore.checkpoint import LOG_START, RECOVERY_POINT
 from logcore.config import Durability
 from logcore.kernels import layout
 from logcore.recordbatch import encode, read_batches
-from logcore.recovery import Action, TailFacts, decide
+from logcore.recovery import FAILED_SYNC, Action, TailFacts, decide
+from logcore.testing import SimulatedDisk
 
 LOG = f"{0:020d}.log"
 
@@ -71,6 +72,7 @@ def test_a_garbage_tail_is_cut_and_reported(tmp_path: Path, tail: bytes) -> None
         assert [record.value for record in log.read(0)] == whole(data)
         assert log.recovery_report is not None
         assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), len(tail))
+        assert log.recovery_report.checked_bytes == len(data) + len(tail)
         assert bool(log.recovery_report.quarantine_path) == any(tail)
         assert "cut" in str(log.recovery_report)
 
@@ -104,7 +106,7 @@ def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> 
 
 def test_a_gap_that_no_append_of_ours_leaves_is_an_error(tmp_path: Path) -> None:
     data = encode([(None, b"a")], leader_epoch=0) + encode([(None, b"b")], base_offset=5, leader_epoch=0)
-    with pytest.raises(logcore.CorruptLogError, match="does not continue"):
+    with pytest.raises(logcore.CorruptLogError, match=r"does not continue.*expected base offset 1, found 5"):
         logcore.open(crashed(tmp_path / "c-0", data))
     path = tmp_path / "kafka-0"
     path.mkdir()
@@ -188,7 +190,10 @@ def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None
             log.append(b"%d" % at * 32)
     (path.parent / RECOVERY_POINT).unlink()
     data = bytearray((path / LOG).read_bytes())
-    for bad in (data[:-1], data[:50] + b"\0" + data[51:], data + b"tail"):
+    second = len(data) // 2
+    assert data[second + 7] == 1, "the base offset of the second batch"
+    back, beyond = (data[: second + 7] + bytes([at]) + data[second + 8 :] for at in (0, 2))
+    for bad in (data[:-1], data[:50] + b"\0" + data[51:], data + b"tail", back, beyond):
         (path / LOG).write_bytes(bad)
         with pytest.raises(logcore.CorruptLogError, match="middle"):
             logcore.open(path)
@@ -230,6 +235,7 @@ def test_a_damaged_recovery_checkpoint_means_a_full_check(tmp_path: Path, conten
     with logcore.open(path) as log:
         assert log.recovery_report is not None
         assert log.recovery_report.checked_bytes == 0, "a clean close leaves nothing to check"
+        assert str(log.recovery_report) == f"{path / LOG}: 0 bytes checked, nothing cut"
 
 
 def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) -> None:
@@ -281,6 +287,87 @@ def test_reasons_have_words_for_every_stop() -> None:
     assert set(layout.WALK_REASONS) == set(range(7))
 
 
+def test_a_log_that_ends_below_its_start_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        log.append_many([(None, b"x")] * 3)
+    (tmp_path / LOG_START).write_text("0\n1\norders 0 4\n")
+    before = (path / LOG).read_bytes()
+    with pytest.raises(logcore.CorruptLogError, match="below its start"):
+        logcore.open(path)
+    assert (path / LOG).read_bytes() == before
+    (tmp_path / LOG_START).write_text("0\n1\norders 0 3\n")
+    with logcore.open(path) as log:
+        assert (log.log_start_offset, log.log_end_offset, list(log.read(3))) == (3, 3, [])
+
+
+def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> None:
+    """Those that rise: an epoch that went back can only be a head that is damaged where no CRC covers it."""
+    data = b"".join(
+        encode([(None, b"x")], base_offset=at, leader_epoch=epoch) for at, epoch in enumerate([0, 2, 1, 2, 5])
+    )
+    with logcore.open(crashed(tmp_path / "c-0", data)) as log:
+        assert log.leader_epoch == 5
+        assert [log.end_of_epoch(epoch) for epoch in range(6)] == [(0, 1), (0, 1), (2, 4), (2, 4), (2, 4), (5, 5)]
+
+
+def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path) -> None:
+    """From an index entry on, opening reads an index interval at a time, and a batch may be larger than that."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, config={"index.interval.bytes": 1_000}, fs=disk) as log:
+        for at in range(3):
+            log.append(b"%d" % at * 500)  # the last one has an index entry, and no other comes so soon
+        log.append(b"3" * 9_000)
+        log._save_recovery_point_locked()  # as every few seconds; the indexes are written with it
+        for at in range(4, 7):
+            log.append(b"%d" % at * 9_000)
+        log.flush()
+        disk.kill()
+    with logcore.open("t-0", config={"index.interval.bytes": 1_000}, fs=disk) as log:
+        assert log._active.is_resumed
+        assert log.recovery_report is not None
+        assert log.recovery_report.cut_position is None
+        assert 27_000 < log.recovery_report.checked_bytes < 28_500, "only what lies above the recovery point"
+        assert [len(record.value or b"") for record in log.read(0)] == [500] * 3 + [9_000] * 4
+        assert log.append(b"next").offset == 7
+
+
+def test_a_tail_that_another_program_takes_away_while_it_is_copied_ends_there() -> None:
+    data, tail = encode([(None, b"kept")], leader_epoch=0), b"tail" * 25
+
+    class Shortened(SimulatedDisk):
+        def pread(self, handle: int, size: int, position: int) -> bytes:
+            is_copied = any(path.endswith(".quarantine") for path in self.files())
+            return b"" if is_copied and position >= len(data) else super().pread(handle, size, position)
+
+    disk = Shortened({f"t-0/{LOG}": data + tail})
+    with logcore.open("t-0", fs=disk) as log:
+        assert log.recovery_report is not None
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), len(tail))
+        assert log.recovery_report.quarantine_path is not None
+        assert disk.content(log.recovery_report.quarantine_path) == b""
+        assert [record.value for record in log.read(0)] == [b"kept"]
+        assert log.append(b"next").offset == 1
+
+
+def test_a_file_that_shrinks_while_it_is_copied_ends_the_opening() -> None:
+    """After a failed sync what is kept goes into a new file; a part of it must not pass for all of it."""
+
+    class Shrinking(SimulatedDisk):
+        def pread(self, handle: int, size: int, position: int) -> bytes:
+            if any(path.endswith(".log.tmp") for path in self.files()):
+                return b""
+            return super().pread(handle, size, position)
+
+    data = encode([(None, b"kept")], leader_epoch=0)
+    disk = Shrinking({f"t-0/{LOG}": data, f"t-0/{FAILED_SYNC}": b""})
+    with pytest.raises(logcore.StorageReadError, match="became shorter"):
+        logcore.open("t-0", fs=disk)
+    assert disk.files()[f"/t-0/{LOG}"] == data
+    with logcore.open("t-0", fs=SimulatedDisk(disk.files())) as log:
+        assert [record.value for record in log.read(0)] == [b"kept"]
+
+
 def test_a_hole_between_segments_is_an_error_and_never_a_short_log(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
@@ -317,7 +404,8 @@ def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(tmp_path: 
         assert log.log_end_offset == 8
 
 
-def test_a_truncation_does_not_give_up_what_lies_behind_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [b"\xff", b"\x01"])  # impossible, and beyond the end of the file
+def test_a_truncation_does_not_give_up_what_lies_behind_damage(tmp_path: Path, length: bytes) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"index.interval.bytes": 1 << 20}) as log:
         for at in range(20):
@@ -325,7 +413,7 @@ def test_a_truncation_does_not_give_up_what_lies_behind_damage(tmp_path: Path) -
         position = next(log.batches(3)).position
         with (path / LOG).open("r+b") as file:
             file.seek(position + 8)
-            file.write(b"\xff")
+            file.write(length)
         size = (path / LOG).stat().st_size
         with pytest.raises(logcore.CorruptBatchError):
             log.truncate(15)
@@ -422,6 +510,25 @@ def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) 
             with pytest.raises(logcore.CorruptBatchError):
                 list(log.read(0))
     assert (path / LOG).read_bytes() == data, "the damaged file is never written again"
+
+
+def test_quarantine_goes_on_behind_an_offset_that_went_back(tmp_path: Path) -> None:
+    path = tmp_path / "d-0"
+    data = bytearray(damaged(path, [1]))
+    step = len(data) // 5
+    data[3 * step + 7] = 0  # of the fourth batch's base offset, which no CRC covers
+    (path / LOG).write_bytes(data)
+    (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 0\n")
+    with logcore.open(path, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        (damage,) = log.recovery_report.damage
+        assert (damage.first_offset, damage.next_offset) == (1, 4)
+        assert [next(log.read(offset)).offset for offset in (0, 4)] == [0, 4]
+        for offset in (1, 3):
+            with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+                next(log.read(offset))
+        assert log.append(b"next").offset == 5
+    assert (path / LOG).read_bytes() == data
 
 
 @pytest.mark.parametrize("kept", [0, 3])

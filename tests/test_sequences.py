@@ -92,6 +92,55 @@ def test_several_batches_in_one_call_follow_one_another(log: Log) -> None:
     assert log.append_batch(batch(51)).offset == 6, "what was taken unchecked is known too"
 
 
+def test_a_repeated_batch_among_several_stores_none_of_them(log: Log) -> None:
+    plain = recordbatch.encode([(b"k", b"plain", (), NOW_MS)])
+    assert log.append_batch(batch(0) + plain + batch(1)).last_offset == 2, "some of no producer among them"
+    for several in (batch(1) + batch(2), batch(2) + plain + batch(1)):
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(several)
+    assert log.append_batch(batch(2) + plain).offset == 3
+    assert log.append_batch(batch(1)).offset == 2, "alone it is answered as the first time"
+    assert offsets(log) == [0, 1, 2, 3, 4]
+
+
+def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        for n in range(3):
+            log.append_batch(batch(n))
+        size = (path / f"{0:020d}.log").stat().st_size // 3
+    for snapshot in path.glob("*.snapshot"):
+        snapshot.unlink()
+    with logcore.open(path) as log:
+        with (path / f"{0:020d}.log").open("r+b") as file:
+            file.seek(size + 8)
+            file.write(b"\xff")  # the length in the second head
+        for again in (1, 3):
+            with pytest.raises(logcore.CorruptBatchError):
+                log.append_batch(batch(again))
+        assert log.log_end_offset == 3
+        assert log.append(b"of no producer").offset == 3
+
+
+def test_a_snapshot_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
+    """It speaks of producers whose batches are gone, and a later one with the same id may have come since."""
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        log.append_batch(batch(0))
+        log.roll()
+        stale = (path / f"{1:020d}.snapshot").read_bytes()
+        log.append_batch(batch(1))
+        log.roll()
+        log.append_batch(batch(2))
+        log.delete_records(2)
+    for snapshot in path.glob("*.snapshot"):
+        snapshot.unlink()
+    (path / f"{1:020d}.snapshot").write_bytes(stale)
+    with logcore.open(path) as log:
+        assert log.append_batch(batch(2)).offset == 2, "a duplicate, by the batches"
+        assert log.append_batch(batch(3)).offset == 3
+
+
 @pytest.mark.parametrize("how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"])
 def test_P50_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
     path = tmp_path / "t-0"
@@ -267,6 +316,26 @@ def test_any_schedule_stores_each_batch_once_and_in_order(steps: list[tuple[int,
             )
             stored.append((following, count, end))
             end += count
+
+
+@pytest.mark.parametrize("wrong", ["below the segment", "behind the end", "falling"])
+def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(tmp_path: Path, wrong: str) -> None:
+    """Also after a clean close: another program may have put the file there, and Kafka believes what it says."""
+    path, config = tmp_path / "t-0", {"index.interval.bytes": 0, "segment.ms": 2**62}
+    with logcore.open(path, create=True, config=config) as log:
+        log.append(b"first", timestamp_ms=NOW_MS)
+        log.roll()
+        for n in range(2):
+            log.append_batch(batch(n, transactional=True))
+            log.end_transaction(7, 0, commit=False)
+    file = path / f"{1:020d}.txnindex"
+    sound = file.read_bytes()
+    entries = np.frombuffer(sound, TXN_ENTRY).copy()
+    assert entries["last_offset"].tolist() == [2, 4]
+    entries["last_offset"] = {"below the segment": [0, 4], "behind the end": [2, 5], "falling": [4, 2]}[wrong]
+    file.write_bytes(entries.tobytes())
+    with logcore.open(path, config=config):
+        assert file.read_bytes() == sound
 
 
 def test_the_head_of_a_batch_is_where_the_log_looks() -> None:

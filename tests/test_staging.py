@@ -117,8 +117,9 @@ def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str
     assert {one.status for one in verify(str(path))} == {"ok"}
 
 
-def test_tick_carries_it_out_in_a_directory_that_is_open(data: Path) -> None:
-    with logcore.open_dir(data) as directory:
+@pytest.mark.parametrize("durability", ["group", "os"])
+def test_tick_carries_it_out_in_a_directory_that_is_open(data: Path, durability: str) -> None:
+    with logcore.open_dir(data, durability=durability) as directory:
         log = directory.partition("t", 0)
         tail = log.tail(1, timeout=5)
         publish(data, "first")

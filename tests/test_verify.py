@@ -5,6 +5,7 @@ must refuse or lose data over.
 """
 
 import json
+import os
 import shutil
 import struct
 import zlib
@@ -49,6 +50,25 @@ def test_what_we_write_is_ok(own):
     assert {one.status for one in found} == {"ok"}, found
     assert (sum(one.batches for one in found), sum(one.records for one in found)) == (6, 18)
     assert [one for one in verify(own) if one.kind == "log"] == [one for one in found if one.kind == "log"]
+
+
+def test_a_partition_without_segments_is_judged(own):
+    for path in own.glob("*.*"):
+        if path.name[0].isdigit():
+            path.unlink()
+    assert {one.kind for one in verify(own)} == {"logcore.policy", "leader-epoch-checkpoint"}
+
+
+def test_a_seal_has_a_verdict_of_its_own(own):
+    seal, log = (own / f"{0:020d}{suffix}" for suffix in (".seal", ".log"))
+    assert [(one.kind, one.status, one.detail) for one in verify(seal)] == [("seal", "ok", "")]
+    data, times = log.read_bytes(), log.stat()
+    log.write_bytes(data[:15] + b"\1" + data[16:])  # the leader epoch, which no CRC covers
+    assert verdicts(own)[seal.name].detail == "the segment was rewritten since it was sealed"
+    os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (verdicts(own)[seal.name].status, verdicts(own)[log.name].status) == ("damaged", "ok")
+    seal.write_bytes(b"torn")
+    assert verdicts(own)[seal.name].status == "warning"
 
 
 def test_one_file_is_judged_in_its_place(own):

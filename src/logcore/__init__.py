@@ -52,6 +52,7 @@ from logcore.logdir import LogDir, TopicDescription, Upkeep, open_dir
 from logcore.reading import Scan
 from logcore.recordbatch import RecordBatch
 from logcore.recovery import RecoveryReport
+from logcore.seals import ScrubReport
 from logcore.table import Table, TopicTable
 
 __version__ = "0.1.0"
@@ -93,6 +94,7 @@ __all__ = [
     "RecoveryReport",
     "ResourceError",
     "Scan",
+    "ScrubReport",
     "SegmentTooSmallError",
     "StorageReadError",
     "StorageWriteError",

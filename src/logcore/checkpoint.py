@@ -124,37 +124,38 @@ def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]]) -> N
     write(fs, directory, LEADER_EPOCH, _checkpoint(f"{epoch} {start}" for epoch, start in epochs))
 
 
-def read_policy(fs: FS, directory: str) -> Durability | None:
-    """The policy the last writer used; None when unknown, as in directories Kafka wrote."""
+@attrs.frozen
+class Notes:
+    """Content of logcore.policy: what the next opening is to know of a partition.
+
+    policy: how the last writer promised durability, None when unknown, as in directories that Kafka wrote. dense:
+    whether logcore made the log and nothing compacted it, so that its offsets have no gap. producers: whether there may
+    be batches of idempotent producers, or markers.
+    """
+
+    policy: Durability | None = None
+    dense: bool = False
+    producers: bool = True
+
+
+def read_notes(fs: FS, directory: str) -> Notes:
     try:
         facts = json.loads(read(fs, directory, POLICY) or b"")
-        return attrs.evolve(Durability.parse(facts["durability"]), max_bytes=int(facts["max_bytes"]))
+        policy = attrs.evolve(Durability.parse(facts["durability"]), max_bytes=int(facts["max_bytes"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, InvalidConfigError):
-        return None
+        return Notes()
+    return Notes(policy, facts.get("dense") is True, facts.get("producers") is not False)
 
 
-def read_dense(fs: FS, directory: str) -> bool:
-    """Whether logcore made the log, and so left no gap in its offsets; False when unknown."""
-    return _noted(fs, directory, "dense") is True
-
-
-def read_has_producers(fs: FS, directory: str) -> bool:
-    """Whether the log may hold batches of idempotent producers, or markers; True when unknown."""
-    return _noted(fs, directory, "producers") is not False
-
-
-def _noted(fs: FS, directory: str, name: str) -> object:
-    try:
-        return json.loads(read(fs, directory, POLICY) or b"")[name]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def write_policy(fs: FS, directory: str, policy: Durability, *, dense: bool, producers: bool) -> None:
-    facts = {"durability": str(policy), "max_bytes": policy.max_bytes, "dense": dense, "producers": producers}
-    content = json.dumps(facts).encode() + b"\n"
-    if read(fs, directory, POLICY) != content:
-        write(fs, directory, POLICY, content)
+def write_notes(fs: FS, directory: str, notes: Notes) -> None:
+    assert notes.policy is not None, "a writer has one"
+    facts = {
+        "durability": str(notes.policy),
+        "max_bytes": notes.policy.max_bytes,
+        "dense": notes.dense,
+        "producers": notes.producers,
+    }
+    write(fs, directory, POLICY, json.dumps(facts).encode() + b"\n")
 
 
 def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:

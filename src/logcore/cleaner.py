@@ -42,6 +42,7 @@ from logcore.log import Log, Rewriting
 from logcore.producers import Transactions
 from logcore.reading import Run
 from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
+from logcore.seals import Progress, crc_of
 from logcore.segment import Segment, in_order
 
 #: Kafka: log.cleaner.dedupe.buffer.size.
@@ -301,14 +302,6 @@ class CleaningReport:
         )
 
 
-@attrs.frozen
-class Progress:
-    """Bytes that a round has read so far, and those it will read in all, as far as that is known."""
-
-    done_bytes: int
-    total_bytes: int
-
-
 @attrs.define
 class _Part:
     """Some batches in a row: a run of plain ones, or one of another kind. columns: None for a control batch."""
@@ -507,7 +500,7 @@ class _Round:
         """Writes one new segment for some old ones and puts it in their place."""
         view = self.view
         new = view.create(old[0].base_offset)
-        unsynced = 0
+        unsynced = crc = 0
         for segment in old:
             for part in self._parts(segment):
                 data = self._rewritten(part, newest, passing, end)
@@ -518,6 +511,7 @@ class _Round:
                     names = ("position", "size_bytes", "last_offset", "max_timestamp")
                     batches = list(zip(*(facts[name].tolist() for name in names), strict=True))
                     new.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
+                    crc = crc_of(data, crc)
                     unsynced += len(data)
                 if unsynced >= _SYNC_BYTES:
                     view.fs.fdatasync(new.handle)
@@ -528,6 +522,7 @@ class _Round:
         counts.segments_after += 1
         counts.bytes_before += sum(segment.size_bytes for segment in old)
         counts.bytes_after += new.size_bytes
+        view.add_seal(old, new, crc)
         view.replace(old, new)
 
     def _rewritten(self, part: _Part, newest: OffsetMap, passing: _Passing, end: int) -> bytes | memoryview:

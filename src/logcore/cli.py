@@ -1,12 +1,12 @@
-"""The command line: logcore demo | append | read | tail | dump | verify | recover | info | topic | compact |
+"""The command line: logcore demo | append | read | tail | dump | verify | scrub | recover | info | topic | compact |
 retention | bench.
 
 Rules:
 - On a terminal, lines and tables for people; in a pipe or with --json, one JSON object a line (NDJSON) on stdout.
   `info` without a directory and `demo` are for people everywhere, unless --json asks otherwise.
 - Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
-- Exit codes: 0 done, 1 damage found (verify), something lost (recover) or a check failed (demo), 2 wrong usage or an
-  error, 130 interrupted, 141 whoever read our output went away.
+- Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover) or a check failed (demo), 2 wrong usage
+  or an error, 130 interrupted, 141 whoever read our output went away.
 - Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.
 - Bytes are shown as dump.shown() says: printable UTF-8 as text, all else as {"hex": "..."}. `append --format
   ndjson` takes what `read` gives.
@@ -26,9 +26,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import attrs
 import click
@@ -49,7 +49,10 @@ from logcore.errors import (
 from logcore.inputs import InputRow, LineError, row_groups
 from logcore.logdir import id_text
 from logcore.reader import parse_partition_name
+from logcore.seals import Progress
 from logcore.terminal import Lines, plain_text, print_table, progress, size_text, time_text, to_json, wants_json
+
+_T = TypeVar("_T")
 
 DAMAGED, FAILED, INTERRUPTED, READER_GONE = 1, 2, 130, 141
 
@@ -675,6 +678,18 @@ def _open_partitions(stack: contextlib.ExitStack, directory: str, configs: tuple
     return [logdir.partition(name, number) for name in logdir.topics() for number in logdir.partitions(name)]
 
 
+def _finished(steps: Generator[Progress, None, _T], tick: Callable[[int], None]) -> _T:
+    """What work returns that is done in steps."""
+    done = 0
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        tick(step.done_bytes - done)
+        done = step.done_bytes
+
+
 @main.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option(
@@ -699,15 +714,7 @@ def compact(directory: str, force: bool, memory: int, configs: tuple[str, ...], 
                 log.roll()
             plan = plan_of(log)
             with progress(os.path.basename(log.path), plan.clean_bytes + 2 * plan.cleanable_bytes) as tick:
-                steps, done = cleaning(log, force=force, memory_bytes=memory << 20), 0
-                while True:
-                    try:
-                        step = next(steps)
-                    except StopIteration as end:
-                        report = end.value
-                        break
-                    tick(step.done_bytes - done)
-                    done = step.done_bytes
+                report = _finished(cleaning(log, force=force, memory_bytes=memory << 20), tick)
             if report is None:
                 continue
             if wants_json(as_json):
@@ -726,6 +733,37 @@ def compact(directory: str, force: bool, memory: int, configs: tuple[str, ...], 
     if not wants_json(as_json):
         headers = ("partition", "records", "kept", "bytes", "left", "segments", "left")
         print_table(headers, rows, right=range(1, 7))
+
+
+@main.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@_json_option
+def scrub(directory: str, as_json: bool) -> None:
+    """Read every byte of a partition, or of all partitions of a log directory, and say what is damaged.
+
+    A sealed segment has to be what was sealed, byte for byte; where there is no seal, or another program wrote the file
+    since, its batches are checked, and it gets a seal. Exit code 1 when something is damaged. Takes the writer's lock;
+    `logcore verify` checks the same beside a running writer, and makes no seals.
+    """
+    found: list[logcore.ScrubReport] = []
+    with contextlib.ExitStack() as stack, Lines() as out:
+        for log in _open_partitions(stack, directory, ()):
+            with progress(os.path.basename(log.path), log.statistics().size_bytes) as tick:
+                report = _finished(log.scrubbing(), tick)
+            found.append(report)
+            if wants_json(as_json):
+                out.write(to_json({**attrs.asdict(report), "is_sound": report.is_sound}))
+    if not wants_json(as_json):
+        rows = [
+            (os.path.basename(one.path), one.segments, one.sealed, one.skipped, one.checked_bytes, len(one.findings))
+            for one in found
+        ]
+        print_table(("partition", "segments", "sealed", "skipped", "bytes", "damaged"), rows, right=range(1, 6))
+        for one in found:
+            for finding in one.findings:
+                click.echo(str(finding))
+    if not all(one.is_sound for one in found):
+        raise click.exceptions.Exit(DAMAGED)
 
 
 @main.command()

@@ -124,7 +124,7 @@ def _copy_notes(view: Rewriting, end: int, directory: str) -> None:
     fs = view.fs
     kept = epochs.truncate_end(view.epochs(), end) or [(0, view.log_start)]
     checkpoint.write_epochs(fs, directory, kept)
-    checkpoint.write_policy(fs, directory, view.durability, dense=view.is_dense, producers=view.has_producers)
+    checkpoint.write_notes(fs, directory, view.notes)
     for name in fs.listdir(view.path):
         if name.endswith(SNAPSHOT) and name[: -len(SNAPSHOT)].isdigit() and int(name[: -len(SNAPSHOT)]) <= end:
             content = checkpoint.read(fs, view.path, name)

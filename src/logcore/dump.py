@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint
+from logcore import checkpoint, seals
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
@@ -307,6 +307,13 @@ def _dump_snapshot(fs: FS, path: str) -> Iterator[Row]:
         yield row
 
 
+def _dump_seal(fs: FS, path: str) -> Iterator[Row]:
+    seal = seals.Seal.unpack(_content(fs, path))
+    if seal is None:
+        raise CorruptLogError("not a seal, or its CRC does not match", path=path)
+    yield {"type": "seal", **attrs.asdict(seal), "crc32c": f"{seal.crc32c:#010x}"}
+
+
 def _is_empty_checkpoint(content: bytes) -> bool:
     return not content or content.split() == [b"0", b"0"]
 
@@ -425,6 +432,7 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     "timeindex": _dump_timeindex,
     "txnindex": _dump_txnindex,
     "snapshot": _dump_snapshot,
+    "seal": _dump_seal,
     **dict.fromkeys(OFFSET_CHECKPOINTS, _dump_offsets),
     checkpoint.LEADER_EPOCH: _dump_epochs,
     "partition.metadata": _dump_metadata,

@@ -53,7 +53,7 @@ class _Entries:
         """is_synced: what the file holds now is on disk."""
         self.path = path
         self.data = data
-        self._on_file = 0
+        self._on_file: int | None = None  # bytes that are there, None: not looked at
         self._is_synced = is_synced
 
     def __len__(self) -> int:
@@ -63,47 +63,49 @@ class _Entries:
         """Forgets all entries but the first count."""
         self.data = self.data[: count * self.entry_size]  # another one: what arrays look at cannot shrink
 
-    def write(self, fs: FS, *, whole: bool = False, sync: bool = False) -> None:
-        """Brings waiting entries to the file. whole: all of them, and what else the file holds goes. sync: makes it
-        durable.
+    def write(self, fs: FS, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
+        """Brings waiting entries to the file. whole: the file is looked at, and what else it holds goes. sync: makes it
+        durable. keeps_rest: what else the file holds is true as well, and stays until there are more entries.
         """
-        if whole:
-            self._on_file = self._front_on_file(fs)
-        if len(self.data) == self._on_file and not whole and (self._is_synced or not sync):
+        if whole or self._on_file is None:
+            self._on_file = self._front_on_file(fs, keeps_rest)
+        if self._on_file == len(self.data) and (self._is_synced or not sync):
             return
         handle = fs.open(self.path, write=True, create=True)
         try:
-            if self._on_file < len(self.data) or fs.size(handle) != len(self.data):
-                self._is_synced = False
+            if self._on_file != len(self.data):
+                start, self._is_synced = max(0, self._on_file), False
                 # A copy: the traceback of an error may keep a view, and a bytearray that is looked at cannot grow.
-                fs.pwrite(handle, bytes(memoryview(self.data)[self._on_file :]), self._on_file)
+                fs.pwrite(handle, bytes(memoryview(self.data)[start:]), start)
                 if fs.size(handle) != len(self.data):
                     fs.truncate(handle, len(self.data))
-            self._on_file = len(self.data)
+                self._on_file = len(self.data)
             if sync and not self._is_synced:
                 fs.fsync(handle)
                 self._is_synced = True
         finally:
             fs.close(handle)
 
-    def _front_on_file(self, fs: FS) -> int:
-        """How many bytes of the file are the front of these entries. A file that holds others is removed, durably: what
-        a power cut leaves of one that was written over is old entries among new ones, each of which looks right.
+    def _front_on_file(self, fs: FS, keeps_rest: bool) -> int:
+        """How many bytes of the file are the front of these entries, -1 where it has to be cut or made.
+
+        A file that holds others is removed, durably: what a power cut leaves of one that was written over is old
+        entries among new ones, each of which looks right.
         """
         try:
             handle = fs.open(self.path)
         except FileNotFoundError:
-            return 0
+            return -1
         try:
             content = fs.pread(handle, fs.size(handle), 0)
         finally:
             fs.close(handle)
         length = min(len(content), len(self.data))
-        if content[:length] == bytes(self.data[:length]) and not any(content[length:]):
-            return length
+        if content[:length] == bytes(self.data[:length]) and (keeps_rest or not any(content[length:])):
+            return length if keeps_rest or length == len(content) else -1
         fs.unlink(self.path)
         fs.sync_dir(os.path.dirname(self.path))
-        return 0
+        return -1
 
 
 class OffsetIndex(_Entries):
@@ -151,10 +153,6 @@ class TimeIndex(_Entries):
     def entry(self, slot: int) -> tuple[int, int]:
         """(timestamp, relative_offset)."""
         return _TIME.unpack_from(self.data, slot * self.entry_size)
-
-    def find(self, timestamp: int) -> int:
-        """Slot of the last entry at or below a timestamp, -1 for none."""
-        return active.search_times(self.data, len(self), timestamp) if self.data else -1
 
     def array(self) -> npt.NDArray[Any]:
         """All entries, dtype TIME_ENTRY."""

@@ -30,7 +30,8 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
 import attrs
 import numpy as np
 
-from logcore import checkpoint, epochs, recovery, retention, staging
+from logcore import checkpoint, epochs, recovery, retention, seals, staging
+from logcore.checkpoint import Notes
 from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
 from logcore.compression import Codec
@@ -61,7 +62,7 @@ from logcore.fs import FS, OS, Lock
 from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.producers import AbortedTransaction, Transactions
-from logcore.reader import Isolation, LogReader, control_types, list_bases, parse_partition_name
+from logcore.reader import Isolation, LogReader, bases_in, control_types, list_names, parse_partition_name
 from logcore.reading import slot_of
 from logcore.recordbatch import (
     check_timestamps,
@@ -72,7 +73,16 @@ from logcore.recordbatch import (
     target_codec,
     transaction_marker,
 )
-from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
+from logcore.segment import (
+    LOG,
+    SEAL,
+    SEGMENT_FILES,
+    ActiveSegment,
+    GrowingSegment,
+    Segment,
+    base_offset_of,
+    file_name,
+)
 from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
 from logcore.table import Table
 
@@ -201,7 +211,7 @@ class Log(LogReader):
     _leader_epoch: int
     _epochs: list[tuple[int, int]]
     _producers: Producers | None = None  # None: not looked up
-    _has_producers: bool  # whether there may be batches of idempotent producers, or markers
+    _notes: Notes  # as they are on disk
     _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
     _retention: retention.Policy
     _committed: Callable[[], Mapping[str, int]]
@@ -223,8 +233,6 @@ class Log(LogReader):
         if not exists and not create:
             raise LogNotFoundError("there is no partition directory here; create=True makes one", path=directory)
         if not fs.is_directory(parent):
-            if not create:
-                raise LogNotFoundError("there is no log directory here", path=parent)
             make_directories(fs, parent)
         lock = claim_directory(fs, parent, name)
         log: Self | None = None
@@ -248,11 +256,14 @@ class Log(LogReader):
 
     def _start_writing(self, keeps_damage: bool) -> None:
         fs, key = self._fs, (self._topic, self._partition)
-        recovery.finish_swaps(fs, self.path)
-        bases = list_bases(fs, self.path)
+        names = list_names(fs, self.path)
+        if any(name.endswith(".swap") for name in names):
+            recovery.finish_swaps(fs, self.path)
+            names = list_names(fs, self.path)
+        bases = bases_in(names)
         self._log_start = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START).get(key, 0)
         recovery_point = checkpoint.read_offsets(fs, self._parent, checkpoint.RECOVERY_POINT).get(key, 0)
-        for name in fs.listdir(self.path):
+        for name in names:
             if name.endswith((".deleted", ".cleaned", ".tmp")):  # work that a crash ended; nothing refers to it
                 fs.unlink(os.path.join(self.path, name))
         created = not bases
@@ -267,29 +278,41 @@ class Log(LogReader):
             bases = [self._log_start]
         self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
         self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
-        # Always: a killed writer may have made files and directories, and not come to making their names durable.
-        fs.sync_dir(self.path)
-        fs.sync_dir(self._parent)
-        previous = checkpoint.read_policy(fs, self.path)
-        self._has_producers = not created and checkpoint.read_has_producers(fs, self.path)
-        # After a crash, what was noted of producers and transactions may lack what the batches say.
+        notes = self._notes = checkpoint.read_notes(fs, self.path)
+        has_producers = notes.producers and not created
         shared = self._lock_held.shared
         is_clean = bool(shared.get("was_clean") and not shared.get("failed"))
+        if created or not is_clean or notes.policy is None:
+            # A killed writer may have made files and directories, and not come to making their names durable; Kafka
+            # does not always care to.
+            fs.sync_dir(self.path)
+            fs.sync_dir(self._parent)
         damage = recovery.check_sealed(fs, self._segments, recovery_point=recovery_point, keeps_damage=keeps_damage)
+        successor = self._successor(names)
         try:
             report = recovery.recover(
                 fs,
                 self._active,
                 recovery_point=recovery_point,
-                policy=previous,
-                dense=checkpoint.read_dense(fs, self.path),
-                indexes="whole" if is_clean else "none" if self._has_producers else "fronts",
+                policy=notes.policy,
+                dense=notes.dense,
+                # After a crash, what was noted of producers and transactions may lack what the batches say.
+                indexes="whole" if is_clean else "none" if has_producers else "fronts",
             )
+            if successor is not None:
+                raise CorruptLogError(
+                    "the last segment was sealed, but the one that followed is gone",
+                    path=self._active.path,
+                    position=self._active.size_bytes,
+                    expected=file_name(successor, LOG),
+                    found="no such file",
+                )
         except CorruptLogError as error:
             if not keeps_damage:
                 raise
             report = recovery.look_past(self._active, error, recovery_point)
-        recovery.forget_failed_sync(fs, self.path)
+        if recovery.FAILED_SYNC in names:
+            fs.unlink(os.path.join(self.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
         self.recovery_report = attrs.evolve(report, damage=(*damage, *report.damage))
         self._end = max(self._active.last_offset + 1, bases[-1])
         lost = next((one for one in report.damage if one.next_offset is None), None)
@@ -297,7 +320,7 @@ class Log(LogReader):
             self._end = max(self._end, recovery_point)
         self._log_start = max(self._log_start, bases[0])
         if self._active.is_resumed:
-            self._active.has_producers = self._has_producers
+            self._active.has_producers = has_producers
         if self._log_start > self._end:
             raise CorruptLogError(
                 "the log ends below its start offset",
@@ -307,13 +330,17 @@ class Log(LogReader):
             )
         self._visible = self._end
         self._recovery_point = min(recovery_point, self._end)
-        if not self._active.is_resumed or not self._active.resume_aborted(self._end):
+        if self._active.is_resumed and not self._active.resume_aborted(self._end):
+            recovery.rebuild(self._active)  # the other indexes say nothing of markers
+        if not self._active.is_resumed:
             self._index_aborted()
-        self._active.write_indexes(whole=True)
+        # What a file says of batches that were cut was true, and would not be of those that come in their place.
+        self._active.write_indexes(whole=True, keeps_rest=report.cut_position is None)
         # One above the end tells of records that a crash took; later ones will have their offsets.
         self._remove_snapshots_locked(lambda offset: offset > self._end)
-        self._dense = created or self._is_dense()
-        self._write_policy()
+        compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
+        self._dense = created or (notes.dense and not compacted_to)
+        self._note(Notes(self.durability, self._dense, has_producers))
         self._epochs = self._leader_epoch = None  # type: ignore[assignment]  # until they are set
         known = checkpoint.read_epochs(fs, self.path)
         kept = epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs()
@@ -371,15 +398,26 @@ class Log(LogReader):
             self._save_recovery_point_locked()
         self._writable = True
 
-    def _write_policy(self, *, dense: bool | None = None, producers: bool | None = None) -> None:
+    def _successor(self, names: Sequence[str]) -> int | None:
+        """The base offset of the segment that a seal says came behind the last one that is there. A seal that does not
+        speak of this file goes, before the file changes.
+        """
+        last = self._active
+        if file_name(last.base_offset, SEAL) in names:
+            seal = seals.read(self._fs, self.path, last.base_offset)
+            if seal is not None and seal.is_of(last.size_bytes, self._fs.modified_ms(last.path)):
+                return seal.next_base_offset
+            self._fs.unlink(last.file(SEAL))
+        return None
+
+    def _note(self, notes: Notes) -> None:
         """What the next opening is to know, on disk before it is true."""
-        dense, producers = dense is not False and self._dense, producers or self._has_producers
-        checkpoint.write_policy(self._fs, self.path, self.durability, dense=dense, producers=producers)
+        if notes != self._notes:
+            checkpoint.write_notes(self._fs, self.path, notes)
+            self._notes = notes
 
     def _expect_producers_locked(self) -> None:
-        if not self._has_producers:
-            self._write_policy(producers=True)
-            self._has_producers = True
+        self._note(attrs.evolve(self._notes, producers=True))
 
     def reconfigure(self, config: Mapping[str, object] | LogConfig) -> None:
         """Sets all settings anew, those not given to their defaults; the next append follows them.
@@ -461,13 +499,14 @@ class Log(LogReader):
         try:
             self._sync_locked()
             time_index = active_.time_index
-            if active_.largest_timestamp_offset >= active_.base_offset:
-                time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
+            time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
             try:
+                if active_.was_cut_back:
+                    fs.fsync(active_.handle)
                 # Kafka believes the indexes of a clean directory, and so do we.
                 active_.write_indexes(whole=True, sync=bool(self._lock_held.shared.get("was_clean")))
                 self._save_snapshot_locked()
-            except (DiskFullError, StorageWriteError, ResourceError):
+            except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self._lock_held.shared["failed"] = True
             closing: dict[tuple[str, int], int] | None = self._lock_held.shared.get("closing")
             if closing is None:
@@ -728,7 +767,7 @@ class Log(LogReader):
                     expected=f"at most {self.config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
-            if not self._has_producers and any(raw[position + 43] < 0x80 for position, _, _, _ in batches):
+            if not self._notes.producers and any(raw[position + 43] < 0x80 for position, _, _, _ in batches):
                 self._expect_producers_locked()
             sequenced = self._sequenced_locked(raw, batches) if check_sequence else None
             if isinstance(sequenced, SequencedBatch):
@@ -1022,7 +1061,7 @@ class Log(LogReader):
                 self._active.cut(size)
                 recovery.rebuild(self._active)
                 self._index_aborted()
-            except LogcoreError as error:
+            except BaseException as error:  # also when memory lacks: half an index would be written over a whole one
                 self._commit.poison(error)
                 raise
             self._end, self._written_bytes = end, written_bytes
@@ -1184,6 +1223,9 @@ class Log(LogReader):
         self._save_snapshot_locked()
         if notes_recovery_point:
             self._save_recovery_point_locked()
+        # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
+        if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
+            seals.seal(self._fs, old, old.last_offset + 1, new.base_offset)
 
     @contextlib.contextmanager
     def adopting(self) -> Generator[_Adoption, None, None]:
@@ -1240,6 +1282,7 @@ class Log(LogReader):
             self._active = new
         else:
             self._active.refresh()
+            self._active.is_own = False
             recovery.rebuild(self._active)
             self._index_aborted()
         assert self._active.last_offset + 1 == end, (self._active.last_offset, end)
@@ -1460,6 +1503,7 @@ class Log(LogReader):
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
             fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._visible), 0)
+        self._unseal(self._segments[slot:])
         cut = self._segments[slot]
         fills_gap = bool(tail) and position == cut.size_bytes
         if fills_gap:  # first: without what follows the log would end below offset, and below the recovery point
@@ -1486,6 +1530,16 @@ class Log(LogReader):
         self._transactions = self._producers = None
         self._set_epochs(epochs.truncate_end(self._epochs, offset) or self._epochs[:1])
 
+    def _unseal(self, segments: Sequence[Segment]) -> None:
+        """Removes the seals of segments that are about to be other files, or to have no next one; durably, because a
+        crash that left one would have it say that something was lost.
+        """
+        paths = [path for segment in segments if self._fs.exists(path := segment.file(SEAL))]
+        for path in paths:
+            self._fs.unlink(path)
+        if paths:
+            self._fs.sync_dir(self.path)
+
     def _replace_front(self, cut: Segment, position: int, tail: bytes) -> None:
         """Puts a file with the bytes before position and tail behind them in the place of a segment."""
         fs, path = self._fs, cut.path
@@ -1510,6 +1564,47 @@ class Log(LogReader):
                 fs.unlink(cut.file(suffix))
         fs.rename(temporary, path)
         fs.sync_dir(self.path)
+
+    def scrub(self) -> seals.ScrubReport:
+        """Looks at every byte on the disk, and says what is damaged.
+
+        A segment with a seal has to be what was sealed, and the next one has to be there; else every batch has to be
+        whole and in its place, and a sealed segment of which that holds gets a seal. A log that is open read-only gets
+        none. Appends, reads and compaction go on meanwhile. Raises StorageReadError, LogClosedError, and for a log that
+        is open for writing LogFailedError and ForkedWriterError.
+        """
+        steps = self.scrubbing()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def scrubbing(self) -> Generator[seals.Progress, None, seals.ScrubReport]:
+        """As scrub(), in steps of some milliseconds: a generator of Progress that returns the report."""
+        self.refresh()
+        with self._lock:
+            # Whole segments below the log start are read by nobody, and a crash may bring back some of them.
+            kept = self._segments[max(0, slot_of(self._segments, self._log_start)) :]
+            bases = [segment.base_offset for segment in kept]
+        steps = seals.scrubbing(self._fs, self.path, bases, self._placing, writes=self._writable)
+        return (yield from steps)
+
+    @contextlib.contextmanager
+    def _placing(self, base_offset: int) -> Generator[seals.Place | None, None, None]:
+        """Keeps the segments as they are, and says what is known of one; None when it is none of the log's."""
+        self.refresh()
+        with self._lock:
+            if self._writable:
+                self._check_writable_locked()
+            slot = slot_of(self._segments, base_offset)
+            found = self._segments[max(0, slot) : slot + 2]
+            if not found or found[0].base_offset != base_offset or found[0].state:
+                yield None
+                return
+            next_base = found[1].base_offset if len(found) > 1 else None
+            end = self._end if self._writable else self._visible
+            yield seals.Place(next_base, self._must_be_dense(), self.times_truncated, end)
 
     def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:
         """The latest value of each key, a read-only mapping that follows the log. See Table."""
@@ -1581,7 +1676,7 @@ class Rewriting:
         segments, self._cuts = log._segments, len(log._cuts)
         self.sealed, self.growing, self.active_base = tuple(segments[:-1]), segments[-1], segments[-1].base_offset
         self.high_watermark, self.durability, self.is_dense = log.high_watermark, log.durability, log._dense
-        self.has_producers = log._has_producers
+        self.notes = log._notes
         self.log_start = log.log_start_offset
         offsets = checkpoint.read_offsets(self.fs, log._parent, checkpoint.CLEANER)
         self.cleaned_to = offsets.get((log._topic, log._partition))
@@ -1631,6 +1726,18 @@ class Rewriting:
             assert self._created is not None
             self._created.add_aborted(entry)
 
+    def add_seal(self, old: Sequence[Segment], new: ActiveSegment, crc32c: int) -> None:
+        """The seal of a new segment that is to replace old ones. crc32c: of what was written to it."""
+        bases = [*(segment.base_offset for segment in self.sealed), self.active_base]
+        seal = seals.Seal(
+            size_bytes=new.size_bytes,
+            modified_ms=self.fs.modified_ms(new.path),
+            crc32c=crc32c,
+            end_offset=new.last_offset + 1,
+            next_base_offset=bases[bases.index(old[-1].base_offset) + 1],
+        )
+        seals.write(self.fs, new.file(SEAL), seal)
+
     def replace(self, old: Sequence[Segment], new: ActiveSegment) -> None:
         """Puts a new segment, whole, in the place of old ones that follow each other (storage format section 9.7)."""
         fs, log = self.fs, self._log
@@ -1644,7 +1751,7 @@ class Rewriting:
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
             if log._dense:  # before there is a gap in the offsets, nobody may take one for a loss
-                log._write_policy(dense=False)
+                log._note(attrs.evolve(log._notes, dense=False))
                 log._dense = False
             for segment in old:
                 segment.keep()

@@ -58,6 +58,7 @@ from logcore.log import (
 )
 from logcore.reader import Isolation, LogReader, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
+from logcore.seals import Finding, Progress, ScrubReport
 from logcore.segment import LOG, Segment, file_name
 from logcore.table import TopicTable
 
@@ -264,7 +265,7 @@ class LogDir:
         self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
         self._to_visit: list[tuple[str, int]] = []  # partitions to look at for retention, open or not
         self._clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
-        self._cleaning: tuple[Log, Generator[cleaner.Progress, None, object]] | None = None
+        self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
         self._next_cleaning_ms = fs.monotonic_ms() + _CLEANER_BACKOFF_MS
         self._uncleanable: dict[tuple[str, int], Log] = {}  # a round over them failed
         self._high_watermarks_saved_ms = fs.monotonic_ms()
@@ -991,6 +992,36 @@ class LogDir:
             with self._lock, lock.mutex:
                 self._save_high_watermarks(self._logs)
 
+    # -- rot -----------------------------------------------------------------------------------------------------
+
+    def scrub(self) -> list[ScrubReport]:
+        """Looks at every byte of all partitions, and says what is damaged; a report for each. See Log.scrub().
+
+        A partition that cannot be opened because it is damaged has a report too.
+        """
+        steps = self.scrubbing()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def scrubbing(self) -> Generator[Progress, None, list[ScrubReport]]:
+        """As scrub(), in steps of some milliseconds, for a host that decides how fast: a generator of Progress, of one
+        partition after the other, that returns the reports.
+        """
+        reports = []
+        for name in self.topics():
+            for number in self.partitions(name):
+                try:
+                    reports.append((yield from self.partition(name, number).scrubbing()))
+                except TopicNotFoundError:
+                    continue  # deleted meanwhile
+                except CorruptLogError as error:
+                    found = Finding(error.path or self.path, error.position, error.offset, None, error.reason)
+                    reports.append(ScrubReport(path=self._partition_path(name, number), findings=(found,)))
+        return reports
+
     # -- space and compaction --------------------------------------------------------------------------------------
 
     def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
@@ -1082,7 +1113,7 @@ class LogDir:
         self._cleaning = None
         return True
 
-    def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[cleaner.Progress, None, object]] | None:
+    def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[Progress, None, object]] | None:
         """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""
         best: tuple[float, Log] | None = None
         for key, log in self.open_logs().items():

@@ -16,7 +16,7 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -62,13 +62,22 @@ def parse_partition_name(name: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def list_bases(fs: FS, directory: str) -> list[int]:
-    """Base offsets of the segments in a partition directory, rising."""
+def list_names(fs: FS, directory: str) -> list[str]:
+    """Names in a partition directory, sorted."""
     try:
-        names = fs.listdir(directory)
+        return sorted(fs.listdir(directory))
     except FileNotFoundError:
         raise LogNotFoundError("the partition directory is gone", path=directory) from None
+
+
+def bases_in(names: Iterable[str]) -> list[int]:
+    """Base offsets of the segments among some names, rising."""
     return sorted(base for name in names if (base := base_offset_of(name)) is not None)
+
+
+def list_bases(fs: FS, directory: str) -> list[int]:
+    """Base offsets of the segments in a partition directory, rising."""
+    return bases_in(list_names(fs, directory))
 
 
 class LogReader:
@@ -145,10 +154,11 @@ class LogReader:
         self._end, self._visible = max(self._end, known), max(self._visible, known)
 
     def _look_for_segments(self) -> list[Segment]:
-        names = self._names()
-        bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
+        names = list_names(self._fs, self.path)
+        bases = bases_in(names)
         swapped = self._look_for_swaps(bases, names)
-        if [name for name in self._names() if LOG in name] != [name for name in names if LOG in name]:
+        again = list_names(self._fs, self.path)
+        if [name for name in again if LOG in name] != [name for name in names if LOG in name]:
             raise FileNotFoundError(self.path)  # a listing in the middle of renaming may lack a segment: look again
         if swapped:
             bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
@@ -174,12 +184,6 @@ class LogReader:
             self._replacements += 1
         return segments
 
-    def _names(self) -> list[str]:
-        try:
-            return sorted(self._fs.listdir(self.path))
-        except FileNotFoundError:
-            raise LogNotFoundError("the partition directory is gone", path=self.path) from None
-
     def _look_for_swaps(self, bases: list[int], names: list[str]) -> list[tuple[Segment, int]]:
         """New segments that a compaction is about to give their names, and the offset each reaches.
 
@@ -191,7 +195,7 @@ class LogReader:
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
     def _is_dense(self) -> bool:
-        return checkpoint.read_dense(self._fs, self.path) and not self._checkpoint(checkpoint.CLEANER)
+        return checkpoint.read_notes(self._fs, self.path).dense and not self._checkpoint(checkpoint.CLEANER)
 
     def _must_be_dense(self) -> bool:
         """Whether a gap in the offsets is a loss; asked again, because a compaction may have begun meanwhile."""

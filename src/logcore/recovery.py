@@ -214,12 +214,6 @@ def note_failed_sync(fs: FS, directory: str) -> None:
         fs.close(fs.open(os.path.join(directory, FAILED_SYNC), write=True, create=True))
 
 
-def forget_failed_sync(fs: FS, directory: str) -> None:
-    """All that is kept was brought to the disk."""
-    with contextlib.suppress(FileNotFoundError):
-        fs.unlink(os.path.join(directory, FAILED_SYNC))
-
-
 def _settle(fs: FS, segment: Segment, position: int) -> bool:
     """Brings a segment to the disk; returns whether what is read of it from position on is what the disk has.
 
@@ -320,8 +314,6 @@ def finish_swaps(fs: FS, directory: str) -> None:
     Raises CorruptLogError, with nothing changed, where neither is.
     """
     names = fs.listdir(directory)
-    if not any(name.endswith(".swap") for name in names):
-        return
     cleaned = [base for name in names if (base := _base_of(name, ".cleaned")) is not None]
     plans: list[tuple[int, int, SwapAction]] = []
     for base in sorted(base for name in names if (base := base_offset_of(name, LOG + ".swap")) is not None):
@@ -337,6 +329,9 @@ def finish_swaps(fs: FS, directory: str) -> None:
                 "an interrupted compaction left neither the old segments nor a whole new one", path=new.path
             )
         plans.append((base, end, action))
+    # A crash may keep any of the first renamings, also the one of an index and not that of its .log.
+    begun = {base for name in names if (base := base_offset_of(name, LOG + ".cleaned")) is not None}
+    plans += [(base, base, SwapAction.DISCARD) for base in begun - {base for base, _, _ in plans}]
     # Whoever made these names may have died, or failed, before they were durable; what they stand for goes next.
     fs.sync_dir(directory)
     for base, end, action in plans:

@@ -563,7 +563,8 @@ class _Partition:
         self.left_out: list[Part] = []
         parent, name = os.path.split(fs.real_path(source))
         self.parent, self.key = parent, partition_of(name) or ("", -1)
-        self.is_dense = bool(_or_none(checkpoint.read_dense, fs, source)) and not self._noted(checkpoint.CLEANER)
+        notes = _or_none(checkpoint.read_notes, fs, source) or checkpoint.Notes()
+        self.is_dense = notes.dense and not self._noted(checkpoint.CLEANER)
 
     def _noted(self, name: str) -> int:
         """What an offset checkpoint of the source says of this partition; 0 when nothing."""

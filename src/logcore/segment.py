@@ -38,8 +38,9 @@ from logcore.producers import AbortedTransaction
 from logcore.recordbatch import RecordBatch
 
 LOG: Final = ".log"
+SEAL: Final = ".seal"
 #: What belongs to a segment, in the order in which compaction renames it (storage format section 9.7).
-SEGMENT_FILES: Final = (LOG, ".index", ".timeindex", ".txnindex")
+SEGMENT_FILES: Final = (LOG, ".index", ".timeindex", ".txnindex", SEAL)
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
 _WALK_BATCHES: Final = 4096
@@ -216,9 +217,9 @@ class Segment:
                 facts, at, why = active.walk(data, start, limit, 1, crc)
             facts["position"] += origin
             position = origin + at
-            # The end of a piece is not the end of the segment.
-            if (why == layout.WALK_SHORT and at > start and origin + limit < size) or (
-                why == layout.WALK_END and position < size
+            # The end of a piece is not the end of the segment, unless nothing is there: a file that was cut meanwhile.
+            if at > start and (
+                (why == layout.WALK_SHORT and origin + limit < size) or (why == layout.WALK_END and position < size)
             ):
                 why = layout.WALK_LIMIT
             yield facts, position, why
@@ -414,6 +415,8 @@ class GrowingSegment(Segment):
         position = self.start_position(offset)
         while position < self._size:
             data: memoryview | bytes = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
+            if not data:  # the file was cut meanwhile
+                break
             at = active.find_batch(data, 0, len(data), offset)
             if at == 0 and position + len(data) < self._size:
                 data, _, _ = self.head(position)
@@ -457,8 +460,10 @@ class ActiveSegment(GrowingSegment):
         self.config = config
         self._mapping: memoryview | None = None
         self.created_ms = fs.now_ms()
+        self.is_own = create  # whether all of its bytes were written through this object
         self.limit_offset = base_offset + layout.INT32_MAX
         self.reset()
+        self._offers = create
 
     def reset(self, *, is_synced: bool = False) -> None:
         """Forgets the indexes and all that was learnt from the batches. is_synced: the indexes' files are on disk."""
@@ -472,6 +477,8 @@ class ActiveSegment(GrowingSegment):
         self.largest_timestamp = -1
         self.largest_timestamp_offset = self.base_offset
         self.last_offset = self.base_offset - 1
+        self.was_cut_back = False  # a write failed, and what it left may come back in a power cut
+        self._offers = False  # whether the index files go on where these indexes do
         self._believed = 0  # index entries that come from the file
         # An append that stays within these needs no further look at whether to roll; is_full() has the rules.
         self.limit_bytes = self.config.segment_bytes
@@ -585,8 +592,9 @@ class ActiveSegment(GrowingSegment):
         """Writes waiting entries, for readers in other processes and for an opening after a crash. An index is a cache:
         what does not reach the file now is written with the whole when the segment is sealed, where a failure counts.
         """
-        with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-            self.write_indexes()
+        if self._offers:
+            with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+                self.write_indexes()
 
     def _index_room(self) -> int:
         """How many entries fit still. One time entry is kept back for the closing one (storage format section 3.2)."""
@@ -642,6 +650,7 @@ class ActiveSegment(GrowingSegment):
         except BaseException:
             # Also for KeyboardInterrupt: a batch nobody was told of must not stay behind.
             self._size = start
+            self.was_cut_back = True
             try:
                 self.fs.truncate(self.handle, start)
             except LogcoreError as error:
@@ -681,15 +690,17 @@ class ActiveSegment(GrowingSegment):
         self.fs.fsync(self.handle)
         self._size = size
 
-    def write_indexes(self, *, whole: bool = False, sync: bool = False) -> None:
-        """Brings the indexes to their files; whole: anew. sync: on disk, for a Kafka that is not to look at the
-        segment again.
+    def write_indexes(self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
+        """Brings the indexes to their files; whole: and nothing else is in them. sync: on disk, for a Kafka that is not
+        to look at the segment again. keeps_rest: what else is in them is true of this segment, such as a closing entry.
         """
         assert self._offset_index is not None and self._time_index is not None
-        self._offset_index.write(self.fs, whole=whole, sync=sync)
-        self._time_index.write(self.fs, whole=whole, sync=sync)
-        if len(self._aborted):
-            self._aborted.write(self.fs, whole=whole, sync=sync)
+        indexes = [self._offset_index, self._time_index]
+        if len(self._aborted):  # else there is no such file
+            indexes.append(self._aborted)
+        for index in indexes:
+            index.write(self.fs, whole=whole, sync=sync, keeps_rest=keeps_rest)
+        self._offers |= whole
 
     def seal(self) -> Segment:
         """Ends the writing: all data on disk, indexes whole, with the closing time entry that retention reads.

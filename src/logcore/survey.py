@@ -23,10 +23,10 @@ from logcore.fs import FS, OS
 from logcore.kernels import layout
 from logcore.log import Log, open_log
 from logcore.reader import parse_partition_name
-from logcore.segment import LOG, base_offset_of
+from logcore.segment import LOG, SEAL, base_offset_of
 
 #: Files of a segment or of a point in the log: base offset, then one of these.
-SEGMENT_SUFFIXES: Final = (LOG, ".index", ".timeindex", ".txnindex", ".snapshot")
+SEGMENT_SUFFIXES: Final = (LOG, ".index", ".timeindex", ".txnindex", ".snapshot", SEAL)
 #: What Kafka puts behind the name of a file that is going or coming (section 3.1).
 LIFE_SUFFIXES: Final = (".deleted", ".cleaned", ".swap")
 OFFSET_CHECKPOINTS: Final = (
@@ -70,8 +70,8 @@ class PartitionFacts:
 
 
 def kind_of(name: str) -> str | None:
-    """What a file name says the file holds: "log", "index", "timeindex", "txnindex", "snapshot", or one of the names in
-    DIRECTORY_FILES and PARTITION_FILES; None for any other file."""
+    """What a file name says the file holds: "log", "index", "timeindex", "txnindex", "snapshot", "seal", or one of the
+    names in DIRECTORY_FILES and PARTITION_FILES; None for any other file."""
     if name in DIRECTORY_FILES or name in PARTITION_FILES:
         return name
     living = living_name(name)
@@ -82,7 +82,7 @@ def is_misnamed(name: str) -> bool:
     """Whether a name is a segment file's but for its digits, which are no offset: Kafka fails over it."""
     stem, dot, suffix = name.partition(".")
     digits = len(stem) == 20 and stem.isascii() and stem.isdigit()
-    return digits and dot + suffix in SEGMENT_SUFFIXES and int(stem) > INT64_MAX
+    return digits and dot + suffix in SEGMENT_SUFFIXES and dot + suffix != SEAL and int(stem) > INT64_MAX
 
 
 def living_name(name: str) -> str:

@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint, recovery
+from logcore import checkpoint, recovery, seals
 from logcore.config import Durability
 from logcore.dump import DUMPERS, IndexTable, LogFile
 from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
@@ -32,7 +32,7 @@ from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import layout
 from logcore.recovery import Action, TailFacts, decide
-from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
+from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 from logcore.survey import (
     DIRECTORY_FILES,
     PARTITION_FILES,
@@ -129,16 +129,20 @@ def _reason(error: LogcoreError) -> str:
 @attrs.frozen
 class _Place:
     """What else is known of the partition a segment lies in: where the next segment begins (None for the active one),
-    below which offset all was on disk, and how its last writer promised durability, None for Kafka."""
+    below which offset all was on disk, how its last writer promised durability, None for Kafka, and where the log
+    begins."""
 
     next_base: int | None
     recovery_point: int
     policy: Durability | None
+    log_start: int
 
 
 def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Iterator[Verdict]:
     # The checkpoints before the segments: a running writer moves both forward.
-    recovery_point = _recovery_point(fs, directory)
+    recovery_point, log_start = (
+        _offset(fs, directory, name) for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
+    )
     policy = _policy(fs, directory)
     try:
         names = sorted(fs.listdir(directory))
@@ -146,12 +150,12 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
         return  # deleted meanwhile
     bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
     known = set(bases)
-    for base, next_base in zip(bases, [*bases[1:], None], strict=True):
+    for base, next_base in zip(bases, [*bases[1:], None], strict=False):
         own = [
             name for name in names if name.startswith(f"{base:020d}.") and kind_of(name) and living_name(name) == name
         ]
         if only is None or only in own:
-            place = _Place(next_base, recovery_point, policy)
+            place = _Place(next_base, recovery_point, policy, log_start)
             for verdict in _verify_segment(fs, directory, base, own, place):
                 if only is None or os.path.basename(verdict.path) == only:
                     yield verdict
@@ -162,18 +166,19 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
                 yield other
 
 
-def _recovery_point(fs: FS, directory: str) -> int:
+def _offset(fs: FS, directory: str, name: str) -> int:
+    """What an offset checkpoint of the log directory says of a partition, 0 for nothing."""
     real = fs.real_path(directory)
     key = partition_of(os.path.basename(real))
     try:
-        return checkpoint.read_offsets(fs, os.path.dirname(real), checkpoint.RECOVERY_POINT).get(key or ("", -1), 0)
+        return checkpoint.read_offsets(fs, os.path.dirname(real), name).get(key or ("", -1), 0)
     except LogcoreError:
         return 0  # its own verdict says so
 
 
 def _policy(fs: FS, directory: str) -> Durability | None:
     try:
-        return checkpoint.read_policy(fs, directory)
+        return checkpoint.read_notes(fs, directory).policy
     except (LogcoreError, OverflowError, RecursionError):
         return None  # its own verdict says so
 
@@ -227,8 +232,36 @@ def _verify_segment(fs: FS, directory: str, base: int, names: list[str], place: 
     yield from early
     for check in checks:
         yield check.verdict()
+    if file_name(base, SEAL) in names:
+        yield _verify_seal(fs, os.path.join(directory, file_name(base, SEAL)), base, place.log_start)
     if file_name(base, ".snapshot") in names:
         yield _verify_small(fs, os.path.join(directory, file_name(base, ".snapshot")), "snapshot")
+
+
+def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
+    """Whether the segment is what was sealed, and the next one is there. What changes meanwhile is not judged."""
+    verdict = Verdict(path=path, kind=SEAL[1:], status="ok")
+    directory = os.path.dirname(path)
+    try:
+        verdict = attrs.evolve(verdict, size_bytes=fs.file_size(path))
+        segment = GrowingSegment(fs, directory, base)
+        modified_ms, seal = fs.modified_ms(segment.path), seals.read(fs, directory, base)
+        if seal is None:
+            if not fs.exists(path):
+                return attrs.evolve(verdict, detail="removed meanwhile")
+            return attrs.evolve(verdict, status="warning", detail="not a seal; scrubbing the log makes it anew")
+        if not seal.is_of(segment.size_bytes, modified_ms):
+            return attrs.evolve(verdict, detail="the segment was rewritten since it was sealed")
+        detail = seals.follows(fs, directory, base, seal, log_start)
+        if seals.checksum(segment) != seal.crc32c:
+            detail = "the segment is not what was sealed"
+        if detail and segment.is_current() and seals.read(fs, directory, base) == seal:
+            return attrs.evolve(verdict, status="damaged", detail=detail)
+        return verdict
+    except FileNotFoundError:
+        return attrs.evolve(verdict, detail="removed meanwhile")
+    except LogcoreError as error:
+        return attrs.evolve(verdict, status="damaged", detail=_reason(error))
 
 
 @attrs.define

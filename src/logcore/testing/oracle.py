@@ -29,7 +29,9 @@ from logcore.index import TransactionIndex, load
 from logcore.kernels import Record
 from logcore.log import Log, open_log
 from logcore.producers import Transactions
-from logcore.reader import control_types
+from logcore.reader import control_types, list_bases
+from logcore.recovery import rebuild
+from logcore.segment import ActiveSegment
 from logcore.testing.disk import Kind, Known, SimulatedDisk
 from logcore.verify import Verdict, verify
 
@@ -367,10 +369,25 @@ def recover_log(
     again = _once(opened, disk, lambda disk: _reopen(disk, path, config, durability))
     assert again == (start, [*records, probe]), "opening again finds other records"
     if thorough:
-        verdicts = _once(verified, disk, lambda disk: list(verify(path, fs=disk)))
+        verdicts = _once(verified, disk, lambda disk: _judge_files(disk, log.path, config))
         damaged = [verdict for verdict in verdicts if verdict.status == "damaged"]
         assert not damaged, damaged
     return found
+
+
+def _judge_files(disk: SimulatedDisk, path: str, config: Mapping[str, object] | None) -> list[Verdict]:
+    """What logcore.verify says of a log that was closed. Its indexes are what its batches say, entry by entry; of a
+    sealed segment they may be gone, as their names were, and Kafka makes them anew then.
+    """
+    bases = list_bases(disk, path)
+    for base in bases:
+        segment = ActiveSegment(disk, path, base, LogConfig.parse(config), create=False)
+        rebuild(segment)
+        segment.time_index.add(segment.largest_timestamp, segment.largest_timestamp_offset - base)
+        for index in (segment.offset_index, segment.time_index):
+            if base == bases[-1] or disk.exists(index.path):
+                assert disk.content(index.path) == bytes(index.data), f"{index.path} is not what the batches say"
+    return list(verify(path, fs=disk))
 
 
 def _once(known: Known[Found] | None, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Found]) -> Found:
