@@ -127,6 +127,11 @@ def resnapped(data: bytes) -> bytes:
     return data[:2] + crc32c(data[6:]).to_bytes(4, "big") + data[6:]
 
 
+def resealed(data: bytes) -> bytes:
+    text = data.rpartition(b" ")[0]
+    return b"%s %08x\n" % (text, zlib.crc32(text))
+
+
 # -- decoders --------------------------------------------------------------------------------------------------------
 
 
@@ -264,11 +269,11 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
     for codec in list(Codec)[1:]:
         found[codec.name.lower()] = (partial(inflate, codec), [compress(codec, data) for data in plain], None)
     for kind in DUMPERS:
-        is_suffix = kind in ("index", "timeindex", "txnindex", "snapshot")
+        is_suffix = kind in ("index", "timeindex", "txnindex", "snapshot", "seal")
         path = "/d/t-0/" + (file_name(0, f".{kind}") if is_suffix else kind)
         samples = [data for name, data in ours.items() if name.endswith(kind)]
         samples += [each.read_bytes()[:400] for each in (DATA / "vectors").glob(f"*/**/*{kind}")]
-        found[kind] = (partial(file, path), samples or text, resnapped if kind == "snapshot" else None)
+        found[kind] = (partial(file, path), samples or text, {"snapshot": resnapped, "seal": resealed}.get(kind))
     for name in (
         file_name(0, ".index"),
         file_name(0, ".timeindex"),

@@ -334,8 +334,10 @@ class Log(LogReader):
             recovery.rebuild(self._active)  # the other indexes say nothing of markers
         if not self._active.is_resumed:
             self._index_aborted()
-        # What a file says of batches that were cut was true, and would not be of those that come in their place.
-        self._active.write_indexes(whole=True, keeps_rest=report.cut_position is None)
+        # On a full disk a log is opened all the same, for one thing to delete from it; a close will try again. What a file
+        # says of batches that were cut was true, and would not be of those that come in their place.
+        with contextlib.suppress(DiskFullError, ResourceError):
+            self._active.write_indexes(whole=True, keeps_rest=report.cut_position is None)
         # One above the end tells of records that a crash took; later ones will have their offsets.
         self._remove_snapshots_locked(lambda offset: offset > self._end)
         compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
