@@ -691,7 +691,7 @@ def failing(fault: Fault, durability: str) -> bool:
                 if log is not None and log._commit.failure is None and not log.is_closed:
                     history.take_end(log.log_end_offset)
         program.disk.faults = None
-        for state in program.disk.crash_states(limit=3):
+        for state in program.disk.crash_states(limit=2):
             history.judge(recover_log(state.disk(), config=CONFIG, durability=durability), state.kind)
         if program.log is not None:
             with contextlib.suppress(logcore.LogcoreError):
@@ -699,7 +699,7 @@ def failing(fault: Fault, durability: str) -> bool:
         program.disk.kill()
         found = recover_log(program.disk, config=CONFIG, durability=durability)
         history.judge(found, "kill")
-        for after in program.disk.after_crash(limit=3, kind="power"):
+        for after in program.disk.after_crash(limit=2, kind="power"):
             again = recover_log(after, config=CONFIG, durability=durability)
             assert again.records[: len(found.records)] == found.records, "what was served after an opening is lost"
     except BaseException as error:

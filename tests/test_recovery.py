@@ -578,3 +578,50 @@ def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> N
         assert log.append(b"next").offset == 6
     with pytest.raises(logcore.InvalidConfigError, match="'fail' or 'quarantine'"):
         logcore.open(path, on_corruption="ignore")  # type: ignore[arg-type]
+
+
+def killed(times: list[int], **config: object) -> SimulatedDisk:
+    """A log of records of these times, on disk up to the recovery point, as a crash leaves it."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, config={"index.interval.bytes": 100, **config})
+    for at in times:
+        log.append(b"x" * 50, timestamp_ms=at)
+    log.flush()
+    disk.advance(10_000)
+    log.tick()
+    disk.kill()
+    return disk
+
+
+def test_a_lost_time_index_is_not_taken_for_one_without_times() -> None:
+    disk = killed([*range(1000, 1050), *[-1] * 50])
+    disk.replace(f"/t-0/{0:020d}.timeindex", b"")
+    with logcore.open("t-0", fs=disk, config={"index.interval.bytes": 100}) as log:
+        assert log.offset_for_timestamp(1010) == 10
+        assert log._active.largest_timestamp == 1049
+
+
+def test_a_log_that_is_made_anew_has_one_file_open() -> None:
+    disk = killed([1000] * 20)
+    disk.replace("/t-0/logcore.unsynced", b"")
+    disk.replace("/recovery-point-offset-checkpoint", None)
+    with logcore.open("t-0", fs=disk) as log:
+        assert sum(path.endswith(LOG) for path in disk.open_handles) == 1
+        assert len(list(log.read(0))) == 20
+    assert "/t-0/logcore.unsynced" not in disk.files()
+
+
+def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_clean() -> None:
+    disk = killed([1000] * 20)
+    before = len(disk.operations)
+    with logcore.open_dir("/", fs=disk) as logdir:
+        assert not logdir.was_clean
+        for _ in range(20):
+            logdir.partition("t", 0).append(b"x" * 500)
+    name = f"/t-0/{20:020d}.timeindex"
+    done = [str(operation) for operation in disk.operations[before:]]
+    assert done.index("rename /.kafka_cleanshutdown") > done.index(f"fsync {name}")
+    whole = disk.files()[name]
+    for state in disk.crash_states():
+        if "/.kafka_cleanshutdown" in state.files:
+            assert state.files.get(name, whole) == whole, state.what  # one that is gone is made anew

@@ -279,7 +279,8 @@ class Log(LogReader):
         self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
         self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
         notes = self._notes = checkpoint.read_notes(fs, self.path)
-        has_producers = notes.producers and not created
+        # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
+        has_producers = not created and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
         shared = self._lock_held.shared
         is_clean = bool(shared.get("was_clean") and not shared.get("failed"))
         if created or not is_clean or notes.policy is None:
@@ -319,6 +320,7 @@ class Log(LogReader):
         if lost is not None:
             self._end = max(self._end, recovery_point)
         self._log_start = max(self._log_start, bases[0])
+        has_producers |= self._active.has_producers or self._active.has_markers
         if self._active.is_resumed:
             self._active.has_producers = has_producers
         if self._log_start > self._end:
@@ -330,14 +332,14 @@ class Log(LogReader):
             )
         self._visible = self._end
         self._recovery_point = min(recovery_point, self._end)
-        if self._active.is_resumed and not self._active.resume_aborted(self._end):
+        if self._active.is_resumed and not self._active.resume_aborted(self._end, is_whole=is_clean):
             recovery.rebuild(self._active)  # the other indexes say nothing of markers
         if not self._active.is_resumed:
             self._index_aborted()
-        # On a full disk a log is opened all the same, for one thing to delete from it; a close will try again. What a file
-        # says of batches that were cut was true, and would not be of those that come in their place.
+        # On a full disk a log is opened all the same, for one thing to delete from it; a close will try again. What a
+        # file says of batches that a crash took was true, and would not be of those that come in their place.
         with contextlib.suppress(DiskFullError, ResourceError):
-            self._active.write_indexes(whole=True, keeps_rest=report.cut_position is None)
+            self._active.write_indexes(whole=True, keeps_rest=is_clean and report.cut_position is None)
         # One above the end tells of records that a crash took; later ones will have their offsets.
         self._remove_snapshots_locked(lambda offset: offset > self._end)
         compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
@@ -506,7 +508,10 @@ class Log(LogReader):
                 if active_.was_cut_back:
                     fs.fsync(active_.handle)
                 # Kafka believes the indexes of a clean directory, and so do we.
-                active_.write_indexes(whole=True, sync=bool(self._lock_held.shared.get("was_clean")))
+                is_clean = bool(self._lock_held.shared.get("was_clean"))
+                active_.write_indexes(whole=True, sync=is_clean)
+                if is_clean and self._notes.producers:
+                    fs.sync_dir(self.path)  # the name of an index of aborted transactions
                 self._save_snapshot_locked()
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self._lock_held.shared["failed"] = True

@@ -400,6 +400,10 @@ class LogDir:
             recovery_points: dict[tuple[str, int], int | None] = {}
             with lock.mutex:
                 lock.shared["closing"] = recovery_points
+                # When every log was checked, the directory is as clean as if it had been before; said before they are
+                # closed, because then they sync what is believed of a clean directory.
+                everything = {(topic.name, n) for topic in self._topics.values() for n in topic.numbers}
+                lock.shared["was_clean"] |= everything <= set(logs)
             try:
                 self._save_high_watermarks(logs)
                 for log in logs.values():
@@ -407,12 +411,9 @@ class LogDir:
                         log.close()
                     except (LogcoreError, OSError) as error:
                         failures.append(error)
+                        lock.shared["failed"] = True
                 with lock.mutex:
                     checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, recovery_points)
-                    if not failures and not lock.shared.get("failed"):
-                        # Every log was checked and closed well, so the directory is as clean as if it had been before.
-                        everything = {(topic.name, n) for topic in self._topics.values() for n in topic.numbers}
-                        lock.shared["was_clean"] |= everything <= set(logs)
                 leave_directory(self._fs, self.path, lock)
             finally:
                 lock.shared.pop("closing", None)

@@ -184,6 +184,9 @@ def recover(
 
 def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: int) -> RecoveryReport:
     """Notes the whole batches behind the damage that recover() met, as far as lengths in damaged heads lead there."""
+    if _has_failed_sync(segment):
+        _copy_anew(segment.fs, segment.path, segment.size_bytes)
+        segment.reopen()
     bad = at = error.position if error.position is not None else segment.size_bytes
     first_offset, next_offset = segment.last_offset + 1, None
     while at < segment.size_bytes:
@@ -214,6 +217,10 @@ def note_failed_sync(fs: FS, directory: str) -> None:
         fs.close(fs.open(os.path.join(directory, FAILED_SYNC), write=True, create=True))
 
 
+def _has_failed_sync(segment: Segment) -> bool:
+    return segment.fs.exists(os.path.join(segment.directory, FAILED_SYNC))
+
+
 def _settle(fs: FS, segment: Segment, position: int) -> bool:
     """Brings a segment to the disk; returns whether what is read of it from position on is what the disk has.
 
@@ -224,7 +231,7 @@ def _settle(fs: FS, segment: Segment, position: int) -> bool:
     handle = fs.open(segment.path)
     try:
         fs.fsync(handle)
-        return not fs.exists(os.path.join(segment.directory, FAILED_SYNC)) and fs.drop_cache(handle, position)
+        return not _has_failed_sync(segment) and fs.drop_cache(handle, position)
     except StorageWriteError:
         note_failed_sync(fs, segment.directory)
         raise
@@ -246,6 +253,8 @@ def check_sealed(
         end = following.base_offset
         if end <= recovery_point:
             continue
+        if _has_failed_sync(segment):
+            _copy_anew(fs, segment.path, fs.file_size(segment.path))
         start = segment.start_position(recovery_point)
         _settle(fs, segment, start)
         damage = _damage_in(segment, start, end)
@@ -470,29 +479,41 @@ def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
     """Makes the first size bytes all there is of the segment, and brings them to the disk, whatever is there now: in a
     new file that takes the name. With no room for one, the old file is cut and synced, which is as much as can be done.
     """
-    temporary = segment.path + ".tmp"
     try:
-        handle = fs.open(temporary, write=True, create=True)
+        _copy_anew(fs, segment.path, size)
+    except DiskFullError:
+        segment.cut(size)
+        return
+    segment.reopen()
+
+
+def _copy_anew(fs: FS, path: str, size: int) -> None:
+    """Puts a new file, on disk, with the first size bytes in the place of one. Raises DiskFullError, and all is as it
+    was.
+    """
+    temporary, source = path + ".tmp", fs.open(path)
+    try:
+        target = fs.open(temporary, write=True, create=True)
         try:
-            fs.truncate(handle, 0)
+            fs.truncate(target, 0)
             position = 0
             while position < size:
-                chunk = fs.pread(segment.handle, min(_CHUNK_BYTES, size - position), position)
+                chunk = fs.pread(source, min(_CHUNK_BYTES, size - position), position)
                 if not chunk:
-                    raise StorageReadError("the file became shorter", path=segment.path, position=position)
-                fs.pwrite(handle, chunk, position)
+                    raise StorageReadError("the file became shorter", path=path, position=position)
+                fs.pwrite(target, chunk, position)
                 position += len(chunk)
-            fs.fsync(handle)
+            fs.fsync(target)
         finally:
-            fs.close(handle)
+            fs.close(target)
     except DiskFullError:
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(temporary)
-        segment.cut(size)
-        return
-    fs.rename(temporary, segment.path)
-    fs.sync_dir(segment.directory)
-    segment.reopen()
+        raise
+    finally:
+        fs.close(source)
+    fs.rename(temporary, path)
+    fs.sync_dir(os.path.dirname(path))
 
 
 def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:

@@ -315,7 +315,7 @@ class GrowingSegment(Segment):
 
     def _hold(self, handle: int) -> None:
         self.handle = handle
-        weakref.finalize(self, self.fs.close, handle)
+        self._closing = weakref.finalize(self, self.fs.close, handle)
         self._identity = self.fs.identity(handle)
         self._size = self.fs.size(handle)
         self._checked_position = 0
@@ -502,10 +502,11 @@ class ActiveSegment(GrowingSegment):
             return 0
         kept = times.array()
         kept = kept[: kept["relative_offset"].searchsorted(relative[slot], side="right")]
-        newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, int(relative[slot]))
+        # Without a time entry no batch up to there may have a time: all of them are looked at.
+        newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, -1)
         near = int(relative.searchsorted(newest_offset, side="right")) - 1
         start, stop = int(position[near]) if near >= 0 else 0, int(position[slot])
-        until = int(position[near + 1]) if is_whole and near < slot else stop
+        until = int(position[near + 1]) if is_whole and len(kept) and near < slot else stop
         parts = [facts for facts, _, _ in self.walk(start, stop=until, crc=False)]
         last, first = (active.walk(*self.head(at), 1, False)[0] for at in (stop, 0))
         rows = np.concatenate([*parts, last])
@@ -515,7 +516,7 @@ class ActiveSegment(GrowingSegment):
             and len(last)
             and _rises(kept["timestamp"])
             and int(last["last_offset"][0]) == self.base_offset + int(relative[slot])
-            and int(rows["last_offset"][0]) == self.base_offset + newest_offset
+            and (not len(kept) or int(rows["last_offset"][0]) == self.base_offset + newest_offset)
             and int(rows["max_timestamp"].max()) == newest == int(rows["max_timestamp"][0])
         )
         if not is_borne_out:
@@ -536,10 +537,14 @@ class ActiveSegment(GrowingSegment):
         """Whether what is known of it comes from index files, and only the rest from batches."""
         return self._believed > 0
 
-    def resume_aborted(self, end: int) -> bool:
-        """Takes the aborted transactions from their file, of a log that ends at end; False when it cannot be right."""
+    def resume_aborted(self, end: int, *, is_whole: bool) -> bool:
+        """Takes the aborted transactions from their file, of a log that ends at end; False when it cannot be right, or
+        may lack some: after a crash, when batches were walked that have markers.
+        """
+        if self.has_markers and not is_whole:
+            return False
         path = self.file(".txnindex")
-        index = TransactionIndex(path, bytearray(load(self.fs, path, TransactionIndex)), is_synced=True)
+        index = TransactionIndex(path, bytearray(load(self.fs, path, TransactionIndex)), is_synced=is_whole)
         markers = index.array()["last_offset"].astype(np.int64)
         if np.any(markers < self.base_offset) or np.any(markers >= end) or not _rises(markers):
             return False
@@ -677,8 +682,10 @@ class ActiveSegment(GrowingSegment):
         self._aborted.write(self.fs)
 
     def reopen(self) -> None:
-        """Goes on with the file that stands under the name now, of the same batches."""
+        """Goes on with the file that stands under the name now, of the same batches. Nobody else holds the segment."""
+        close = self._closing
         self._hold(self.fs.open(self.path, write=True))
+        close()
 
     def cut(self, size: int) -> None:
         """Shortens the file, durably. For recovery and for taking back an append: what it cuts was never visible, so
