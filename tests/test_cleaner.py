@@ -625,7 +625,7 @@ def explore_compaction(seed: int = 0, **options: Any) -> Any:
     return explore(keyed, found_after, judge, seed=seed, **{"limit": 16, "again_every": 12, **options})
 
 
-@pytest.mark.parametrize("names", ["posix", "journal"])
+@pytest.mark.parametrize("names", ["posix", pytest.param("journal", marks=pytest.mark.slow)])
 def test_P45_a_crash_leaves_one_generation(names: Any) -> None:
     report = explore_compaction(names=names)
     assert report.states > 300

