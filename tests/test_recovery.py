@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import VECTORS
@@ -580,7 +581,7 @@ def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> N
         logcore.open(path, on_corruption="ignore")  # type: ignore[arg-type]
 
 
-def killed(times: list[int], **config: object) -> SimulatedDisk:
+def killed(times: list[int], **config: Any) -> SimulatedDisk:
     """A log of records of these times, on disk up to the recovery point, as a crash leaves it."""
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, config={"index.interval.bytes": 100, **config})
@@ -625,3 +626,36 @@ def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_cl
     for state in disk.crash_states():
         if "/.kafka_cleanshutdown" in state.files:
             assert state.files.get(name, whole) == whole, state.what  # one that is gone is made anew
+
+
+def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> None:
+    """Memory may be all that has them."""
+    config = {"segment.bytes": 300}
+    disk = killed([1000] * 6, **config)
+    disk.replace("/t-0/logcore.unsynced", b"")
+    disk.replace("/recovery-point-offset-checkpoint", None)
+    before = {path: disk.identity(path) for path in disk.files() if path.endswith(".log")}
+    last = max(before)
+    disk.flip(last, 70)
+    disk.replace("/t-0/logcore.policy", b'{"durability": "always", "max_bytes": 1, "dense": true}')
+    with logcore.open("t-0", fs=disk, config=config, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None and log.recovery_report.damage
+        assert all(disk.identity(path) != number for path, number in before.items())
+
+
+def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None:
+    """Kafka wrote a transaction into a log of which our note says that there are none."""
+    config = {"index.interval.bytes": 100, "segment.ms": 1 << 60}
+    disk = killed([1000] * 6, **config)
+    rows = [(b"k", b"aborted")]
+    disk_of_kafka = SimulatedDisk(disk.files())
+    with logcore.open("t-0", fs=disk_of_kafka, config=config) as log:
+        log.append_batch(encode(rows, transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
+        log.end_transaction(5, 0, commit=False)
+    name = f"/t-0/{0:020d}"
+    disk.replace(name + ".log", disk_of_kafka.files()[name + ".log"])
+    with logcore.open("t-0", fs=disk, config=config) as log:
+        assert len(list(log.read(0, isolation="read_committed"))) == 6
+    assert len(disk.files()[name + ".txnindex"]) == 34
+    with logcore.open("t-0", fs=disk) as log:  # after a crash it would be looked at again
+        assert log._notes.producers
