@@ -615,3 +615,14 @@ def test_what_a_failed_append_left_does_not_come_back_after_a_clean_close(durabi
     for state in disk.crash_states():
         with logcore.open("t-0", fs=state.disk()) as log:
             assert log.recovery_report is not None and log.recovery_report.cut_position is None, state.what
+
+
+def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    log.append(b"perhaps")
+    disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.close()
+    assert log.is_closed
+    assert "/.kafka_cleanshutdown" not in disk.files() and "/t-0/logcore.unsynced" in disk.files()
