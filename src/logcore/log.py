@@ -1580,12 +1580,7 @@ class Log(LogReader):
         none. Appends, reads and compaction go on meanwhile. Raises StorageReadError, LogClosedError, and for a log that
         is open for writing LogFailedError and ForkedWriterError.
         """
-        steps = self.scrubbing()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
+        return seals.finish(self.scrubbing())
 
     def scrubbing(self) -> Generator[seals.Progress, None, seals.ScrubReport]:
         """As scrub(), in steps of some milliseconds: a generator of Progress that returns the report."""

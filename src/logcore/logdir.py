@@ -58,7 +58,7 @@ from logcore.log import (
 )
 from logcore.reader import Isolation, LogReader, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
-from logcore.seals import Finding, Progress, ScrubReport
+from logcore.seals import Finding, Progress, ScrubReport, finish
 from logcore.segment import LOG, Segment, file_name
 from logcore.table import TopicTable
 
@@ -1000,12 +1000,7 @@ class LogDir:
 
         A partition that cannot be opened because it is damaged has a report too.
         """
-        steps = self.scrubbing()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
+        return finish(self.scrubbing())
 
     def scrubbing(self) -> Generator[Progress, None, list[ScrubReport]]:
         """As scrub(), in steps of some milliseconds, for a host that decides how fast: a generator of Progress, of one

@@ -228,10 +228,12 @@ def _settle(fs: FS, segment: Segment, position: int) -> bool:
     another sync succeeds without writing it. Where such a failure was noted, memory may be all that has it. Else it is
     asked to let go, which also finds failures that nobody lived to note.
     """
+    if _has_failed_sync(segment):
+        return False
     handle = fs.open(segment.path)
     try:
         fs.fsync(handle)
-        return not _has_failed_sync(segment) and fs.drop_cache(handle, position)
+        return fs.drop_cache(handle, position)
     except StorageWriteError:
         note_failed_sync(fs, segment.directory)
         raise

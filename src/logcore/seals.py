@@ -23,7 +23,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
@@ -33,6 +33,8 @@ from logcore.errors import DiskFullError, ResourceError, StorageReadError, Stora
 from logcore.fs import FS
 from logcore.kernels import layout
 from logcore.segment import LOG, SEAL, GrowingSegment, base_offset_of, file_name, in_order
+
+Report = TypeVar("Report")
 
 #: A segment up to this size is sealed when the log rolls, and an append waits for it: 64 MiB, copied from memory a MiB
 #: at a time, take 6 ms on an idle core and up to 25 ms on a busy one. Larger ones are left to the next scrub.
@@ -209,6 +211,15 @@ class Place:
     is_dense: bool
     cuts: int
     end: int = attrs.field(eq=False)
+
+
+def finish(steps: Generator[object, None, Report]) -> Report:
+    """Does work of many steps to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 #: Keeps a log from being changed by this process, and says what it says of the segment with a base offset; None when
