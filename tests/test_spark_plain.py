@@ -136,10 +136,10 @@ def test_every_row_is_what_the_log_holds(data: Path) -> None:
     assert {row["timestampType"] for row in found} == {0}
 
 
-def test_every_subset_of_columns(data: Path) -> None:
-    """All 255 of them, and one in another order."""
+def test_subsets_of_columns(data: Path) -> None:
+    """Each alone, each pair, each left out; one in another order."""
     whole = rows_of(data, subscribe="orders", includeHeaders="true")
-    for size in range(1, 9):
+    for size in (1, 2, 7, 8):
         for names in itertools.combinations(columns.ALL, size):
             found = rows_of(data, columns.spark_schema(names), subscribe="orders", includeHeaders="true")
             assert found.equals(whole.select(names)), names

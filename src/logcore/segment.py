@@ -106,6 +106,7 @@ class Segment:
         self.directory = directory
         self.base_offset = base_offset
         self.state = state
+        self._plain = os.path.join(directory, file_name(base_offset, ""))
         self.path = self.file(LOG)
         self._view: memoryview | None = None
         self._identity: tuple[int, int] | None = None
@@ -117,7 +118,7 @@ class Segment:
         return f"<{type(self).__name__} {self.path}>"
 
     def file(self, suffix: str) -> str:
-        return os.path.join(self.directory, file_name(self.base_offset, suffix + self.state))
+        return self._plain + suffix + self.state
 
     @property
     def size_bytes(self) -> int:
@@ -151,7 +152,7 @@ class Segment:
 
     def _open_file(self) -> int:
         """The file, also under the name that its writer gave it meanwhile: a new one, or one that is to go soon."""
-        plain = os.path.join(self.directory, file_name(self.base_offset, LOG))
+        plain = self._plain + LOG
         for path in (self.path, plain, plain + ".deleted"):
             with contextlib.suppress(FileNotFoundError):
                 return self.fs.open(path)
@@ -498,9 +499,12 @@ class ActiveSegment(GrowingSegment):
         times = TimeIndex(paths[1], bytearray(_read(self.fs, paths[1], TimeIndex)), is_synced=is_whole)
         relative, position = (offsets.array()[name].astype(np.int64) for name in ("relative_offset", "position"))
         slot = int(min(relative.searchsorted(below - self.base_offset), position.searchsorted(self._size))) - 1
-        if slot < 0 or not _rises(relative) or not _rises(position):
+        # A hole where the first entries were to come reads as one of zeros; no batch at 0 has an entry.
+        if slot < 0 or not _rises(relative) or not _rises(position) or not position[0]:
             return 0
         kept = times.array()
+        if np.any(np.diff(kept["relative_offset"].astype(np.int64)) < 0):
+            return 0
         kept = kept[: kept["relative_offset"].searchsorted(relative[slot], side="right")]
         # Without a time entry no batch up to there may have a time: all of them are looked at.
         newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, -1)
@@ -515,6 +519,7 @@ class ActiveSegment(GrowingSegment):
             len(first)
             and len(last)
             and _rises(kept["timestamp"])
+            and (not len(kept) or int(first["max_timestamp"][0]) <= int(kept["timestamp"][0]))
             and int(last["last_offset"][0]) == self.base_offset + int(relative[slot])
             and (not len(kept) or int(rows["last_offset"][0]) == self.base_offset + newest_offset)
             and int(rows["max_timestamp"].max()) == newest == int(rows["max_timestamp"][0])
