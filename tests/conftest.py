@@ -42,6 +42,11 @@ VECTORS = Path(__file__).parent / "data" / "vectors"
 EXPECTED: dict[str, Any] = json.loads((VECTORS / "expected.json").read_text())
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that share a Spark go first, so that they stay together: what comes last is taken by other processes."""
+    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+
+
 #: Tests whose forked children are cut off from power, or are killed inside a sync.
 REAL_SYNC = {"test_power", "test_kills"}
 

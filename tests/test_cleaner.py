@@ -622,7 +622,7 @@ def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
 
 
 def explore_compaction(seed: int = 0, **options: Any) -> Any:
-    return explore(keyed, found_after, judge, seed=seed, **{"limit": 16, "again_every": 12, **options})
+    return explore(keyed, found_after, judge, seed=seed, **{"limit": 10, "again_every": 12, **options})
 
 
 @pytest.mark.parametrize("names", ["posix", pytest.param("journal", marks=pytest.mark.slow)])
@@ -778,6 +778,7 @@ def test_an_error_at_each_operation_of_a_round(number: int) -> None:
             state = {key: value for _, key, value in pairs(log)}
             assert {**state, b"k0": expected[b"k0"]} == expected
         if not reached:
+            print(f"{count - 1} failures of single operations in a round")
             return
     raise AssertionError("the round has more operations than were tried")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from disks import FaultyFS, always, once
-from test_crash_explorer import COMPACTED, ERRNOS, FAILING, Program
+from test_crash_explorer import COMPACTED, ERRNOS, FAILING, Program, Recoveries
 
 import logcore
 from logcore.cleaner import clean
@@ -27,7 +27,6 @@ from logcore.index import TXN_ENTRY
 from logcore.log import open_log
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
-from logcore.testing.oracle import recover_log
 
 LOG = f"{0:020d}.log"
 
@@ -520,7 +519,7 @@ class LaterProgram(Program):
         self.disk.faults = faults
 
 
-def failing_later(fault: Fault, durability: str) -> bool:
+def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
     """Runs the script with a fault, then heals the disk; whether the fault came to pass."""
     plan = FaultPlan(fault)
     program = LaterProgram(durability, config=COMPACTED, explore=False, disk=SimulatedDisk(faults=plan))
@@ -533,15 +532,15 @@ def failing_later(fault: Fault, durability: str) -> bool:
                 program.failed()
         disk.faults = None
         for state in disk.crash_states(limit=3):
-            history.judge(recover_log(state.disk(), config=COMPACTED, durability=durability), state.kind)
+            history.judge(recoveries.find(state.disk()), state.kind)
         if program.log is not None:
             with contextlib.suppress(logcore.LogcoreError):
                 program.log.close()
         disk.kill()
-        found = recover_log(disk, config=COMPACTED, durability=durability, thorough=True)
+        found = recoveries.run(disk, thorough=True)
         history.judge(found, "kill")
         for after in disk.after_crash(limit=3, kind="power"):
-            again = recover_log(after, config=COMPACTED, durability=durability)
+            again = recoveries.find(after)
             assert again.records[: len(found.records)] == found.records, "what was served after an opening is lost"
     except BaseException as error:
         disk.crash()
@@ -553,17 +552,18 @@ def failing_later(fault: Fault, durability: str) -> bool:
 @pytest.mark.parametrize(
     ("durability", "step", "errnos"),
     [
-        ("group", 4, 1),
+        ("group", 8, 1),
         *(pytest.param(one, 1, len(ERRNOS), marks=SLOW) for one in ("group", "os", "always", "every(3)")),
     ],
 )
 def test_every_operation_of_a_later_life_fails_once_and_for_ever(durability: str, step: int, errnos: int) -> None:
     """step: only every so manieth call. errnos: how many of them at each call."""
-    cases = 0
+    cases, recoveries = 0, Recoveries(durability, COMPACTED)
     for operation, times in itertools.product(FAILING, (1, None)):
         for at in itertools.count(1, step):
             codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in range(errnos)]
-            hits = [failing_later(Fault(operation, code, at=at, times=times), durability) for code in codes]
+            faults = [Fault(operation, code, at=at, times=times) for code in codes]
+            hits = [failing_later(fault, durability, recoveries) for fault in faults]
             cases += sum(hits)
             if not any(hits):
                 break

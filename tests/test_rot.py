@@ -7,7 +7,7 @@ A CRC covers a batch from its attributes on. Not covered are base offset, length
 bytes of a head: in the logs below 4 % of the flips. The length and the magic lead to an error of their own, the epoch
 changes no record, and the offsets are held against those of the neighbours.
 
-LOGCORE_FLIPS says how many bits are turned: 200,000 by default, 5,000,000 in `make slow`.
+LOGCORE_FLIPS says how many bits are turned: 200,000 by default, 100,000,000 in `make slow`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logcore.recordbatch import RecordBatch, encode
 from logcore.testing import SimulatedDisk
 
 FLIPS = int(os.environ.get("LOGCORE_FLIPS", "200000"))
-MANY = int(os.environ.get("LOGCORE_FLIPS", "5000000"))
+MANY = int(os.environ.get("LOGCORE_FLIPS", "100000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "7"))
 T0 = 1_700_000_000_000
 FUTURE = 4_000_000_000_000  # no producer has expired then

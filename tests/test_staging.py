@@ -350,8 +350,8 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
     ready = next(number for number, name in enumerate(operations) if name.endswith(".json.tmp"))
     assert 20 < ready < len(operations) - 20
     outcomes = set()
-    # What tasks do before is the same over and over, and is named nowhere: each seventh operation will do. Of the rest a
-    # kill takes one half and a power cut the other.
+    # What tasks do before is the same over and over, and is named nowhere: each seventh operation will do. Of the rest
+    # a kill takes one half and a power cut the other.
     for at in [*range(0, ready, 7), *range(ready + power, len(operations), 2)]:
         path = tmp_path / f"crash{at}" / "data"
         fs = crash_once(path, at, config, power=power)
