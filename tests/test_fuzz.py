@@ -156,7 +156,6 @@ def walk(data: bytes) -> None:
     active.find_batch(data, at, len(data), 3)
     active.plan_run(data, at, len(data), 1000, 10000, 1 << 40)
     active.start_position(data, len(data) // 8, data, len(data), 0, 1 << 20)
-    active.search_times(data, len(data) // 12, 5)
     active.read_one(data, at, len(data), 2)
 
 

@@ -369,10 +369,8 @@ def test_a_sequence_wraps_between_batches(kernel: Any) -> None:
 def test_index_search_finds_the_last_entry_at_or_below(kernel: Any, offsets: list[int], target: int) -> None:
     offsets.sort()
     index = b"".join(offset.to_bytes(4, "big") + b"\0\0\0\0" for offset in offsets)
-    times = b"".join(offset.to_bytes(8, "big") + b"\0\0\0\0" for offset in offsets)
     want = sum(offset <= target for offset in offsets) - 1
     assert kernel.search_offsets(index, len(offsets), target) == want
-    assert kernel.search_times(times, len(offsets), target) == want
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

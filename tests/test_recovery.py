@@ -317,7 +317,7 @@ def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> N
 )
 def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
     """A write of entries was lost, or cut, and a later one was not: what is missing are zeros that look like an entry.
-    A time of 0 hid what is older than the record it was to be for.
+    A time of 0 hides from Kafka what is older than the record it was to be for.
     """
     disk, config = SimulatedDisk(), {"index.interval.bytes": 100}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:

@@ -970,24 +970,6 @@ cdef Py_ssize_t start(const Py_buffer *index, Py_ssize_t entries, const uint8_t 
     return 0
 
 
-def search_times(data, Py_ssize_t count, int64_t target):
-    """Slot of the greatest time index entry at or below target, else -1. See plain.search_times."""
-    cdef Py_buffer view
-    cdef Py_ssize_t low = 0, middle
-    cdef const uint8_t *base
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    base = <const uint8_t *>view.buf
-    count = min(count, view.len // 12)
-    while low < count:
-        middle = (low + count) >> 1
-        if <int64_t>lc_be64(base + middle * 12) <= target:
-            low = middle + 1
-        else:
-            count = middle
-    PyBuffer_Release(&view)
-    return low - 1
-
-
 def gather(data, positions, sizes):
     """Copies scattered pieces behind each other. See plain.gather."""
     cdef Py_buffer view

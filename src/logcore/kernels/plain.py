@@ -769,19 +769,6 @@ def start_position(index: Buffer, entries: int, data: Buffer, limit: int, base_o
     return 0
 
 
-def search_times(data: Buffer, count: int, target: int) -> int:
-    """Slot of the greatest entry at or below target, a timestamp, among the first count of a time index; else -1."""
-    view = memoryview(data).cast("B")
-    low, high = 0, min(count, len(view) // 12)
-    while low < high:
-        middle = (low + high) >> 1
-        if struct.unpack_from(">q", view, middle * 12)[0] <= target:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
 def gather(
     data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
