@@ -4,7 +4,7 @@ Programs of a few calls on a log run on a simulated disk; at each change of the 
 that a crash then may leave are opened and judged (logcore.testing.explore, logcore.testing.oracle; docs/crashes.md has
 the rules and the figures). Three ways to get programs: all sequences of at most three calls, random longer ones, and
 each with one operation of the disk failing. What happens to data later (retention, compaction, transactions, leader
-epochs) is among the calls; of a directory of topics there is one long program.
+epochs) is among the calls. Directories of topics are in tests/test_directory_crashes.py.
 
 That the explorer sees something is shown by breaking the log on purpose: the seeded bugs, each of which must be found.
 
@@ -57,7 +57,6 @@ from logcore.testing import (
     Report,
     SimulatedCrash,
     SimulatedDisk,
-    explore,
 )
 from logcore.testing.disk import Known
 from logcore.testing.explore import Seen
@@ -481,68 +480,7 @@ def test_disks_differ_in_what_is_asked_of_them() -> None:
     assert known.get({**files, "/a": b"y"}, SimulatedDisk().now_ms()) is None
 
 
-# -- a directory of topics ---------------------------------------------------------------------------------------
-
-
-def a_life_of_topics(disk: SimulatedDisk, promise: Any) -> None:
-    """Promises: (topic, partition, values) of what is there, (topic, None) of what is gone."""
-    upkeep = {"config": {"segment.bytes": 300}, "durability": "group"}
-    with logcore.open_dir("d", create=True, fs=disk, **upkeep) as logdir:  # type: ignore[arg-type]
-        logdir.create_topic("a", partitions=2)
-        written: dict[int, list[bytes]] = {0: [], 1: []}
-        for at in range(6):
-            logdir.partition("a", at % 2).append(b"%d" % at * 40)
-            written[at % 2].append(b"%d" % at * 40)
-            promise(("a", at % 2, tuple(written[at % 2])))
-        disk.advance(10_000)
-        logdir.tick()
-        logdir.add_partitions("a", 3)
-        promise(("a", 2, ()))
-        logdir.alter_topic("a", {"retention.ms": 5_000_000})
-        logdir.fork("a", {0: 2, 1: 1}, "b")
-        promise(("b", 0, tuple(written[0][:2])))
-        logdir.partition("b", 1).append(b"of b alone")
-        promise(("b", 1, (*written[1][:1], b"of b alone")))
-        logdir.partition("a", 2).append(b"late")
-        promise(("a", 2, (b"late",)))
-        logdir.delete_topic("b")
-        promise(("b", None, ()))
-
-
-def topics_after(disk: SimulatedDisk) -> dict[tuple[str, int], list[bytes | None]]:
-    with logcore.open_dir("d", create=True, fs=disk) as logdir:
-        found = {
-            (topic, number): [record.value for record in logdir.partition(topic, number).read(0)]
-            for topic in logdir.topics()
-            for number in logdir.partitions(topic)
-        }
-        for number in logdir.partitions("a") if "a" in logdir else ():
-            log = logdir.partition("a", number)
-            assert log.append(b"probe").offset == len(found["a", number])
-    assert not [name for name in disk.files() if "-delete/" in name], "what was deleted is still there"
-    with logcore.open_dir("d", fs=disk) as logdir:
-        assert sorted(found) == sorted((topic, n) for topic in logdir.topics() for n in logdir.partitions(topic))
-    return found
-
-
-def judge_topics(promised: list[Any], found: dict[tuple[str, int], list[bytes | None]]) -> None:
-    last = {(topic, number): values for topic, number, values in promised if number is not None}
-    was_deleted = ("b", None, ()) in promised
-    for (topic, number), values in last.items():
-        if topic == "b" and (was_deleted or not [key for key in found if key[0] == "b"]):
-            # It goes as a whole; gone before the promise is only what its deletion was under way for.
-            assert not was_deleted or not [key for key in found if key[0] == "b"], "a deleted topic is back"
-            assert was_deleted or ("a", 2, (b"late",)) in promised, "a topic is lost"
-            continue
-        assert tuple(found[topic, number][: len(values)]) == values, f"{topic}-{number} has lost records"
-    assert {number for topic, number in found if topic == "a"} in (set(), {0, 1}, {0, 1, 2}), "half a topic"
-
-
-@pytest.mark.parametrize("names", ["posix", pytest.param("journal", marks=pytest.mark.slow)])
-def test_a_crash_in_a_life_of_topics(names: Any) -> None:
-    report = explore(a_life_of_topics, topics_after, judge_topics, limit=8, again_every=40, names=names)
-    print(report)
-    assert report.states > 400
+# -- for hours --------------------------------------------------------------------------------------------------
 
 
 def tell(what: str, total: Report, began: float) -> None:

@@ -19,6 +19,9 @@ from conftest import VECTORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from test_staging import SMALL as STAGED
+from test_staging import create, publish
+from test_staging import rows as staged_rows
 
 import logcore
 from logcore import checkpoint
@@ -202,12 +205,14 @@ def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
         assert log.offset_for_timestamp(T0) == 20
 
 
-def test_a_segment_is_rolled_when_an_index_is_full(partition: Path) -> None:
-    with logcore.open(partition, create=True, config={"segment.index.bytes": 24, "index.interval.bytes": 0}) as log:
-        for at in range(12):
-            log.append(b"x", timestamp_ms=T0 + at)
-        assert len(segments(partition)) > 2
-        assert values(log) == [b"x"] * 12
+@pytest.mark.parametrize(("step_ms", "each"), [(1, 4), (0, 7)], ids=["times", "offsets"])
+def test_a_segment_is_rolled_when_an_index_is_full(partition: Path, step_ms: int, each: int) -> None:
+    """Six offset entries fit, or three time entries and the closing one; the first batch of a segment has none."""
+    with logcore.open(partition, create=True, config={"segment.index.bytes": 48, "index.interval.bytes": 0}) as log:
+        for at in range(28):
+            log.append(b"x", timestamp_ms=T0 + at * step_ms)
+        assert segments(partition) == list(range(0, 28, each))
+        assert values(log) == [b"x"] * 28
 
 
 def test_a_full_index_is_full_after_reopening_and_with_other_settings(tmp_path: Path) -> None:
@@ -538,7 +543,22 @@ def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
             with pytest.raises(logcore.OffsetOutOfRangeError):
                 log.truncate(offset)
         log.truncate(1)
-        assert log.log_end_offset == 1
+        assert (log.log_end_offset, log.times_truncated) == (1, 0), "nothing is cut at the end"
+
+
+@pytest.mark.parametrize("policy", ["group", "always"])
+def test_what_comes_behind_a_truncation_is_not_shown_before_it_is_on_disk(policy: str) -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, durability=policy, fs=disk) as log:
+        for _ in range(3):
+            log.append(b"gone")
+        log.truncate(1)
+        log.append(b"new", durability="os")
+        with logcore.open("t-0", read_only=True, fs=disk) as reader:
+            assert (log.high_watermark, reader.high_watermark) == (1, 1)
+            log.flush()
+            reader.refresh()
+            assert values(reader) == values(log) == [b"gone", b"new"]
 
 
 def test_deleting_records_moves_the_start_and_frees_whole_segments(partition: Path) -> None:
@@ -554,8 +574,9 @@ def test_deleting_records_moves_the_start_and_frees_whole_segments(partition: Pa
         assert [first.offset, *(record.offset for record in iterator)] == list(range(8)), "readers keep what they hold"
         with pytest.raises(logcore.OffsetOutOfRangeError):
             log.read(4)
-        with pytest.raises(logcore.OffsetOutOfRangeError):
-            log.delete_records(9)
+        for outside in (-1, 9):
+            with pytest.raises(logcore.OffsetOutOfRangeError):
+                log.delete_records(outside)
     with logcore.open(partition) as log:
         assert (log.log_start_offset, log.log_end_offset) == (5, 8)
         log.delete_records(8)
@@ -715,6 +736,31 @@ def test_a_log_says_where_it_is_and_what_it_does(partition: Path) -> None:
         assert repr(reader.segments_between(1, 3)) == f"[<GrowingSegment {partition}/{0:020d}.log>]"
     log.close()
     assert repr(log) == f"<Log {partition} offsets 1..3 closed>"
+
+
+@pytest.mark.parametrize(("policy", "syncs"), [("always", 3), ("group", 3), ("every(4)", 1), ("os", 0)])
+def test_a_log_counts_what_it_does(policy: str, syncs: int) -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, durability=policy, fs=disk) as log:
+        log.append(b"x")
+        log.append_many([(None, b"y")] * 2)
+        log.append_columns(values=(b"zz", np.array([0, 1, 2])))
+        log.append_many([])
+        size = len(disk.content(f"t-0/{0:020d}.log"))
+        found = log.statistics()
+        durable = {"every(4)": 5, "os": 0}.get(policy, 5)
+        assert found == logcore.LogStatistics(
+            segments=1, size_bytes=size, log_start_offset=0, high_watermark=5, log_end_offset=5,
+            durable_end_offset=durable, appends=3, records_appended=5, bytes_appended=size, syncs=syncs, rolls=0,
+        )  # fmt: skip
+        log.roll()
+        log.delete_records(5)
+        assert (log.statistics().rolls, log.statistics().segments, log.statistics().size_bytes) == (1, 1, 0)
+        assert (log.written_bytes, log.durable_end_offset) == (size, 5)
+    with logcore.open("t-0", read_only=True, fs=disk) as reader:
+        found = reader.statistics()
+        assert (found.segments, found.log_start_offset, found.log_end_offset) == (1, 5, 5)
+        assert {found.appends, found.records_appended, found.bytes_appended, found.syncs, found.rolls} == {0}
 
 
 def test_what_a_child_of_a_fork_has_of_a_log_refuses_writes(partition: Path) -> None:
@@ -892,30 +938,61 @@ def test_the_table_of_a_log_follows_it(partition: Path) -> None:
             assert dict(table) == {b"k": value}
 
 
-def test_a_closed_log_says_so(partition: Path) -> None:
-    log = logcore.open(partition, create=True)
+#: Every call that may change a log, and what it takes to get as far as being refused.
+CHANGES: dict[str, Callable[[logcore.Log], object]] = {
+    "append": lambda log: log.append(b"y"),
+    "append_many": lambda log: log.append_many([(None, b"y")]),
+    "append_columns": lambda log: log.append_columns(values=(b"y", np.array([0, 1]))),
+    "append_batch": lambda log: log.append_batch(encode([(None, b"y")])),
+    "end_transaction": lambda log: log.end_transaction(1, 0, commit=True),
+    "begin_epoch": lambda log: log.begin_epoch(1),
+    "truncate": lambda log: log.truncate(0),
+    "delete_records": lambda log: log.delete_records(1),
+    "retain": lambda log: log.retain(segments=1),
+    "retention_facts": lambda log: log.retention_facts(),
+    "reconfigure": lambda log: log.reconfigure({}),
+    "roll": lambda log: log.roll(),
+    "flush": lambda log: log.flush(),
+    "tick": lambda log: log.tick(),
+    "adopting": lambda log: log.adopting().__enter__(),
+    "rewriting": lambda log: log.rewriting().__enter__(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("why", ["closed", "read only", "forked", "failed"])
+def test_a_log_that_may_not_be_written_refuses_every_change(change: str, why: str) -> None:
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, durability="os", fs=disk)
     log.append(b"x")
+    expected: type[logcore.LogcoreError] = logcore.LogFailedError
+    if why == "failed":
+        disk.faults = FaultPlan(Fault("fdatasync", errno.EIO))
+        with pytest.raises(logcore.DurabilityUnknownError):
+            log.flush()
+    elif why == "forked":
+        disk.forks += 1
+        expected = logcore.ForkedWriterError
+    else:
+        log.close()
+        log.close()
+        expected = logcore.LogClosedError
+        if why == "read only":
+            log, expected = logcore.open("t-0", read_only=True, fs=disk), logcore.ReadOnlyLogError
+    before = disk.files()
+    with pytest.raises(expected):
+        CHANGES[change](log)
+    assert disk.files() == before
+    disk.forks = 0
     log.close()
+
+
+def test_a_closed_log_is_not_read(partition: Path) -> None:
+    log = logcore.open(partition, create=True)
     log.close()
-    for call in (lambda: log.append(b"y"), lambda: log.read(0), log.flush, log.scan, lambda: log.truncate(0), log.tick):
+    for call in (lambda: log.read(0), log.scan, lambda: log.get(0), lambda: log.batches(0), log.tail):
         with pytest.raises(logcore.LogClosedError):
             call()
-
-
-def test_a_read_only_log_refuses_writes(partition: Path) -> None:
-    logcore.open(partition, create=True).close()
-    before = sorted(path.name for path in partition.parent.rglob("*"))
-    with logcore.open(partition, read_only=True) as log:
-        for call in (
-            lambda: log.append(b"y"),
-            log.flush,
-            lambda: log.truncate(0),
-            lambda: log.delete_records(0),
-            log.roll,
-        ):
-            with pytest.raises(logcore.ReadOnlyLogError):
-                call()
-    assert sorted(path.name for path in partition.parent.rglob("*")) == before
 
 
 def test_a_log_left_open_warns(partition: Path) -> None:
@@ -1093,3 +1170,22 @@ def test_no_room_for_the_note_of_the_durable_end_hides_nothing() -> None:
         logcore.open("t-0", durability="group", fs=disk)
     with logcore.open("t-0", read_only=True, fs=disk) as reader:
         assert [record.value for record in reader.read(0)] == [b"v"]
+
+
+def test_what_was_staged_comes_behind_all_that_is_there(tmp_path: Path) -> None:
+    """Also behind an empty active segment, which goes, and segments before it, which stay."""
+    path = create(tmp_path / "data", STAGED)
+    with logcore.open_dir(path) as directory:
+        for at in range(3):
+            directory.partition("t", 0).roll()
+            directory.partition("t", 0).append(b"%d" % at)
+        directory.partition("t", 0).roll()
+    publish(path, "more", config=STAGED, count=300)
+    with logcore.open_dir(path) as directory:
+        log = directory.partition("t", 0)
+        expected = [b"before", b"0", b"1", b"2", *staged_rows("more", 0, 300)]
+        assert values(log) == expected
+        assert [record.offset for record in log.read(0)] == list(range(304))
+        log.append(b"after")
+    with logcore.open(path / "t-0", read_only=True) as reader:
+        assert values(reader) == [*expected, b"after"]

@@ -6,12 +6,15 @@ does. P30 to P46 are in test_retention.py and test_cleaner.py.
 
 from __future__ import annotations
 
+import bisect
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import VECTORS
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import logcore
 from logcore.index import OffsetIndex, TimeIndex, load
@@ -83,7 +86,10 @@ def test_P06_records_of_a_producer_keep_their_order() -> None:
             log.append_batch(encode(ROWS[at : at + 1], producer_id=7, producer_epoch=0, base_sequence=at))
         with pytest.raises(logcore.OutOfOrderSequenceError):
             log.append_batch(encode(ROWS[4:5], producer_id=7, producer_epoch=0, base_sequence=4))
-        assert contents(log) == ROWS[:3]
+        log.append_batch(encode(ROWS[:1]) + encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3))
+        again = log.append_batch(encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3))
+        assert again.offset == 4, "it was stored, behind a batch of no producer"
+        assert contents(log) == [*ROWS[:3], ROWS[0], ROWS[3]]
 
 
 def test_P08_P09_ends_and_starts_do_not_go_back() -> None:
@@ -119,6 +125,35 @@ def test_P12_P13_what_is_too_large_is_refused_and_changes_no_byte() -> None:
         assert disk.files() == before
         log.append(b"x" * 350)
         assert log.statistics().segments == 2, "what does not fit beside is rolled"
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), unique=True).map(sorted), st.integers(-(2**33), 2**33))
+@example([0, 5], -1)
+@example([0, 2**31 - 1], 2**31)
+def test_P14_an_index_finds_the_last_entry_at_or_below(offsets: list[int], asked: int) -> None:
+    index = OffsetIndex("t-0/0.index", bytearray())
+    for position, offset in enumerate(offsets):
+        index.add(offset, position)
+    for relative in (asked, *offsets[:3], *(offset + 1 for offset in offsets[-3:])):
+        assert index.find(relative) == bisect.bisect_right(offsets, relative) - 1
+    index.keep(len(offsets) // 2)
+    assert [index.entry(slot) for slot in range(len(index))] == [
+        (offset, position) for position, offset in enumerate(offsets[: len(offsets) // 2])
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 50), st.integers(0, 50)), max_size=8), st.integers(0, 8))
+def test_P14_a_time_index_takes_only_what_is_younger(given_entries: list[tuple[int, int]], kept: int) -> None:
+    index, expected = TimeIndex("t-0/0.timeindex", bytearray()), list[tuple[int, int]]()
+    for timestamp, offset in given_entries:
+        index.add(timestamp, offset)
+        if timestamp > max([-1, *(known for known, _ in expected)]):
+            expected.append((timestamp, offset))
+    for entries in (expected, expected[:kept]):
+        index.keep(len(entries))
+        assert [index.entry(slot) for slot in range(len(index))] == entries
+        assert index.last_timestamp == (entries[-1][0] if entries else -1)
+        assert TimeIndex("t-0/0.timeindex", index.data).last_timestamp == index.last_timestamp
 
 
 def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:

@@ -89,6 +89,8 @@ def test_a_control_batch_of_no_known_type_says_so() -> None:
     for key in (None, b"\0\0\0", struct.pack(">hh", 0, 99)):
         (batch,) = read_batches(encode([(key, b"")], control=True))
         assert batch.control_type() == "UNKNOWN"
+    (batch,) = read_batches(encode([(struct.pack(">hh", 5, 1), b"")], control=True))
+    assert batch.control_type() == "COMMIT", "of whatever version its key is"
     (batch,) = read_batches(encode([(struct.pack(">hh", 0, 1), b"")]))
     assert batch.control_type() == "UNKNOWN", "a key that looks like a marker's in a batch of data"
 
@@ -100,6 +102,21 @@ def test_a_batch_shows_what_it_is_and_whose_clock_its_times_are_of() -> None:
     (stamped,) = read_batches(encode([(b"k", b"v")], append_time=True))
     old = [next(read_batches(vector(name))) for name in NAMES if name.startswith("v0")]
     assert (batch.timestamp_type, stamped.timestamp_type, {one.timestamp_type for one in old}) == (0, 1, {-1})
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("v0", "v1"))] + ["v2"])
+@pytest.mark.parametrize("decode", ["verify", "records", "columns", "to_arrow", "control_type"])
+def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
+    pytest.importorskip("pyarrow")
+    good = encode([(struct.pack(">hh", 0, 1), b"v")], control=True) if name == "v2" else vector(name)
+    bad = bytearray(good)
+    bad[next(read_batches(good)).size_bytes - 1] ^= 1  # of a value: what is decoded would look right
+    batch = next(read_batches(bytes(bad)))
+    if decode == "control_type" and name != "v2":
+        assert batch.control_type() == "UNKNOWN"
+        return
+    with pytest.raises(logcore.CorruptBatchError):
+        getattr(batch, decode)()
 
 
 def test_the_worked_example_is_written_as_kafka_writes_it() -> None:

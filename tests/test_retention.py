@@ -19,6 +19,7 @@ from logcore import checkpoint, epochs, retention
 from logcore.config import LogConfig
 from logcore.log import Log
 from logcore.logdir import Upkeep
+from logcore.recordbatch import encode
 from logcore.retention import PartitionFacts, SegmentFacts, hold_for, kafka_rules, to_fit
 from logcore.testing import SimulatedDisk
 
@@ -156,6 +157,30 @@ def test_P34_readers_of_what_is_deleted_go_on(tmp_path: Path) -> None:
         log.tick()
         assert not list((tmp_path / "t-0").glob("*.deleted"))
         assert [len(list(stream)) for stream in streams] == [20, 16, 12, 8, 4]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_producers_outlive_their_batches(clean: bool) -> None:
+    """The snapshot of a roll tells of them, also one in a life in which none of them has written."""
+    disk = SimulatedDisk()
+    batch = encode([(b"k", b"v", (), disk.now_ms())], producer_id=7, producer_epoch=0, base_sequence=4)
+    log = logcore.open("t-0", create=True, fs=disk)
+    log.append_batch(batch)
+    log.flush()
+    if clean:
+        log.close()
+    else:
+        disk.kill()
+    with logcore.open("t-0", fs=disk) as log:
+        log.append(b"of nobody")
+        log.roll()
+        log.delete_records(2)
+    for path in [path for path in disk.files() if path.endswith(f"{1:020d}.snapshot")]:
+        disk.replace(path, None)  # of the close, if there was one
+    with logcore.open("t-0", fs=disk) as log:
+        assert log.append_batch(batch).offset == 0, "a duplicate"
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=6))
 
 
 @pytest.mark.parametrize("jump_ms", [2 * 3_600_000, 90 * 86_400_000, -90 * 86_400_000])
