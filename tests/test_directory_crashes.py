@@ -308,6 +308,8 @@ class Program:
         writing.begin(job)
         ends = [logdir.partition(name, number).log_end_offset for number in sorted(topic.logs)]
         for number, history in topic.logs.items():
+            logdir.partition(name, number).flush()  # or it may come to lie lower, after what is then not lost
+            history.acknowledge(ends[number], "disk")
             values = [b"%d-%d;" % (self.count, at) * 5 for at in range(self.rng.randint(1, 12))]
             times = np.full(len(values), self.disk.now_ms(), np.int64)
             edges = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int64)

@@ -626,3 +626,22 @@ def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
         log.close()
     assert log.is_closed
     assert "/.kafka_cleanshutdown" not in disk.files() and "/t-0/logcore.unsynced" in disk.files()
+
+
+def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
+    """Acknowledged as "os", which a kill is not to lose. The failure was noted, so memory is copied: to sync it once
+    more would succeed without the data, and to let go of it would lose them.
+    """
+    disk = SimulatedDisk(faults=FaultPlan(Fault("fdatasync", errno.EIO, path="*.log")))
+    log = logcore.open("t-0", create=True, durability="os", fs=disk)
+    log.append(b"one")
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.flush()
+    disk.kill()
+    with logcore.open("t-0", durability="os", fs=disk) as log:
+        assert [record.value for record in log.read(0)] == [b"one"]
+        log.append(b"two")
+        log.flush()
+        for after in disk.after_crash(kind="power"):
+            with logcore.open("t-0", durability="os", fs=after) as again:
+                assert [record.value for record in again.read(0)] == [b"one", b"two"]

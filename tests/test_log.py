@@ -26,6 +26,7 @@ from test_staging import rows as staged_rows
 import logcore
 from logcore import checkpoint
 from logcore.fs import OsFS
+from logcore.index import TXN_ENTRY
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
@@ -76,6 +77,8 @@ def test_every_way_to_append_gives_the_same_records(partition: Path) -> None:
         found = [(record.key, record.value, record.timestamp_ms) for record in log.read(0)]
         assert found == [(key, value, T0) for key, value in rows] * 5
         assert [record.offset for record in log.read(0)] == list(range(250))
+        heads = {(one.magic, one.producer_id, one.producer_epoch, one.base_sequence) for one in log.batches(0)}
+        assert heads == {(2, -1, -1, -1)}, "of no producer"
         assert log.append_many([]).last_offset == 249
         assert log.append_columns(values=pa.array([], pa.binary())).offset == 250
 
@@ -213,6 +216,40 @@ def test_a_segment_is_rolled_when_an_index_is_full(partition: Path, step_ms: int
             log.append(b"x", timestamp_ms=T0 + at * step_ms)
         assert segments(partition) == list(range(0, 28, each))
         assert values(log) == [b"x"] * 28
+
+
+def test_a_batch_may_be_as_large_as_a_segment_and_no_larger(partition: Path) -> None:
+    batch = encode([(None, b"x" * 500)])
+    with logcore.open(partition, create=True, config={"segment.bytes": len(batch)}) as log:
+        for at in range(2):
+            assert log.append_batch(batch).offset == at
+        with pytest.raises(logcore.SegmentTooSmallError):
+            log.append_batch(encode([(None, b"x" * 501)]))
+        assert (segments(partition), log.log_end_offset) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "create"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(operation: str, at: int) -> None:
+    """What is in the segment that was active before it is taken back; what stands in later ones stays, and is said."""
+    disk, config = SimulatedDisk(), {"segment.bytes": 1000, "batch.size": 300}
+    with logcore.open("t-0", create=True, durability="os", config=config, fs=disk) as log:
+        aborted = encode([(b"k", b"a")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        log.append_batch(aborted)
+        log.end_transaction(7, 0, commit=False)
+        rows = [(None, b"%d" % number * 200) for number in range(10)]
+        size = log.statistics().size_bytes
+        disk.faults = FaultPlan(Fault(operation, errno.ENOSPC, path="*.log", at=at))
+        with pytest.raises(logcore.DiskFullError):
+            log.append_many(rows)
+        stored = log.log_end_offset - 2
+        if log.statistics().segments == 1:
+            assert (stored, log.statistics().size_bytes, log.written_bytes) == (0, size, size)
+        log.append_many(rows[stored:])
+        log.roll()
+        assert values(log, 2) == [value for _, value in rows]
+        assert [record.value for record in log.read(0, isolation="read_committed")] == values(log, 2)
+    assert len(disk.content(f"t-0/{0:020d}.txnindex")) == TXN_ENTRY.itemsize
 
 
 def test_a_full_index_is_full_after_reopening_and_with_other_settings(tmp_path: Path) -> None:
@@ -1161,10 +1198,12 @@ def test_a_disk_that_fails_to_tell_is_no_empty_disk(tmp_path: Path, monkeypatch:
                 logcore.open(tmp_path / "t-0", read_only=read_only)
 
 
-def test_no_room_for_the_note_of_the_durable_end_hides_nothing() -> None:
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_no_room_for_the_note_of_the_durable_end_hides_nothing(end: str) -> None:
     disk = SimulatedDisk()
-    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
-        log.append(b"v")
+    log = logcore.open("t-0", create=True, durability="os", fs=disk)
+    log.append(b"v")
+    getattr(log if end == "close" else disk, end)()
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*logcore.durable", times=None))
     with pytest.raises(logcore.DiskFullError):
         logcore.open("t-0", durability="group", fs=disk)

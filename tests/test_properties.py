@@ -321,6 +321,18 @@ def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: b
             assert read_bytes <= 3 * size_bytes
 
 
+def test_P29_records_of_one_time_are_not_read_again() -> None:
+    """They have one entry in the index of times, and many in that of offsets."""
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 1_000}
+    with opened(disk, config=config) as log:
+        for _ in range(300):
+            log.append_batch(batch := encode([(None, b"x" * 200, (), 5)]))
+    again = CountingDisk(disk.files())
+    with opened(again, config=config) as log:
+        assert again.read_bytes <= 2 * 1_000 + 6 * len(batch)
+        assert (log.log_end_offset, log.newest()) == (300, (0, 5))
+
+
 def test_every_id_that_the_table_claims_is_the_name_of_a_test() -> None:
     tests = Path(__file__).parent
     names = " ".join(re.findall(r"def (test_\w+)", " ".join(path.read_text() for path in tests.glob("test_*.py"))))

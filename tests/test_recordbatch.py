@@ -307,6 +307,17 @@ def test_a_leader_decides_as_kafka_does(
     assert (batch.base_offset, batch.last_offset, batch.partition_leader_epoch) == (100, 101, 7)
 
 
+@pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 3, 2**31 - 1])
+def test_a_count_that_is_not_that_of_the_records_is_an_error(count: int) -> None:
+    (batch,) = read_batches(mutated(count=count))
+    for decode in (batch.records, batch.columns):
+        if count:
+            with pytest.raises(InvalidRecordError):
+                decode()
+        else:
+            assert len(decode()) == 0, "as compaction leaves a batch"
+
+
 def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
     for name in (
         "v2-none-two-records.librdkafka.bin",

@@ -310,6 +310,34 @@ def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> N
         assert [log.end_of_epoch(epoch) for epoch in range(6)] == [(0, 1), (0, 1), (2, 4), (2, 4), (2, 4), (5, 5)]
 
 
+def test_what_a_crash_left_below_the_start_says_nothing() -> None:
+    """Segments go one by one, and a crash keeps any of their names: here that with a transaction and not that with its
+    end, so that all behind it seemed to wait for it.
+    """
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append_batch(
+            encode([(None, b"sent")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        )
+        log.roll()
+        log.end_transaction(7, 0, commit=True)
+        log.roll()
+        for at in range(3):
+            log.append(b"%d" % at, timestamp_ms=1_000 + at)
+            log.roll()
+        before = disk.files()
+        log.delete_records(3)
+    files = {**before, "/log-start-offset-checkpoint": disk.files()["/log-start-offset-checkpoint"]}
+    del files[f"/t-0/{1:020d}.log"]
+    left = SimulatedDisk(files)
+    for read_only in (True, False):
+        with logcore.open("t-0", read_only=read_only, fs=left) as log:
+            assert (log.log_start_offset, log.last_stable_offset) == (3, 5)
+            assert [record.value for record in log.read(3, isolation="read_committed")] == [b"1", b"2"]
+            assert log.offset_for_timestamp(0) == 3
+    assert not [path for path in left.files() if path.startswith((f"/t-0/{0:020d}", f"/t-0/{1:020d}"))]
+
+
 @pytest.mark.parametrize(
     ("suffix", "start", "stop"),
     [(".index", 0, 8), (".timeindex", 0, 8), (".timeindex", 0, 12), (".timeindex", 20, 24)],
@@ -631,7 +659,7 @@ def test_a_log_that_is_made_anew_has_one_file_open() -> None:
     disk.replace("/t-0/logcore.unsynced", b"")
     disk.replace("/recovery-point-offset-checkpoint", None)
     with logcore.open("t-0", fs=disk) as log:
-        assert sum(path.endswith(LOG) for path in disk.open_handles) == 1
+        assert sum(path.endswith((LOG, ".tmp")) for path in disk.open_handles) == 1
         assert len(list(log.read(0))) == 20
     assert "/t-0/logcore.unsynced" not in disk.files()
 

@@ -181,6 +181,12 @@ def test_producers_outlive_their_batches(clean: bool) -> None:
         assert log.append_batch(batch).offset == 0, "a duplicate"
         with pytest.raises(logcore.OutOfOrderSequenceError):
             log.append_batch(encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=6))
+        for sequence in range(5, 9):
+            log.append_batch(encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=sequence))
+            log.roll()
+        log.delete_records(5)
+    left = [path.rpartition("/")[2] for path in disk.files() if path.endswith(".snapshot")]
+    assert sorted(left) == [f"{offset:020d}.snapshot" for offset in (5, 6)], "of the segments that are there, and the end"
 
 
 @pytest.mark.parametrize("jump_ms", [2 * 3_600_000, 90 * 86_400_000, -90 * 86_400_000])
@@ -228,6 +234,17 @@ def test_epochs_follow_the_start(tmp_path: Path) -> None:
     (tmp_path / "t-0" / checkpoint.LEADER_EPOCH).write_text("garbage")
     with logcore.open(tmp_path / "t-0", config=SMALL) as log:
         assert log.leader_epoch == 2, "the batches know"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "end", "expected"), [(0, 4, 3), (0, 2, 2), (1, 9, 6), (1, 4, 4), (5, 9, 6), (5, 7, 6), (-1, 4, 4), (-1, 9, 6)]
+)
+def test_a_log_is_cut_where_its_leader_s_epoch_ends_or_its_own(epoch: int, end: int, expected: int) -> None:
+    with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
+        for own in range(2):  # the first ends at 3, the second at the end of the log
+            log.begin_epoch(own)
+            log.append_many([(None, b"v")] * 3)
+        assert log.truncate_to_epoch(epoch, end) == log.log_end_offset == expected
 
 
 entries = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=8).map(

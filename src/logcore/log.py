@@ -23,6 +23,7 @@ import os
 import re
 import struct
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
@@ -276,6 +277,10 @@ class Log(LogReader):
                     found="no .log file",
                 )
             bases = [self._log_start]
+        # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
+        bases = bases[max(0, bisect_right(bases, self._log_start) - 1) :]
+        low, kinds = file_name(bases[0], ""), {*SEGMENT_FILES, SNAPSHOT}
+        deleted = {int(name[:20]) for name in names if name[:20] < low and name[20:] in kinds and name[:20].isdigit()}
         self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
         self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
         notes = self._notes = checkpoint.read_notes(fs, self.path)
@@ -371,6 +376,8 @@ class Log(LogReader):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
         self._scratch = bytearray(1 << 16)
         self._retired = []
+        with contextlib.suppress(LogcoreError):  # what cannot go now goes at another opening
+            self._retire_files(sorted(deleted))
         self._retention, self._committed = retention.kafka_rules, dict
         self._apply_config()
         self._level: Level = "disk" if self.durability.waits else "os"
@@ -1418,13 +1425,16 @@ class Log(LogReader):
         """Takes segments out of the log. Who reads them goes on: their files get another name at once, and go when
         readers in other processes have had file.delete.delay.ms to open them.
         """
-        fs, due_ms = self._fs, self._fs.monotonic_ms() + self.config.file_delete_delay_ms
         for segment in old:
             segment.keep()
         self._segments = list(remaining)
-        for segment in old:
-            self._retired += [(due_ms, path) for path in self._rename_files(segment.base_offset)]
-        fs.sync_dir(self.path)
+        self._retire_files([segment.base_offset for segment in old])
+        self._fs.sync_dir(self.path)
+
+    def _retire_files(self, bases: Sequence[int]) -> None:
+        due_ms = self._fs.monotonic_ms() + self.config.file_delete_delay_ms
+        for base in bases:
+            self._retired += [(due_ms, path) for path in self._rename_files(base)]
 
     def _rename_files(self, base_offset: int, suffixes: Sequence[str] | None = None) -> list[str]:
         """Renames the files of a segment, or those of them with a suffix, to .deleted; returns their new paths."""

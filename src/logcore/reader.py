@@ -215,6 +215,8 @@ class LogReader:
         self._log_start = max(
             [self._checkpoint(checkpoint.LOG_START), *(one.base_offset for one in self._segments[:1])]
         )
+        # Of what is being deleted there may be any part, with gaps in between.
+        self._segments = self._segments[max(0, slot_of(self._segments, self._log_start)) :]
         if not self._segments:
             self._end = self._visible = self._log_start
             return
