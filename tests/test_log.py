@@ -175,11 +175,18 @@ def test_a_segment_is_rolled_by_size(partition: Path) -> None:
         assert log.append(b"y").offset == 6
 
 
-def test_a_segment_is_rolled_by_age_of_its_records(partition: Path) -> None:
+@pytest.mark.parametrize("first", [0, T0])
+def test_a_segment_is_rolled_by_age_of_its_records(partition: Path, first: int) -> None:
     with logcore.open(partition, create=True, config={"segment.ms": 1000}) as log:
-        for time in (T0, T0 + 1000, T0 + 1001, T0 + 2001, T0 + 2002, T0):
-            log.append(b"x", timestamp_ms=time)
+        for ms in (0, 1000, 1001, 2001, 2002, 0):
+            log.append(b"x", timestamp_ms=first + ms)
         assert segments(partition) == [0, 2, 4]
+        log.roll()
+        log.append(b"x", timestamp_ms=first)
+        log.reconfigure({"segment.ms": 500})
+        for ms in (500, 501):
+            log.append(b"x", timestamp_ms=first + ms)
+        assert segments(partition) == [0, 2, 4, 6, 8]
 
 
 def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:

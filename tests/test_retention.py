@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import checkpoint, epochs, retention
+from logcore.cleaner import clean
 from logcore.config import LogConfig
 from logcore.log import Log
 from logcore.logdir import Upkeep
@@ -159,15 +160,51 @@ def test_P34_readers_of_what_is_deleted_go_on(tmp_path: Path) -> None:
         assert [len(list(stream)) for stream in streams] == [20, 16, 12, 8, 4]
 
 
-@pytest.mark.parametrize("clean", [True, False])
-def test_producers_outlive_their_batches(clean: bool) -> None:
+@pytest.mark.parametrize("how", ["deleted", "compacted"])
+def test_what_is_deleted_stays_a_while_for_readers_elsewhere(how: str) -> None:
+    disk = SimulatedDisk()
+    config = {**SMALL, "file.delete.delay.ms": 1_000, "cleanup.policy": "compact"}
+    with logcore.open("t-0", create=True, config=config, fs=disk) as log:
+        for number in range(20):
+            log.append(b"%d" % number * 40, key=b"k")
+        log.delete_records(10) if how == "deleted" else clean(log)
+        away = {path for path in disk.files() if path.endswith(".deleted")}
+        assert {path.rpartition(".log.")[2] for path in away} >= {"deleted"}
+        for wait_ms in (0, 999):
+            disk.advance(wait_ms)
+            log.tick()
+            assert away <= set(disk.files())
+        disk.advance(1)
+        assert log.tick()
+        assert not away & set(disk.files())
+
+
+@pytest.mark.parametrize("after_ms", [retention.FIRST_CHECK_MS, retention.FIRST_CHECK_MS + retention.CHECK_MS])
+def test_tick_deletes_half_a_minute_after_opening_and_every_five_minutes(after_ms: int) -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk, **{"segment.ms": 1 << 40, "retention.ms": -1}) as log:
+        if after_ms > retention.FIRST_CHECK_MS:
+            disk.advance(retention.FIRST_CHECK_MS)
+            log.tick()
+            after_ms -= retention.FIRST_CHECK_MS
+        log.reconfigure({**SMALL, "segment.ms": 1 << 40, "retention.ms": 0})
+        disk.advance(after_ms - 1)
+        log.tick()
+        assert log.log_start_offset == 0
+        disk.advance(1)
+        log.tick()
+        assert log.log_start_offset == 20
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_producers_outlive_their_batches(closes: bool) -> None:
     """The snapshot of a roll tells of them, also one in a life in which none of them has written."""
     disk = SimulatedDisk()
     batch = encode([(b"k", b"v", (), disk.now_ms())], producer_id=7, producer_epoch=0, base_sequence=4)
     log = logcore.open("t-0", create=True, fs=disk)
     log.append_batch(batch)
     log.flush()
-    if clean:
+    if closes:
         log.close()
     else:
         disk.kill()
@@ -186,7 +223,9 @@ def test_producers_outlive_their_batches(clean: bool) -> None:
             log.roll()
         log.delete_records(5)
     left = [path.rpartition("/")[2] for path in disk.files() if path.endswith(".snapshot")]
-    assert sorted(left) == [f"{offset:020d}.snapshot" for offset in (5, 6)], "of the segments that are there, and the end"
+    assert sorted(left) == [f"{offset:020d}.snapshot" for offset in (5, 6)], (
+        "of the segments that are there, and the end"
+    )
 
 
 @pytest.mark.parametrize("jump_ms", [2 * 3_600_000, 90 * 86_400_000, -90 * 86_400_000])
@@ -237,7 +276,8 @@ def test_epochs_follow_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "end", "expected"), [(0, 4, 3), (0, 2, 2), (1, 9, 6), (1, 4, 4), (5, 9, 6), (5, 7, 6), (-1, 4, 4), (-1, 9, 6)]
+    ("epoch", "end", "expected"),
+    [(0, 4, 3), (0, 2, 2), (1, 9, 6), (1, 4, 4), (5, 9, 6), (5, 7, 6), (-1, 4, 4), (-1, 9, 6)],
 )
 def test_a_log_is_cut_where_its_leader_s_epoch_ends_or_its_own(epoch: int, end: int, expected: int) -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:

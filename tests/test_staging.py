@@ -507,3 +507,20 @@ def test_a_state_stays_while_a_manifest_of_it_does(data: Path) -> None:
     left.unlink()
     one.forget("first")
     assert staging.read_state(OS, str(left.parent), "first") is None
+
+
+def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
+    """A crash may leave zeros of what is written over; a head without its length would hide all behind it."""
+
+    class Recorder(OsFS):
+        def pwrite(self, handle: int, data: Any, position: int) -> None:
+            name = self.path_of(handle)
+            if name.startswith(staging_path(str(path))) and name.endswith(".log"):
+                written.append((position, len(data)))
+            super().pwrite(handle, data, position)
+
+    path, written = create(tmp_path / "data", SMALL), list[tuple[int, int]]()
+    publish(path, "one", config=SMALL, count=300)
+    with logcore.open_dir(path, fs=Recorder()) as directory:
+        assert len(values(path, 0)) == 301 and directory.partition("t", 0).log_end_offset == 301
+    assert len(written) > 20 and {size for _, size in written} <= {8, 4}

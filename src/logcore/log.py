@@ -1240,6 +1240,8 @@ class Log(LogReader):
         # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self._fs, old, old.last_offset + 1, new.base_offset)
+        with contextlib.suppress(LogcoreError):  # what cannot go now goes at another opening
+            self._retire_below_start_locked()
 
     @contextlib.contextmanager
     def adopting(self) -> Generator[_Adoption, None, None]:
@@ -1310,6 +1312,8 @@ class Log(LogReader):
         if self._visible < self._end:
             self._show(self._end)
         self._save_recovery_point_locked()
+        with contextlib.suppress(LogcoreError):  # as after a roll
+            self._retire_below_start_locked()
 
     def delete_records(self, before_offset: int) -> int:
         """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.
@@ -1340,9 +1344,7 @@ class Log(LogReader):
             self._sync_locked()
         self._set_checkpoint(checkpoint.LOG_START, offset)
         self._log_start = offset
-        gone = max(0, slot_of(self._segments, offset))
-        if gone:
-            self._retire_locked(self._segments[:gone], self._segments[gone:])
+        self._retire_below_start_locked()
         # Where the first epoch begins is looked at by nobody below the log start, so that alone is not worth two syncs.
         kept = epochs.truncate_start(self._epochs, offset)
         self._set_epochs(kept, write=len(kept) < len(self._epochs))
@@ -1420,6 +1422,11 @@ class Log(LogReader):
         # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
         committed = {} if self._retention is retention.kafka_rules else self._committed()
         return self.retain(now_ms, policy=self._retention, committed=committed) > 0
+
+    def _retire_below_start_locked(self) -> None:
+        gone = max(0, slot_of(self._segments, self._log_start))
+        if gone:
+            self._retire_locked(self._segments[:gone], self._segments[gone:])
 
     def _retire_locked(self, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
         """Takes segments out of the log. Who reads them goes on: their files get another name at once, and go when

@@ -772,11 +772,17 @@ def _append(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: 
 
 
 def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) -> None:
-    """Writes the real offsets into the batch heads of a staged segment, durably."""
+    """Writes the real offsets into the batch heads of a staged segment, durably.
+
+    Not over the lengths that stand between offset and epoch, for a crash may leave zeros of what is written: without
+    them nobody would find the next head.
+    """
     with _opened(fs, name, write=True) as handle:
         view = fs.map(handle, fs.size(handle))
         for position, head in _stamps(view, file, base, leader_epoch):
-            fs.pwrite(handle, head, position)
+            for start, stop in ((0, 8), (12, 16)):
+                if view[position + start : position + stop] != head[start:stop]:
+                    fs.pwrite(handle, head[start:stop], position + start)
         fs.fsync(handle)
 
 
