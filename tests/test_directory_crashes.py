@@ -345,12 +345,13 @@ class Program:
 
     def _tick(self) -> None:
         logdir = self.opened()
-        for topic in self.topics.values():
-            for history in topic.logs.values():
+        for name, topic in self.topics.items():
+            for number, history in topic.logs.items():
                 if topic.config is DELETED:
                     history.delete(len(history.records))
                 elif topic.config is COMPACTED:
-                    history.compact(len(history.records), self.disk.now_ms(), 0)
+                    active = logdir.partition(name, number)._active  # which is not compacted, and may not last
+                    history.compact(active.base_offset, self.disk.now_ms(), 0)
         self.explorer.promised()
         logdir.tick()
         for name, topic in self.topics.items():

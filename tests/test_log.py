@@ -904,6 +904,19 @@ def test_tick_syncs_what_an_interval_has_left() -> None:
         assert (log.tick(), log.durable_end_offset) == (True, 1)
 
 
+def test_a_tick_with_nothing_to_do_says_so_and_writes_nothing() -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append(b"x")
+        disk.advance(10_000)
+        assert (log.tick(), log.recovery_point) == (True, 1)
+        before = len(disk.operations)
+        for _ in range(3):
+            disk.advance(6_000)
+            assert log.tick() is False
+        assert len(disk.operations) == before
+
+
 def test_the_recovery_point_follows_what_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an opening after a crash has a bounded part of the log to check, also where nobody calls tick()."""
     monkeypatch.setattr("logcore.log._RECOVERY_LAG_BYTES", 1_000)
