@@ -628,6 +628,19 @@ def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
     assert "/.kafka_cleanshutdown" not in disk.files() and "/t-0/logcore.unsynced" in disk.files()
 
 
+@pytest.mark.parametrize("policy", ["os", "every(100)", "interval(1000000)", "always"])
+def test_what_was_stored_before_the_disk_was_full_is_shown(policy: str) -> None:
+    disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", errno.ENOSPC, path="*[1-9].log")))
+    with logcore.open(
+        "t-0", create=True, durability=policy, config={"segment.bytes": 600, "batch.size": 100}, fs=disk
+    ) as log:
+        with pytest.raises(logcore.DiskFullError, match="were stored"):
+            log.append_many([(None, b"%d" % at * 60) for at in range(12)])
+        end = log.log_end_offset
+        assert end > 0
+        assert [record.value for record in log.read(0)] == [b"%d" % at * 60 for at in range(end)]
+
+
 def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
     """Acknowledged as "os", which a kill is not to lose. The failure was noted, so memory is copied: to sync it once
     more would succeed without the data, and to let go of it would lose them.

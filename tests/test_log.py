@@ -1004,6 +1004,7 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
     "end_transaction": lambda log: log.end_transaction(1, 0, commit=True),
     "begin_epoch": lambda log: log.begin_epoch(1),
     "truncate": lambda log: log.truncate(0),
+    "truncate_to_epoch": lambda log: log.truncate_to_epoch(0, 0),
     "delete_records": lambda log: log.delete_records(1),
     "retain": lambda log: log.retain(segments=1),
     "retention_facts": lambda log: log.retention_facts(),
@@ -1042,6 +1043,21 @@ def test_a_log_that_may_not_be_written_refuses_every_change(change: str, why: st
     assert disk.files() == before
     disk.forks = 0
     log.close()
+
+
+def test_a_reader_knows_epochs_and_the_recovery_point_as_its_writer_noted_them(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log, logcore.open(partition, read_only=True) as reader:
+        log.append(b"one")
+        log.begin_epoch(4)
+        log.append(b"two")
+        log.flush()
+        reader.refresh()
+        for asked in range(6):
+            assert reader.end_of_epoch(asked) == log.end_of_epoch(asked)
+        assert reader.leader_epoch == log.leader_epoch == 4
+        assert reader.recovery_point == log.recovery_point
+        (partition / "leader-epoch-checkpoint").unlink()
+        assert reader.end_of_epoch(0) == (0, 1) and reader.leader_epoch == 4, "by the batches"
 
 
 def test_a_closed_log_is_not_read(partition: Path) -> None:

@@ -210,7 +210,7 @@ class Log(LogReader):
     _durable_handle: int
     _recovery_point: int
     _leader_epoch: int
-    _epochs: list[tuple[int, int]]
+    _epochs: list[tuple[int, int]] = []  # noqa: RUF012  # never changed; empty for a reader, who looks at the file
     _producers: Producers | None = None  # None: not looked up
     _notes: Notes  # as they are on disk
     _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
@@ -350,7 +350,7 @@ class Log(LogReader):
         compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
         self._dense = created or (notes.dense and not compacted_to)
         self._note(Notes(self.durability, self._dense, has_producers))
-        self._epochs = self._leader_epoch = None  # type: ignore[assignment]  # until they are set
+        self._epochs, self._leader_epoch = [], -1  # until they are set
         known = checkpoint.read_epochs(fs, self.path)
         kept = epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs()
         kept = epochs.truncate_start(kept, self._log_start)
@@ -567,7 +567,7 @@ class Log(LogReader):
     @property
     def recovery_point(self) -> int:
         """Below it, opening the log believes what is on disk without looking at it."""
-        return self._recovery_point
+        return self._recovery_point if self._epochs else self._checkpoint(checkpoint.RECOVERY_POINT)
 
     @property
     def written_bytes(self) -> int:
@@ -582,14 +582,17 @@ class Log(LogReader):
     @property
     def leader_epoch(self) -> int:
         """The epoch that appended batches are stamped with."""
-        return self._leader_epoch
+        return self._known_epochs()[-1][0]
+
+    def _known_epochs(self) -> list[epochs.Entry]:
+        return self._epochs or checkpoint.read_epochs(self._fs, self.path) or self._walked_epochs()
 
     def end_of_epoch(self, leader_epoch: int) -> tuple[int, int]:
         """(epoch, end offset): the largest epoch at or below leader_epoch, and where it ends; (-1, -1) when unknown.
 
         Storage format section 11.4, Kafka's OffsetForLeaderEpoch.
         """
-        return epochs.end_of(self._epochs, leader_epoch, self._end)
+        return epochs.end_of(self._known_epochs(), leader_epoch, self._end)
 
     def begin_epoch(self, leader_epoch: int) -> None:
         """What is appended from now on is stamped with leader_epoch: a new leader took over.
@@ -615,6 +618,8 @@ class Log(LogReader):
         leader_epoch, end_offset: where the leader says that the last epoch known to both has ended. Errors as
         truncate().
         """
+        with self._lock:
+            self._check_writable_locked()
         own_epoch, own_end = self.end_of_epoch(leader_epoch)
         offset = min(end_offset, own_end) if own_epoch >= 0 else end_offset
         offset = max(self._log_start, min(offset, self._end))
@@ -973,7 +978,13 @@ class Log(LogReader):
         if len(data) <= most or len(batches) == 1:
             self._write_locked(data, batches[-1][2], max(batch[3] for batch in batches), now_ms, batches)
         else:
-            self._write_parts_locked(data, batches, now_ms, most)
+            before = self._end
+            try:
+                self._write_parts_locked(data, batches, now_ms, most)
+            except DiskFullError:
+                if self._end > before:  # the parts that were stored are no worse than another append's
+                    self._settle_locked(durability)
+                raise
         self._settle_locked(durability)
 
     def _settle_locked(self, durability: Level | None) -> None:

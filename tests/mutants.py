@@ -1,0 +1,293 @@
+"""Whether tests notice: changes one place of the core at a time, and runs the tests that reach it.
+
+    python tests/mutants.py [--modules segment index ...] [--count 100] [--seed 1]
+
+Prints a line of JSON for each mutant, and at the end how many were killed: a test failed, or hung. One that survives
+shows a missing test, needless code, or a change that nobody can see.
+
+- No file is changed. Tests are collected once; each mutant is a forked child in which one function has other code.
+- Only tests that reach the changed lines run, the quickest first. A first run of all of them finds out which do.
+- Changed are the bodies of functions: comparisons, conditions, numbers, calls, what is returned. Not changed are
+  asserts, what raises or describes itself, and what runs when a module is imported.
+- Tests that start programs are of no use here: those run what is in the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import functools
+import gc
+import itertools
+import json
+import os
+import pickle
+import random
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Final, NamedTuple
+
+import hypothesis
+import pytest
+
+SOURCE: Final = Path(__file__).resolve().parents[1] / "src" / "logcore"
+CORE: Final = ("recordbatch", "segment", "index", "recovery", "log")
+CHAIN: Final = (
+    *(f"test_{name}.py" for name in (
+        "recordbatch", "legacy", "log", "log_documents", "recovery", "properties", "retention", "sequences",
+        "producers", "seals", "cleaner", "verify", "copying", "staging", "disk_errors", "logdir",
+    )),
+    *(f"test_crash_explorer.py::test_{name}" for name in (
+        "small_world", "random_programs", "records_deleted_before_they_are_on_disk",
+        "a_batch_that_a_sector_edge_cuts_in_its_offset", "a_truncation_into_a_gap_that_a_crash_cuts_off",
+        "opening_with_no_room_for_one_more_name",
+    )),
+    "test_testing.py::test_a_log_is_a_list_whatever_is_called_and_crashes",
+)  # fmt: skip
+#: What tries the same very often, or breaks the log itself.
+LEFT_OUT: Final = "later_life or every_bit or crash_at_any or while_rolling or seeded or no_crash_leaves or duckdb"
+#: Fewer rounds of what goes on for as long as it is told.
+ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_MACHINES": "60"}
+SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
+}  # fmt: skip
+#: A test hangs when it takes this many times as long as in the first run, and at least so many seconds.
+PATIENCE: Final = (10, 10)
+#: What tests of one mutant may take together; where that is not enough for all, the longest are left out.
+BUDGET_SECONDS: Final = 60
+MEMORY_BYTES: Final = 12 << 30
+
+
+class Mutant(NamedTuple):
+    """Where a node stands in the tree of a module, and what is to stand there."""
+
+    path: str
+    tree: ast.Module
+    function: tuple[str, int]  # the outermost one around it: name and first line
+    lines: tuple[int, int]  # of the statement
+    place: list[Any] | dict[str, Any]
+    key: Any
+    new: ast.AST
+    change: str
+
+    def code(self) -> CodeType:
+        """Of the function, with the change in it."""
+        old, self.place[self.key] = self.place[self.key], self.new
+        try:
+            return dict(functions_in(compile(ast.fix_missing_locations(self.tree), self.path, "exec")))[self.function]
+        finally:
+            self.place[self.key] = old
+
+
+def functions_in(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield (const.co_name, const.co_firstlineno), const
+            yield from functions_in(const)
+
+
+def alternatives(node: Any) -> Iterator[tuple[str, ast.AST]]:
+    """What may stand in the place of a node. What is dropped stays in dead code, so that closures have their names."""
+    if type(node) in SWAPS:
+        new = SWAPS[type(node)]()
+        yield f"{type(node).__name__} to {type(new).__name__}", new
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "without not", node.operand
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield f"{node.value} to {not node.value}", ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        for value in (node.value + 1, node.value - 1):
+            yield f"{node.value} to {value}", ast.Constant(value)
+    elif isinstance(node, (ast.If, ast.IfExp)):
+        for choice, op in ((True, ast.Or()), (False, ast.And())):
+            fields = {**dict(ast.iter_fields(node)), "test": ast.BoolOp(op, [node.test, ast.Constant(choice)])}
+            yield f"if {choice}", ast.copy_location(type(node)(**fields), node)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield "no call", ast.copy_location(ast.If(ast.Constant(False), [node], []), node)
+    elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
+        dead = ast.IfExp(ast.Constant(True), ast.Constant(None), node.value)
+        yield "return None", ast.copy_location(ast.Return(dead), node)
+    elif isinstance(node, ast.Name) and node.id in ("min", "max"):
+        other = "max" if node.id == "min" else "min"
+        yield f"{node.id} to {other}", ast.Name(other, ast.Load())
+
+
+def places_in(path: Path) -> Iterator[list[Mutant]]:
+    """For each place in a module that may be changed, the ways to do it."""
+    tree = ast.parse(path.read_text("utf-8"))
+
+    def visit(node: ast.AST, function: tuple[str, int] | None, lines: tuple[int, int]) -> Iterator[list[Mutant]]:
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns", "decorator_list"):
+                continue
+            children = value if isinstance(value, list) else [value]
+            for at, child in enumerate(children):
+                if not isinstance(child, ast.AST) or isinstance(
+                    child, (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments)
+                ):
+                    continue
+                inside, around = function, lines
+                if isinstance(child, (ast.stmt, ast.ExceptHandler)):
+                    body = getattr(child, "body", None)  # of an if or a loop, its head
+                    end = body[0].lineno - 1 if body else child.end_lineno or 0
+                    around = child.lineno, max(child.lineno, end)
+                if isinstance(child, ast.FunctionDef):
+                    if child.name.startswith("__") and child.name != "__init__":
+                        continue
+                    inside = inside or (child.name, min([child.lineno, *(one.lineno for one in child.decorator_list)]))
+                if inside is not None:
+                    place, key = (value, at) if isinstance(value, list) else (vars(node), field)
+                    found = alternatives(child)
+                    yield [Mutant(str(path), tree, inside, around, place, key, new, how) for how, new in found]
+                yield from visit(child, inside, around)
+
+    yield from filter(None, visit(tree, None, (0, 0)))
+
+
+class Trial:
+    """A pytest plugin that takes the place of the run: finds out what each test reaches, then tries the mutants."""
+
+    def __init__(self, modules: list[str], count: int, seed: int) -> None:
+        paths = [SOURCE / f"{module}.py" for module in modules]
+        self.lines = {str(path): path.read_text("utf-8").splitlines() for path in paths}
+        places = [place for path in paths for place in places_in(path)]
+        self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
+        rng = random.Random(seed)
+        self.mutants = [rng.choice(place) for place in rng.sample(places, min(count, len(places)))]
+        self.failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for found in [one for one in gc.get_objects() if isinstance(one, FunctionType)]:
+            code = found.__code__
+            self.functions[code.co_filename, code.co_name, code.co_firstlineno].append(found)
+        began = time.monotonic()
+        first = in_child(functools.partial(self.reach, session.items), 7200)
+        assert first is not None, "the first run did not come to its end"
+        reached: dict[tuple[str, int], set[int]] = first[0]
+        seconds: dict[int, float] = first[1]
+        say(f"{len(seconds)} of {len(session.items)} tests in {time.monotonic() - began:.0f} s")
+        tally: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for mutant in self.mutants:
+            lines = range(mutant.lines[0], mutant.lines[1] + 1)
+            slots = {slot for line in lines for slot in reached.get((mutant.path, line), ())}
+            # In steps of four times as long, and by file in each, because files have things to set up.
+            order = sorted(slots, key=lambda slot: (int(seconds[slot] * 50).bit_length() // 2, slot))
+            spent = itertools.accumulate(seconds[slot] for slot in order)
+            order = [slot for slot, sum_ in zip(order, spent) if sum_ <= BUDGET_SECONDS]
+            items = [session.items[slot] for slot in order]
+            limits = [max(PATIENCE[0] * seconds[slot], PATIENCE[1]) for slot in order]
+            code = mutant.code()
+            for function in self.functions[mutant.path, *mutant.function]:
+                assert function.__code__.co_freevars == code.co_freevars, mutant
+            killer = (
+                in_child(functools.partial(self.kill, mutant, code, items, limits), sum(limits) + 60) if items else ""
+            )
+            killer = "hung or died" if killer is None else killer
+            name = Path(mutant.path).name
+            tally[name][0] += bool(killer)
+            tally[name][1] += 1
+            source = self.lines[mutant.path][mutant.lines[0] - 1].strip()
+            facts = {"at": f"{name}:{mutant.lines[0]}", "change": mutant.change, "source": source}
+            say(json.dumps({"killed": bool(killer), **facts, "by": killer, "tests": len(items)}))
+        for name, (killed, count) in [*tally.items(), ("all", [sum(x) for x in zip(*tally.values())])]:
+            say(f"{name}: killed {killed} of {count} ({100 * killed / count:.0f} %)")
+        return True
+
+    def reach(self, items: list[pytest.Item]) -> tuple[dict[tuple[str, int], set[int]], dict[int, float]]:
+        """Who reaches each line, and how long each test takes. Tests that fail without any change are left out."""
+        lines: dict[tuple[str, int], set[int]] = defaultdict(set)
+        seconds: dict[int, float] = {}
+        seen: set[tuple[str, int]] = set()
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename not in self.lines:
+                return None
+            seen.add((frame.f_code.co_filename, frame.f_lineno))
+            return trace
+
+        sys.settrace(trace)
+        threading.settrace(trace)
+        for slot, item in enumerate(items):
+            seen.clear()
+            began = time.monotonic()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=[*items, None][slot + 1])
+            if item.nodeid in self.failed:
+                say(f"{item.nodeid} fails unchanged")
+                continue
+            seconds[slot] = time.monotonic() - began
+            for line in seen.copy():  # a finalizer may run code meanwhile
+                lines[line].add(slot)
+        return dict(lines), seconds
+
+    def kill(self, mutant: Mutant, code: CodeType, items: list[pytest.Item], limits: list[float]) -> str:
+        """The first test that fails, "" for none."""
+        for function in self.functions[mutant.path, *mutant.function]:
+            function.__code__ = code
+        gc.freeze()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        for item, following, limit in zip(items, [*items[1:], None], limits):
+            item.add_marker(pytest.mark.timeout(limit), append=False)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                return self.failed[0]
+        return ""
+
+
+def in_child(work: Callable[[], Any], seconds: float) -> Any:
+    """What work returns in a forked process; None when it dies or takes too long."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        with open(writing, "wb") as pipe:
+            try:
+                pipe.write(pickle.dumps(work()))
+            except BaseException:
+                traceback.print_exc()
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        ready, _, _ = select.select([pipe], [], [], seconds)
+        content = pipe.read() if ready else b""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return pickle.loads(content) if content else None
+
+
+def say(text: str) -> None:
+    os.write(OUTPUT, text.encode() + b"\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Changes the core in one place at a time: do the tests notice?")
+    parser.add_argument("--modules", nargs="+", choices=CORE, default=CORE)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    os.environ.update(ROUNDS, HYPOTHESIS_PROFILE="mutants")
+    phases = hypothesis.Phase.explicit, hypothesis.Phase.generate  # what fails is not made smaller
+    hypothesis.settings.register_profile(
+        "mutants", max_examples=60, deadline=None, derandomize=True, database=None, phases=phases
+    )
+    OUTPUT = os.dup(1)
+    chain = [str(Path(__file__).parent / name) for name in CHAIN]
+    flags = ["-s", "-q", "-p", "no:cacheprovider", "-k", f"not ({LEFT_OUT})"]
+    sys.exit(pytest.main([*chain, *flags], plugins=[Trial(options.modules, options.count, options.seed)]))
