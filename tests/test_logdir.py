@@ -557,3 +557,24 @@ def test_a_path_that_no_file_system_holds(data: str) -> None:
     for path in (data + "\0", data + "\ud800"):
         with pytest.raises(logcore.InvalidNameError):
             logcore.open_dir(path, create=True)
+
+
+def test_a_partition_whose_directory_is_gone_is_not_made_anew() -> None:
+    """Its checkpoint says that it had records: made anew, it would give out their offsets once more."""
+    disk = SimulatedDisk()
+    with logcore.open_dir("/d", create=True, fs=disk) as logdir:
+        logdir.create_topic("t", partitions=2)
+        for number in (0, 1):
+            logdir.partition("t", number).append(b"x")
+    disk = SimulatedDisk({path: content for path, content in disk.files().items() if not path.startswith("/d/t-1")})
+    for _ in range(2):
+        with logcore.open_dir("/d", fs=disk) as logdir:
+            with pytest.raises(logcore.CorruptLogError, match="directory is gone"):
+                logdir.partition("t", 1)
+            disk.advance(1_000_000)
+            logdir.tick()
+            assert logdir.partition("t", 0).append(b"y").offset > 0
+            assert [report.is_sound for report in logdir.scrub()] == [True, False]
+    with logcore.open_dir("/d", fs=disk) as logdir:
+        logdir.delete_topic("t")
+        assert logdir.topics() == []

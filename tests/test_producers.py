@@ -12,6 +12,7 @@ from disks import FaultyFS
 import logcore
 from logcore.log import open_log
 from logcore.recordbatch import encode, stamp_crc
+from logcore.testing import SimulatedDisk
 
 LOG = f"{0:020d}.log"
 
@@ -88,3 +89,15 @@ def test_many_aborted_transactions_of_one_producer(partition: Path) -> None:
         batches += [data(at, b"%d" % at, 5), marker(at + 1, 5, commit=at % 3 == 0)]
     with logcore.open(partition_of(partition, batches), read_only=True) as log:
         assert committed(log) == [b"%d" % at for at in range(0, 3000, 2) if at % 3 == 0]
+
+
+def test_what_a_crash_left_behind_the_end_hides_nothing_committed() -> None:
+    """Zeros behind the high watermark, before a writer has cut them off: they concern no reader."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk)
+    log.append(b"one")
+    disk.kill()
+    path = f"/t-0/{0:020d}.log"
+    left = SimulatedDisk({**disk.files(), path: (disk.files()[path] or b"") + bytes(4096)})
+    with logcore.open("t-0", read_only=True, fs=left) as reader:
+        assert [record.value for record in reader.read(0, isolation="read_committed")] == [b"one"]

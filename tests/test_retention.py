@@ -456,3 +456,24 @@ def test_old_records_that_are_written_now_do_not_roll_at_each_tick() -> None:
         disk.advance(MINUTE_MS)
         log.tick()
         assert log.statistics().segments == 2
+
+
+@pytest.mark.parametrize("lost", ["cut", "zeros"])
+def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None:
+    """The file is damaged after a clean close, whose indexes opening takes as they are."""
+    hour_ms, disk = 3_600_000, SimulatedDisk()
+    now_ms = disk.now_ms()
+    with logcore.open_dir("/d", create=True, fs=disk, config={"index.interval.bytes": 0}) as logdir:
+        logdir.create_topic("t", config={"retention.ms": 48 * hour_ms})
+        for hours in (100, 100, 90, 95, 1, 92, 92, 92):
+            logdir.partition("t", 0).append(b"x" * 40, timestamp_ms=now_ms - hours * hour_ms)
+    path = f"/d/t-0/{0:020d}.timeindex"
+    content = disk.files()[path]
+    assert content
+    files = {**disk.files(), path: content[:-12] + (b"" if lost == "cut" else bytes(12))}
+    with logcore.open_dir("/d", fs=SimulatedDisk(files)) as logdir:
+        log = logdir.partition("t", 0)
+        assert log._active.is_resumed
+        assert log.retain() == 0
+        assert log.offset_for_timestamp(now_ms - 2 * hour_ms) == 4
+        assert log.newest() == (4, now_ms - hour_ms)

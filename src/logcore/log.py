@@ -213,6 +213,7 @@ class Log(LogReader):
     _epochs: list[tuple[int, int]] = []  # noqa: RUF012  # never changed; empty for a reader, who looks at the file
     _producers: Producers | None = None  # None: not looked up
     _notes: Notes  # as they are on disk
+    _left_below: list[int]  # segments below the start, whole or in part, that a crash in a deletion left
     _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
     _retention: retention.Policy
     _committed: Callable[[], Mapping[str, int]]
@@ -279,8 +280,10 @@ class Log(LogReader):
             bases = [self._log_start]
         # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
         bases = bases[max(0, bisect_right(bases, self._log_start) - 1) :]
-        low, kinds = file_name(bases[0], ""), {*SEGMENT_FILES, SNAPSHOT}
-        deleted = {int(name[:20]) for name in names if name[:20] < low and name[20:] in kinds and name[:20].isdigit()}
+        # They wait for the next retention, for the checkpoint that calls them deleted may have come with other files.
+        low, kinds = file_name(bases[0], ""), (*SEGMENT_FILES, SNAPSHOT)
+        below = {base_offset_of(name, kind) for name in names if name[:20] < low for kind in kinds}
+        self._left_below = sorted(base for base in below if base is not None)
         self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
         self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
         notes = self._notes = checkpoint.read_notes(fs, self.path)
@@ -376,8 +379,6 @@ class Log(LogReader):
                 fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
         self._scratch = bytearray(1 << 16)
         self._retired = []
-        with contextlib.suppress(LogcoreError):  # what cannot go now goes at another opening
-            self._retire_files(sorted(deleted))
         self._retention, self._committed = retention.kafka_rules, dict
         self._apply_config()
         self._level: Level = "disk" if self.durability.waits else "os"
@@ -1251,8 +1252,6 @@ class Log(LogReader):
         # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self._fs, old, old.last_offset + 1, new.base_offset)
-        with contextlib.suppress(LogcoreError):  # what cannot go now goes at another opening
-            self._retire_below_start_locked()
 
     @contextlib.contextmanager
     def adopting(self) -> Generator[_Adoption, None, None]:
@@ -1323,8 +1322,6 @@ class Log(LogReader):
         if self._visible < self._end:
             self._show(self._end)
         self._save_recovery_point_locked()
-        with contextlib.suppress(LogcoreError):  # as after a roll
-            self._retire_below_start_locked()
 
     def delete_records(self, before_offset: int) -> int:
         """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.
@@ -1355,7 +1352,9 @@ class Log(LogReader):
             self._sync_locked()
         self._set_checkpoint(checkpoint.LOG_START, offset)
         self._log_start = offset
-        self._retire_below_start_locked()
+        gone = max(0, slot_of(self._segments, offset))
+        if gone:
+            self._retire_locked(self._segments[:gone], self._segments[gone:])
         # Where the first epoch begins is looked at by nobody below the log start, so that alone is not worth two syncs.
         kept = epochs.truncate_start(self._epochs, offset)
         self._set_epochs(kept, write=len(kept) < len(self._epochs))
@@ -1381,7 +1380,7 @@ class Log(LogReader):
         )
 
     def _age_of(self, segment: Segment, end_offset: int) -> retention.SegmentFacts:
-        largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
+        largest = segment.max_timestamp()
         return retention.SegmentFacts(
             base_offset=segment.base_offset,
             end_offset=end_offset,
@@ -1405,6 +1404,8 @@ class Log(LogReader):
         """
         with self._lock:
             self._check_writable_locked()
+            left, self._left_below = self._left_below, []
+            self._retire_files(left)
             facts = self._retention_facts(now_ms, committed)
             wanted = policy(facts) if segments is None else segments
             count = max(retention.below_start(facts), min(wanted, facts.deletable))
@@ -1433,11 +1434,6 @@ class Log(LogReader):
         # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
         committed = {} if self._retention is retention.kafka_rules else self._committed()
         return self.retain(now_ms, policy=self._retention, committed=committed) > 0
-
-    def _retire_below_start_locked(self) -> None:
-        gone = max(0, slot_of(self._segments, self._log_start))
-        if gone:
-            self._retire_locked(self._segments[:gone], self._segments[gone:])
 
     def _retire_locked(self, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
         """Takes segments out of the log. Who reads them goes on: their files get another name at once, and go when

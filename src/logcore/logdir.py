@@ -356,10 +356,14 @@ class LogDir:
         self._topics = topics
 
     def _complete_topics(self) -> None:
-        """Makes directories that a crash left unmade."""
+        """Makes directories that a crash left unmade. One that had records is gone: opening it as a log says so."""
         present = set(self._fs.listdir(self.path))
+        had = checkpoint.read_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT)
         self._make_partitions(
-            (topic, [number for number in range(topic.count) if f"{topic.name}-{number}" not in present])
+            (
+                topic,
+                [n for n in range(topic.count) if f"{topic.name}-{n}" not in present and not had.get((topic.name, n))],
+            )
             for topic in self._topics.values()
         )
 
@@ -842,6 +846,8 @@ class LogDir:
             path, config = self._partition_path(topic, number), self._settings(known).as_mapping()
             if self._lock_held is None:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
+            elif not self._fs.exists(path):
+                raise CorruptLogError("the partition's directory is gone; restore it, or delete the topic", path=path)
             else:
                 log = open_log(
                     path,

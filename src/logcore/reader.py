@@ -38,7 +38,7 @@ from logcore.kernels import Record, layout
 from logcore.producers import Transactions
 from logcore.reading import Scan, Stretch, slot_of
 from logcore.recordbatch import RecordBatch
-from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, base_offset_of, in_order
+from logcore.segment import LOG, GrowingSegment, Segment, base_offset_of, in_order
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -93,8 +93,9 @@ class LogReader:
         self._log_start = 0
         self._end = 0
         self._visible = 0
-        self._closed = False
+        self._is_end_noted = False  # whether a writer says up to where it was on disk
         self._writable = False
+        self._closed = False
         self._dense = (
             False  # whether a gap in the offsets is a loss: this library made the log, and nothing compacted it
         )
@@ -230,6 +231,7 @@ class LogReader:
             limit = self._checkpoint(checkpoint.RECOVERY_POINT)
         # What lies before the last segment was on disk before that was made.
         low = max(self._log_start, last.base_offset)
+        self._is_end_noted = limit is not None and limit >= low
         self._visible = self._end if limit is None else max(low, min(self._end, limit))
 
     def _check_open(self) -> None:
@@ -292,7 +294,8 @@ class LogReader:
                             batch.verify()
                     state.add(facts, control_types(segment))
                     torn = why == layout.WALK_SHORT and isinstance(segment, GrowingSegment)
-                    if why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn:
+                    behind = state.next_offset >= visible and self._is_end_noted  # what a crash left there, or will
+                    if why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn and not behind:
                         # Not to be passed over: a marker that is not seen would turn aborted data into committed.
                         raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
             return state
@@ -513,8 +516,7 @@ class LogReader:
         self._check_open()
         segments = self._segments
         for number, segment in enumerate(segments, 1):
-            largest = segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
-            if largest < timestamp_ms:
+            if segment.max_timestamp() < timestamp_ms:
                 if isinstance(segment, GrowingSegment):
                     segment.check()
                 continue
@@ -552,10 +554,7 @@ class LogReader:
         """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
         self._check_open()
         segments = self._segments
-        largest = [
-            segment.largest_timestamp if isinstance(segment, ActiveSegment) else segment.max_timestamp()
-            for segment in segments
-        ]
+        largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
             return None
         offset = self.offset_for_timestamp(max(largest))

@@ -477,6 +477,7 @@ class ActiveSegment(GrowingSegment):
         self.first_timestamp = -1
         self.largest_timestamp = -1
         self.largest_timestamp_offset = self.base_offset
+        self._unseen = 0, 0  # where batches lie whose times are not known yet
         self.last_offset = self.base_offset - 1
         self.was_cut_back = False  # a write failed, and what it left may come back in a power cut
         self._offers = False  # whether the index files go on where these indexes do
@@ -532,10 +533,24 @@ class ActiveSegment(GrowingSegment):
         self._begin_at(int(first["max_timestamp"][0]))
         if len(kept):
             self.largest_timestamp, self.largest_timestamp_offset = newest, self.base_offset + newest_offset
+        self._unseen = until, stop
         if self._index_room() <= 0:
             self.limit_bytes = -1
         self.last_offset, self.since_entry_bytes = int(last["last_offset"][0]), int(last["size_bytes"][0])
         return stop + self.since_entry_bytes
+
+    def max_timestamp(self) -> int:
+        """Of all batches, also of those that opening passed over: a time index that lost its last entries names too
+        early a time, and retention would delete by it.
+        """
+        position, stop = self._unseen
+        for facts, _, _ in self.walk(position, stop=stop, crc=False) if position < stop else ():
+            newest = int(facts["max_timestamp"].max(initial=-1))
+            if newest > self.largest_timestamp:
+                row = int(facts["max_timestamp"].argmax())
+                self.largest_timestamp, self.largest_timestamp_offset = newest, int(facts["last_offset"][row])
+        self._unseen = 0, 0
+        return self.largest_timestamp
 
     @property
     def is_resumed(self) -> bool:
@@ -721,7 +736,7 @@ class ActiveSegment(GrowingSegment):
         """
         assert self._time_index is not None
         self.fs.fsync(self.handle)
-        self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+        self._time_index.add(self.max_timestamp(), self.largest_timestamp_offset - self.base_offset)
         self.write_indexes(whole=True, sync=True)
         if len(self._aborted):
             # Its name before that of the next segment: nobody makes the index of a sealed segment anew, and Kafka takes
