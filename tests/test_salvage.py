@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -28,7 +29,7 @@ from logcore.recordbatch import encode, read_batches
 from logcore.salvage import Part, PartitionReport, salvage
 from logcore.segment import file_name
 from logcore.sequences import snapshot_entries
-from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from logcore.verify import verify
 
 CliRunner = pytest.importorskip("click.testing").CliRunner
@@ -294,13 +295,86 @@ def test_the_same_offsets_twice_are_kept_once() -> None:
 
 @pytest.mark.parametrize("spare", [".log.swap", ".log.deleted", ".log.cleaned", ".77.quarantine"])
 def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
+    """But what a recovery cut off of a log that went on was written again, and a new segment that has begun to take the
+    place of the old ones is the log.
+    """
     other = log_of((6, b"OTHER"), (9, b"OTHER"), size=3)
-    for gone, want in ((None, set()), (SEGMENTS[path_of(6)][:-1], set())):
+    for gone, lost in ((None, {6, 9}), (SEGMENTS[path_of(6)][:-1], {9})):
         report, saved = recover(changed({path_of(6): gone, path_of(6, spare): SEGMENTS[path_of(6)]}))
-        assert judge(WRITTEN, report, saved) == want
-        assert {part.path for part in report.left_out} >= {path_of(6, spare)}
+        assert judge(WRITTEN, report, saved) == (lost if spare == ".77.quarantine" else set())
+        is_log = spare == ".log.swap" and gone is None
+        assert (path_of(6, spare) in {part.path for part in report.left_out}) != is_log
     report, saved = recover(changed({path_of(6, spare): other}))
     assert judge(WRITTEN, report, saved) == set(), "what is there is not replaced"
+
+
+def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds() -> None:
+    """After the first old segment was taken away the new one under its .swap name is the log, also where it is the
+    first; the others that it replaces may still be there.
+    """
+    disk = SimulatedDisk()
+    config = {"segment.bytes": 300, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
+        for at in range(10):
+            log.append(b"%d" % at * 50, key=b"k%d" % (at % 3))
+        log.roll()
+        for changes in itertools.count():
+            copy = SimulatedDisk(disk.files())
+            copy.crash_in(changes)
+            try:
+                with logcore.open("/data/t-0", config=config, fs=copy) as other:
+                    logcore.clean(other, force=True)
+            except SimulatedCrash:
+                pass
+            else:
+                break
+            for state in copy.crash_states(limit=4, kind="power"):
+                saved, opened = state.disk(), state.disk()
+                report = salvage("/data/t-0", "/out/t-0", fs=saved)
+                with logcore.open("/data/t-0", config=config, fs=opened) as log_:
+                    expected = list(log_.read(log_.log_start_offset))
+                with logcore.open("/out/t-0", config=config, fs=saved) as log_:
+                    found = {record.offset: record for record in log_.read(log_.log_start_offset)}
+                # Old segments that are all there still hold what compaction leaves out, which is no loss.
+                assert [found.get(record.offset) for record in expected] == expected, state.what
+                assert report.is_whole, (state.what, report.partitions[0].lost)
+
+
+def test_what_was_written_again_is_not_taken_from_before() -> None:
+    """A recovery put the tail aside, the log went on, and then lost a batch: the old one has its offset."""
+    disk = SimulatedDisk()
+    with logcore.open("/data/t-0", create=True, fs=disk) as log:
+        log.append(b"kept")
+    name = f"/data/t-0/{0:020d}.log"
+    size = len(disk.files()[name] or b"")
+    old = log_of((1, b"old 1"), (2, b"old 2"))
+    torn = SimulatedDisk({**disk.files(), name: (disk.files()[name] or b"") + b"\1" + old[1:]})
+    with logcore.open("/data/t-0", fs=torn) as log:
+        assert log.recovery_report is not None and log.recovery_report.cut_position == size
+        for at in (1, 2):
+            log.append(b"new %d" % at)
+    rotten = bytearray(torn.files()[name] or b"")
+    rotten[-3] ^= 1
+    bad = SimulatedDisk({**torn.files(), name: bytes(rotten)})
+    report = salvage("/data/t-0", "/out/t-0", fs=bad)
+    with logcore.open("/out/t-0", read_only=True, fs=bad) as log:
+        assert [record.value for record in log.read(0)] == [b"kept", b"new 1"]
+    assert [(part.first_offset, part.last_offset) for part in report.partitions[0].lost] == [(2, 2)]
+
+
+def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_other() -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("/data", create=True, fs=disk) as logdir:
+        for topic in ("a", "b"):
+            logdir.create_topic(topic)
+            logdir.partition(topic, 0).append(topic.encode())
+    files = {**disk.files(), "/data/b-00": None, f"/data/b-00/{0:020d}.log": b""}
+    bad = SimulatedDisk(files, faults=FaultPlan(Fault("listdir", errno.EIO, path="/data/a-0", at=1)))
+    report = salvage("/data", "/out", fs=bad)
+    assert [part.path for part in report.lost] == ["/data/a-0"]
+    assert "/data/b-00" in [part.path for part in report.left_out]
+    with logcore.open_dir("/out", read_only=True, fs=bad) as logdir:
+        assert [record.value for record in logdir.partition("b", 0).read(0)] == [b"b"]
 
 
 @pytest.mark.parametrize("spoil", ["payload", "length", "magic", "head", "crc"])

@@ -58,6 +58,7 @@ _NEAR_OFFSETS: Final = 1 << 20
 _PREFIX: Final = struct.Struct(">qiib")
 _ZEROS: Final = "zeros"
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
 @attrs.frozen(kw_only=True)
@@ -145,12 +146,20 @@ def salvage(
         jobs = {origin: goal}
     else:
         parent, name = real, "."
-        jobs = {path: os.path.join(goal, os.path.basename(path)) for path in found}
+        jobs = {path: os.path.join(goal, os.path.basename(path)) for path in found if _is_canonical(path)}
     make_directories(fs, parent)
     lock = claim_directory(fs, parent, name)
     try:
-        done = [_Partition(fs, path, place, tick).save() for path, place in jobs.items()]
-        lost, left_out = _copy_directory(fs, origin, goal, done) if name == "." else ([], [])
+        done, lost, left_out = [], list[Part](), list[Part]()
+        for path, place in jobs.items():
+            try:
+                partition = _Partition(fs, path, place, tick)
+            except StorageReadError as error:
+                lost.append(Part(path=path, reason=f"its files cannot be listed: {error.reason}"))
+            else:
+                done.append(partition.save())
+        if name == ".":
+            _copy_directory(fs, origin, goal, done, lost, left_out)
         _write_checkpoints(fs, parent, [one.report for one in done])
         leave_directory(fs, parent, lock)
     except BaseException:
@@ -162,19 +171,25 @@ def salvage(
     return SalvageReport(source=origin, target=goal, partitions=reports, lost=tuple(lost), left_out=tuple(left_out))
 
 
-def _copy_directory(fs: FS, source: str, target: str, done: Sequence[_Saved]) -> tuple[list[Part], list[Part]]:
-    """Copies what a log directory holds beside partitions: (lost, left out)."""
-    lost = _copy_small(fs, source, target, checkpoint.META_PROPERTIES, checkpoint.TOPICS)
-    ids = _copy_small(fs, source, target, checkpoint.PRODUCER_IDS)
+def _is_canonical(path: str) -> bool:
+    """Whether a partition's directory has the one name that checkpoints know it by: t-00 would be taken for t-0."""
+    topic, number = partition_of(os.path.basename(path)) or ("", -1)
+    return os.path.basename(path) == f"{topic}-{number}"
+
+
+def _copy_directory(
+    fs: FS, source: str, target: str, done: Sequence[_Saved], lost: list[Part], left_out: list[Part]
+) -> None:
+    """Copies what a log directory holds beside partitions, and adds what is lost and what is left out of it."""
+    lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES, checkpoint.TOPICS)
+    lost += (ids := _copy_small(fs, source, target, checkpoint.PRODUCER_IDS))
     if ids:  # an id that was given out must not be given to another producer
         end = max(one.producer_ids for one in done) if done else 0
         checkpoint.write(fs, target, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
-    left_out = [
-        Part(path=os.path.join(source, name), reason="not a partition directory")
-        for name in sorted(fs.listdir(source))
-        if fs.is_directory(os.path.join(source, name)) and partition_of(name) is None
-    ]
-    return lost + ids, left_out
+    for name in sorted(fs.listdir(source)):
+        path = os.path.join(source, name)
+        if fs.is_directory(path) and (partition_of(name) is None or not _is_canonical(path)):
+            left_out.append(Part(path=path, reason="not a partition directory"))
 
 
 def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
@@ -561,10 +576,14 @@ class _Partition:
         self.files = 0
         self.lost: list[Part] = []
         self.left_out: list[Part] = []
+        self.found: list[_Extent | _Damage] = []  # in the files of the log
+        self.judged: dict[str, bool] = {}  # spare files -> whether they tell of this log
         parent, name = os.path.split(fs.real_path(source))
         self.parent, self.key = parent, partition_of(name) or ("", -1)
         notes = _or_none(checkpoint.read_notes, fs, source) or checkpoint.Notes()
-        self.is_dense = notes.dense and not self._noted(checkpoint.CLEANER)
+        compacted_to = self._noted(checkpoint.CLEANER)
+        self.is_dense = notes.dense and not compacted_to
+        self.is_compacted = compacted_to > 0 or (notes.policy is not None and not notes.dense)
 
     def _noted(self, name: str) -> int:
         """What an offset checkpoint of the source says of this partition; 0 when nothing."""
@@ -622,10 +641,11 @@ class _Partition:
     def _plan(self) -> tuple[int, int, list[_Extent]]:
         """(log start offset, log end offset, what is copied, by offset); notes what is lost and what is left out."""
         found: list[_Extent | _Damage] = []
+        swapped = self._take_swaps()
         for base, next_base in itertools.zip_longest(self.bases, self.bases[1:]):
-            source = self._open(file_name(base, LOG))
+            source = swapped.get(base) or self._open(file_name(base, LOG))
             if source is not None:
-                high = _limit(base) if next_base is None else next_base
+                high = _limit(base) if next_base is None else min(next_base, _limit(base))
                 found += _Search(source, base, base, high, is_dense=self.is_dense).found
         # What was on disk or was shown to readers had its offsets, wherever it is now.
         known = [self._noted(checkpoint.RECOVERY_POINT), self._noted(checkpoint.HIGH_WATERMARK)]
@@ -642,6 +662,7 @@ class _Partition:
             if next_base <= start:
                 self._leave(file_name(base, LOG), "all of it lies below the log start offset")
                 found = [one for one in found if one.base != base]
+        self.found = found
         extents = self._account(found, start, end)
         for name in self.spares:
             self._leave(name, "left by a recovery, a deletion or a compaction; used to fill gaps only")
@@ -650,6 +671,28 @@ class _Partition:
             if after.next_offset > _limit(after.base):
                 after.base = after.first
         return start, max([end, *(one.next_offset for one in extents[-1:])]), extents
+
+    def _take_swaps(self) -> dict[int, _Source]:
+        """The new segments of compactions that got as far as taking the first old one away: they are the log, instead
+        of those that they replace (recovery.decide_swap). A damaged one is left among the spare files.
+        """
+        taken: dict[int, _Source] = {}
+        for name in [name for name in self.spares if name.endswith(".log.swap")]:
+            base = _base_in(name)
+            source = None if base is None or base in self.bases else self._open(name)
+            if base is None or source is None:
+                continue
+            self.spares[name] = source
+            parts = _Search(source, base, base, _limit(base), is_dense=False).found
+            if parts and all(isinstance(one, _Extent) for one in parts):
+                end = max(one.next_offset for one in parts if isinstance(one, _Extent))
+                for old in [old for old in self.bases if base <= old < end]:
+                    self.bases.remove(old)
+                    self._leave(file_name(old, LOG), f"replaced by {name}, which a compaction has made")
+                taken[base] = source
+                self.bases = sorted([*self.bases, base])
+                del self.spares[name]
+        return taken
 
     def _open(self, name: str) -> _Source | None:
         path = os.path.join(self.source, name)
@@ -667,7 +710,7 @@ class _Partition:
 
     def _account(self, found: Sequence[_Extent | _Damage], start: int, end: int) -> list[_Extent]:
         """All extents by offset, with those that fill gaps; says of each gap and each damage what is missing."""
-        is_compacted = any(one.has_gaps for one in found if isinstance(one, _Extent))
+        is_compacted = self.is_compacted or any(one.has_gaps for one in found if isinstance(one, _Extent))
         extents: list[_Extent] = []
         here: list[_Damage] = []
         low = start
@@ -695,7 +738,7 @@ class _Partition:
         filling: list[_Extent] = []
         for name in self.spares:
             source = self.spares[name] = self.spares[name] or self._open(name)
-            if source is None:
+            if source is None or not self._is_of_this_log(name, source):
                 continue
             more: list[_Extent] = []
             for gap_low, gap_high in _gaps(low, high, filling):
@@ -709,6 +752,27 @@ class _Partition:
                     more += [one for one in search.found if isinstance(one, _Extent)]
             filling = sorted(filling + more, key=lambda one: one.first)
         return filling
+
+    def _is_of_this_log(self, name: str, source: _Source) -> bool:
+        """Whether a spare file tells of this log and not of what had its offsets before. Without gaps the batches that
+        both have are the same ones; and what a recovery cut off was not written again.
+        """
+        if name not in self.judged:
+            ours = [one for one in self.found if isinstance(one, _Extent)]
+            low = _base_in(name) or 0
+            parts = _Search(source, low, low, _limit(low), is_dense=False).found
+            theirs = [one for one in parts if isinstance(one, _Extent)]
+            # <base>.<position of the cut>.quarantine: whatever stands there now has its offsets.
+            cut = name.split(".")[1] if name.endswith(".quarantine") else ""
+            goes_on = cut.isdecimal() and any(
+                one.base > low or (one.base == low and one.end > int(cut)) for one in self.found
+            )
+            same = True
+            if self.is_dense and theirs:
+                known = _crcs(ours, theirs[0].first, theirs[-1].next_offset)
+                same = all(known.get(offset, crc) == crc for offset, crc in _crcs(theirs, low, _limit(low)).items())
+            self.judged[name] = same and not goes_on
+        return self.judged[name]
 
     def _note_lost(
         self, low: int, high: int, here: Sequence[_Damage], filling: Sequence[_Extent], *, is_end: bool
@@ -737,10 +801,14 @@ class _Partition:
 
 def _or_none(call: Callable[..., _T], *arguments: Any) -> _T | None:
     """None for a file that cannot be read: what it says can be found in another way or is not needed."""
+    return _or(None, call, *arguments)
+
+
+def _or(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:
     try:
         return call(*arguments)
     except LogcoreError:
-        return None
+        return otherwise
 
 
 def _base_in(name: str) -> int | None:
@@ -751,6 +819,18 @@ def _base_in(name: str) -> int | None:
 def _limit(base: int) -> int:
     """The first offset that has no place in a segment."""
     return min(INT64_MAX, base + layout.INT32_MAX + 1)
+
+
+def _crcs(extents: Sequence[_Extent], low: int, high: int) -> dict[int, int]:
+    """Base offset -> CRC of the batches that begin in [low, high)."""
+    found: dict[int, int] = {}
+    for one in extents:
+        position = one.position if one.first < high and one.next_offset > low else one.end
+        while position < one.end:
+            facts, position, _ = active.walk(one.source.view, position, one.end, _WALK_BATCHES, False)
+            facts = facts[(facts["base_offset"] >= low) & (facts["base_offset"] < high)]
+            found.update(zip(facts["base_offset"].tolist(), facts["crc"].tolist(), strict=True))
+    return found
 
 
 def _gaps(low: int, high: int, filling: Sequence[_Extent]) -> list[tuple[int, int]]:
@@ -792,7 +872,8 @@ class _Copy:
         if len(ids):
             self.producer_ids = max(self.producer_ids, int(ids["producer_id"].max()) + 1)
             behind = ids[ids["base_offset"] >= self.producers.next_offset]
-            self.producers.add_facts(behind, _coordinator_epochs(cast(Segment, source)))
+            epochs_of = _coordinator_epochs(cast(Segment, source))
+            self.producers.add_facts(behind, lambda position: _or(-1, epochs_of, position))
         # An epoch that the next batch takes back is a damaged one: no CRC covers it.
         epochs = modern["partition_leader_epoch"]
         steps = np.flatnonzero((np.diff(epochs, prepend=-2) != 0) & (epochs <= np.append(epochs[1:], layout.INT32_MAX)))

@@ -325,6 +325,8 @@ class LogStateMachine(RuleBasedStateMachine):
         reports: list[cleaner.CleaningReport] = []
         if self.call(lambda: reports.extend(self._compact(rolls)), crash) and reports:
             self._count("compactions")
+            self.log.flush()  # what is not on disk yet is not shown
+            self.history.acknowledge(self.log.log_end_offset, "disk")
             self.history.compacted(FoundLog.of(self.log), reports[0].first_dirty, reports[0].end_offset)
 
     def _compact(self, rolls: bool) -> list[cleaner.CleaningReport]:
