@@ -42,6 +42,11 @@ VECTORS = Path(__file__).parent / "data" / "vectors"
 EXPECTED: dict[str, Any] = json.loads((VECTORS / "expected.json").read_text())
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: some tests wait for disks and other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that share a Spark go first, so that they stay together: what comes last is taken by other processes."""
     items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))

@@ -622,7 +622,7 @@ def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
 
 
 def explore_compaction(seed: int = 0, **options: Any) -> Any:
-    return explore(keyed, found_after, judge, seed=seed, **{"limit": 10, "again_every": 12, **options})
+    return explore(keyed, found_after, judge, seed=seed, **{"limit": 6, "again_every": 12, **options})
 
 
 @pytest.mark.parametrize("names", ["posix", pytest.param("journal", marks=pytest.mark.slow)])

@@ -576,7 +576,7 @@ def test_a_compaction_that_failed_is_ended_in_order() -> None:
     replace, and a power cut then left neither.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
-    for syncs, changes in itertools.product(range(1, 12), range(0, 40, 3)):
+    for syncs, changes in itertools.product(range(1, 12), range(0, 40, 5)):
         disk = SimulatedDisk()
         log = logcore.open("t-0", create=True, config=config, fs=disk)
         for at in range(7):

@@ -194,7 +194,7 @@ def judge(sound: Answers, files: Files, questions: Callable[[logcore.Log], Answe
 #: Kafka's checkpoint of the log start has no CRC, and says what was deleted: its rot may show.
 EXEMPT = (checkpoint.LOG_START,)
 #: One whole log is opened for so many flips of single batches.
-SHARE = 400
+SHARE = 800
 
 
 def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:

@@ -470,7 +470,7 @@ class Machine(LogStateMachine):
 
 
 #: Some thirty steps each; LOGCORE_MACHINES is for more.
-EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "660"))
+EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "640"))
 MACHINE = settings(
     max_examples=EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
