@@ -58,7 +58,7 @@ class BuildKernels(build_ext):
 
             # The .c file goes below build/, which git ignores, and not beside its source.
             ext.sources = cythonize([ext], build_dir="build/cython", language_level=3, quiet=True)[0].sources
-            ext.extra_compile_args = ["/O2"] if self.compiler.compiler_type == "msvc" else ["-O3"]
+            ext.extra_compile_args = ["/O2"] if self.compiler.compiler_type == "msvc" else ["-O3", "-g0"]
             super().build_extension(ext)
         except ImportError as error:
             return f"no Cython ({error})"

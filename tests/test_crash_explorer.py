@@ -660,13 +660,15 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
 
 
 @pytest.mark.parametrize(
-    "durability", ["group", pytest.param("os", marks=pytest.mark.slow), pytest.param("always", marks=pytest.mark.slow)]
+    ("durability", "turns"),
+    [("group", (0,)), *(pytest.param(one, (4, 7), marks=pytest.mark.slow) for one in ("group", "os", "always"))],
 )
-def test_every_operation_fails_once_and_for_ever(durability: str) -> None:
+def test_every_operation_fails_once_and_for_ever(durability: str, turns: Sequence[int]) -> None:
+    """turns: where in the list of errors to begin, which each call then meets in turn."""
     cases, recoveries = 0, Recoveries(durability, CONFIG)
     for operation, times in itertools.product(FAILING, (1, None)):
         for at in itertools.count(1):
-            codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in ((0, 4) if durability == "group" else (0,))]
+            codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in turns]
             hits = [failing(Fault(operation, code, at=at, times=times), durability, recoveries) for code in codes]
             cases += sum(hits)
             if not any(hits):
