@@ -144,6 +144,7 @@ def test_a_round_trip(spark: SparkSession, tmp_path: Path) -> None:
         assert offsets == list(range(len(offsets))) and offsets
 
 
+@pytest.mark.slow  # in parts it is in tests/test_spark_plain.py
 def test_null_headers_and_all_columns_of_a_read_go_back_in(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     orders = load(spark, data, subscribe="orders", includeHeaders="true")
     path = str(tmp_path / "copy")
@@ -187,6 +188,7 @@ def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) 
         assert directory.topics() == []
 
 
+@pytest.mark.slow  # the page does the same
 def test_a_named_write_is_done_once(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "data")
     for version in (1, 1, 2):
