@@ -202,8 +202,10 @@ class OffsetMap:
         """128 bits of each key, shape (rows, 2); of a null key they mean nothing."""
         found = active.hash_keys(columns.data, columns.key_positions, columns.key_sizes, self._coefficients)
         long = np.flatnonzero(columns.key_sizes > 4 * _KEY_WORDS).tolist()
-        if long:
-            import hashlib  # not before there is a use for it: it loads OpenSSL
+        if not long:
+            return found
+        import hashlib  # not before there is a use for it: it loads OpenSSL
+
         for row in long:
             at = int(columns.key_positions[row])
             key = columns.data[at : at + int(columns.key_sizes[row])]

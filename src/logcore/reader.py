@@ -145,6 +145,7 @@ class LogReader:
         """Where the files end below the recovery point, the log ends there all the same: reading on then meets an error
         and no end. Looked at twice, because a writer may have gone on, rolled or truncated since.
         """
+        known = 0
         for _ in range(2):
             known = self._checkpoint(checkpoint.RECOVERY_POINT)
             if known <= self._end or not self._segments:

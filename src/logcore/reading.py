@@ -235,7 +235,7 @@ class Stretch:
                 data, at, limit, origin = piece.data, piece.at, piece.limit, piece.origin
                 begin = at
                 while at < limit:
-                    stop, rows = at, 0
+                    stop, rows, following = at, 0, expected
                     if committed is None:
                         stop, rows, following = active.plan_run(
                             data, at, limit, run_rows, most, min(end, next_base), expected, dense

@@ -722,7 +722,7 @@ class ActiveSegment(GrowingSegment):
         to look at the segment again. keeps_rest: what else is in them is true of this segment, such as a closing entry.
         """
         assert self._offset_index is not None and self._time_index is not None
-        indexes = [self._offset_index, self._time_index]
+        indexes: list[OffsetIndex | TimeIndex | TransactionIndex] = [self._offset_index, self._time_index]
         if len(self._aborted):  # else there is no such file
             indexes.append(self._aborted)
         for index in indexes:

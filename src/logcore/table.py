@@ -31,7 +31,8 @@ class Table(Mapping[bytes, bytes]):
 
     def __init__(self, log: LogReader, *, isolation: Isolation = "read_uncommitted") -> None:
         """Not for users."""
-        self._log, self._isolation = log, isolation
+        self._log = log
+        self._isolation: Isolation = isolation
         self._values: dict[bytes, bytes | None] = {}
         self._offset = log.log_start_offset
         self._cuts = log.times_truncated
