@@ -375,6 +375,8 @@ def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_othe
     assert "/data/b-00" in [part.path for part in report.left_out]
     with logcore.open_dir("/out", read_only=True, fs=bad) as logdir:
         assert [record.value for record in logdir.partition("b", 0).read(0)] == [b"b"]
+    with logcore.open_dir("/out", fs=bad) as logdir, pytest.raises(logcore.CorruptLogError, match="directory is gone"):
+        logdir.partition("a", 0)
 
 
 @pytest.mark.parametrize("spoil", ["payload", "length", "magic", "head", "crc"])

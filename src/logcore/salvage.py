@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import attrs
@@ -151,16 +151,20 @@ def salvage(
     lock = claim_directory(fs, parent, name)
     try:
         done, lost, left_out = [], list[Part](), list[Part]()
+        known = _or_none(checkpoint.read_offsets, fs, origin, checkpoint.RECOVERY_POINT) or {}
+        gone: dict[tuple[str, int], int | None] = {}
         for path, place in jobs.items():
             try:
                 partition = _Partition(fs, path, place, tick)
             except StorageReadError as error:
                 lost.append(Part(path=path, reason=f"its files cannot be listed: {error.reason}"))
+                # So that opening the copy calls it gone, and does not make it anew from offset 0.
+                gone |= {key: end for key, end in known.items() if key == partition_of(os.path.basename(path))}
             else:
                 done.append(partition.save())
         if name == ".":
             _copy_directory(fs, origin, goal, done, lost, left_out)
-        _write_checkpoints(fs, parent, [one.report for one in done])
+        _write_checkpoints(fs, parent, [one.report for one in done], gone)
         leave_directory(fs, parent, lock)
     except BaseException:
         lock.shared["failed"] = True
@@ -210,10 +214,12 @@ def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
     return lost
 
 
-def _write_checkpoints(fs: FS, directory: str, reports: Sequence[PartitionReport]) -> None:
+def _write_checkpoints(
+    fs: FS, directory: str, reports: Sequence[PartitionReport], gone: Mapping[tuple[str, int], int | None]
+) -> None:
     keys = [parse_partition_name(os.path.basename(fs.real_path(report.target))) for report in reports]
     starts = {key: one.log_start_offset or None for key, one in zip(keys, reports, strict=True)}
-    ends = {key: one.log_end_offset for key, one in zip(keys, reports, strict=True)}
+    ends = {**gone, **{key: one.log_end_offset for key, one in zip(keys, reports, strict=True)}}
     checkpoint.write_offsets(fs, directory, checkpoint.LOG_START, starts)
     checkpoint.write_offsets(fs, directory, checkpoint.RECOVERY_POINT, ends)
 
