@@ -269,7 +269,7 @@ def test_P41_a_marker_outlives_its_data() -> None:
         disk.advance(DAY_MS)  # the producer is forgotten
         rounds = []
         for number in range(4):
-            log._producers = None
+            log._producers.forget()
             log.append(b"%d" % number, key=b"n")
             compact(log)
             disk.advance(1000)

@@ -45,6 +45,7 @@ from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.kernels import Record
 from logcore.log import Log
+from logcore.producerstate import ProducerState
 from logcore.recordbatch import encode
 from logcore.recovery import Action
 from logcore.segment import ActiveSegment, Segment
@@ -58,8 +59,8 @@ from logcore.testing import (
     SimulatedCrash,
     SimulatedDisk,
 )
-from logcore.testing.disk import Known
 from logcore.testing.explore import Seen
+from logcore.testing.known import Known
 from logcore.testing.oracle import Afterwards, check_memory, recover_log, restart_log
 
 STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "50000"))  # that `make test` has time for
@@ -537,6 +538,31 @@ def test_records_deleted_before_they_are_on_disk(durability: str) -> None:
         assert log.log_start_offset == 1 <= log.log_end_offset
 
 
+def test_the_indexes_of_a_segment_that_a_truncation_took() -> None:
+    """Killed between the .log file and the others of a segment, a truncation left its .txnindex, and the next segment
+    that began there would have had it: Kafka took committed records for aborted ones.
+    """
+    disk, config = SimulatedDisk(), {"segment.bytes": 250}
+    log = logcore.open("t-0", create=True, config=config, fs=disk)
+    rows = [(None, b"x" * 20, (), disk.now_ms())]
+    for number in range(4):
+        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=number, transactional=True))
+    log.end_transaction(7, 0, commit=False)
+    last = log._segments[-1]
+    assert disk.exists(last.file(".txnindex")) and last.base_offset > 0
+    disk.faults = FaultPlan(Fault("rename", "crash", path=last.file(".index") + "*"))
+    with pytest.raises(SimulatedCrash):
+        log.truncate(0)  # from the last segment on
+    killed = next(disk.after_crash(kind="kill"))
+    disk.crash()
+    assert killed.exists(last.file(".txnindex")) and not killed.exists(last.path)
+    with logcore.open("t-0", config=config, fs=killed) as log:
+        assert log.log_end_offset == last.base_offset
+        log.roll()
+        assert log.append(b"committed").offset == last.base_offset
+    assert killed.exists(last.path) and not killed.exists(last.file(".txnindex"))
+
+
 @pytest.mark.parametrize("lost", [8, 9, 10, 11])
 def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
     """The first sector of the write is lost, the rest is there: the head then says offset 0, and all was called damage
@@ -853,7 +879,7 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
         for segment in self._segments[:-1]:
             if self._segments[self._segments.index(segment) + 1].base_offset <= before:
-                self._rename_files(segment.base_offset)
+                self._files._put_away(segment.base_offset)
         with self._lock:
             if before > self._log_start:
                 self._set_checkpoint(checkpoint.LOG_START, before)
@@ -868,7 +894,7 @@ def b30_retention_takes_the_active(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
         start = real(self, before)
         if before == self._end and self._active.size_bytes:
-            for path in self._rename_files(self._active.base_offset):
+            for path in self._files._put_away(self._active.base_offset):
                 self._fs.unlink(path)
             self._fs.sync_dir(self.path)
         return start
@@ -949,16 +975,9 @@ def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
 
 
 def b25_snapshot_ahead_trusted(patch: pytest.MonkeyPatch) -> None:
-    def load(self: Log) -> Any:
-        self._end, end = 1 << 40, self._end
-        try:
-            return real(self)
-        finally:
-            self._end = end
-
-    real = Log._load_snapshot_locked
-    patch.setattr(Log, "_load_snapshot_locked", load)
-    patch.setattr(Log, "_remove_snapshots_locked", lambda self, doomed: None)
+    real = ProducerState._loaded
+    patch.setattr(ProducerState, "_loaded", lambda self, low, high: real(self, low, 1 << 40))
+    patch.setattr(ProducerState, "_remove_all_but", lambda self, kept: None)
 
 
 def b26_epochs_not_cut(patch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def kafka() -> Iterator[Storage]:
 def state_of(log: Log) -> dict[str, Any]:
     """What Storage.java calls the state, of a log of ours."""
     with log._lock:
-        producers = log._known_producers_locked()._known
+        producers = log._producers.known()._known
     segments = []
     for facts in log.retention_facts().segments:
         segments.append([facts.base_offset, facts.size_bytes, facts.largest_timestamp])
@@ -345,7 +345,7 @@ class Twins:
     def renew(self) -> None:
         """Other producers go on, where what is known of those before depends on which snapshots there were."""
         self.sent.clear()
-        for producer_id in [*self.log._known_producers_locked().open_transactions()]:
+        for producer_id in [*self.log._producers.known().open_transactions()]:
             self.end(producer_id, self.epochs[producer_id], False, 4)
         self.first_producer += 8
 

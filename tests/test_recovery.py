@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import shutil
@@ -17,7 +18,7 @@ from logcore.config import Durability
 from logcore.kernels import layout
 from logcore.recordbatch import encode, read_batches
 from logcore.recovery import FAILED_SYNC, Action, TailFacts, decide
-from logcore.testing import SimulatedDisk
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 LOG = f"{0:020d}.log"
 
@@ -240,15 +241,14 @@ def test_a_damaged_recovery_checkpoint_means_a_full_check(tmp_path: Path, conten
 def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) -> None:
     shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     with (
-        logcore.open(tmp_path / "orders-0") as log,
+        logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}) as log,
         logcore.open(VECTORS / "partition-clean" / "orders-0", read_only=True) as clean,
     ):
         assert log.log_end_offset == clean.log_end_offset == 29
         assert list(log.read(0)) == list(clean.read(0))
     for name in (f"{at:020d}{suffix}" for at in (0, 16) for suffix in (".log", ".index", ".timeindex")):
         ours, theirs = (tmp_path / "orders-0" / name), (VECTORS / "partition-clean" / "orders-0" / name)
-        if not name.endswith("index") or name.startswith("0" * 20 + "."):
-            assert ours.read_bytes() == theirs.read_bytes(), name
+        assert ours.read_bytes() == theirs.read_bytes(), name
 
 
 def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
@@ -713,3 +713,55 @@ def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None
     assert len(disk.files()[name + ".txnindex"]) == 34
     with logcore.open("t-0", fs=disk) as log:  # after a crash it would be looked at again
         assert log._notes.producers
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) -> None:
+    """Kafka syncs a segment some time after it rolled; a power cut before that leaves any indexes. It makes those above
+    the recovery point anew, and would not any more, once the directory was opened and closed here.
+    """
+    config = {"segment.bytes": 600, "index.interval.bytes": 100}
+    disk = SimulatedDisk()
+    with logcore.open_dir("d", create=True, fs=disk, config=config) as directory:
+        directory.create_topic("t", partitions=1)
+        log = directory.partition("t", 0)
+        for number in range(12):
+            batch = encode(
+                [(None, b"x" * 100, (), 1_000 + number)],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=number,
+                transactional=True,
+            )
+            log.append_batch(batch)
+            if number % 3 == 2:
+                log.end_transaction(7, 0, commit=False)
+        assert len(log._segments) > 3
+    clean = disk.files()
+    sound = {path: data for path, data in clean.items() if path.endswith(("index",))}
+    assert len([path for path in sound if path.endswith(".txnindex")]) > 1
+    for path in sound:
+        if path.endswith(".timeindex"):
+            disk.replace(path, b"\x11" * 12 + b"\x7f" * 12)
+        elif path.endswith(".txnindex"):
+            disk.replace(path, b"")
+        else:
+            disk.replace(path, b"\0\0\0\x01\0\0\0\x05" + b"\x7f" * 80)
+    disk.unlink("/d/.kafka_cleanshutdown")
+    disk.unlink("/d/recovery-point-offset-checkpoint")
+    disk.unlink("/d/t-0/logcore.policy")  # only Kafka was here
+    disk = SimulatedDisk(disk.files())
+    if is_full:
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*index", times=None))
+    with logcore.open_dir("d", fs=disk, config=config) as directory:
+        directory.partition("t", 0)
+        disk.faults = None
+    after = disk.files()
+    assert "/d/.kafka_cleanshutdown" in after
+    assert {path for path in after if path.endswith(".log")} == {path for path in clean if path.endswith(".log")}
+    *sealed, _ = sorted(path for path in clean if path.endswith(".log"))
+    for path, data in sound.items():
+        if is_full and path[: path.index(".")] + ".log" in sealed:
+            assert path not in after, "Kafka makes those that are not there"
+        else:
+            assert after[path] == data, path

@@ -14,21 +14,27 @@ import os
 import random
 import re
 import shutil
+import struct
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from conftest import VECTORS
 from test_interop import dump, kafka_classes  # noqa: F401
 
 import logcore
-from logcore import checkpoint
+from logcore import checkpoint, kernels, searching
+from logcore.config import LogConfig
+from logcore.fs import OS
+from logcore.kernels import layout
 from logcore.recordbatch import encode, read_batches
 from logcore.salvage import Part, PartitionReport, salvage
 from logcore.segment import file_name
 from logcore.sequences import snapshot_entries
+from logcore.staging import Manifest, Place, StagedWriter, Staging, apply_ready
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from logcore.verify import verify
 
@@ -462,6 +468,369 @@ def test_random_damage_never_invents(tmp_path: Path) -> None:
         judge(written, report, saved)
 
 
+# -- what is noted beside the files ----------------------------------------------------------------------------------
+
+
+def partition_of_ten(path: Path) -> Path:
+    """t-0 with offsets 0 to 9 in a batch each, the first four deleted; beside it u-0, which holds three."""
+    with logcore.open(path / "t-0", create=True) as log:
+        for at in range(10):
+            log.append(b"%d" % at)
+        log.delete_records(4)
+    with logcore.open(path / "u-0", create=True) as log:
+        log.append_many([(None, b"u")] * 3)
+    return path / "t-0"
+
+
+def lines(path: Path, name: str) -> set[str]:
+    return set((path / name).read_text().splitlines()[2:])
+
+
+@pytest.mark.parametrize("place", ["beside", "elsewhere", "by its name"])
+def test_a_partition_that_was_moved_aside_keeps_start_and_end(tmp_path: Path, place: str) -> None:
+    """The log directory's checkpoints go on speaking of it by the name it had and is to have again."""
+    data = tmp_path / "data"
+    own = partition_of_ten(data)
+    source = own.rename(tmp_path / "t-0" if place == "by its name" else data / "t-0.bad")
+    (segment,) = source.glob("*.log")
+    segment.write_bytes(segment.read_bytes()[:-5])
+    before = {name: lines(data, name) for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT)}
+    target = (tmp_path / "out" if place == "elsewhere" else data) / "t-0"
+    (report,) = salvage(source, target).partitions
+    assert (report.log_start_offset, report.log_end_offset) == (4, 10)
+    assert lost_offsets(report.lost) == {9}
+    if place != "elsewhere":
+        assert {name: lines(data, name) for name in before} == before
+    with logcore.open(target) as log:
+        assert [record.offset for record in log.read(log.log_start_offset)] == [4, 5, 6, 7, 8]
+        assert log.append(b"next").offset == 10
+
+
+def test_a_copy_under_another_name_does_not_take_over_what_was_noted_of_that(tmp_path: Path) -> None:
+    own = partition_of_ten(tmp_path)
+    shutil.rmtree(tmp_path / "u-0")
+    (tmp_path / checkpoint.LOG_START).write_text("0\n2\nt 0 4\nu 0 2\n")
+    (tmp_path / checkpoint.CLEANER).write_text("0\n2\nt 0 0\nu 0 2\n")
+    (report,) = salvage(own, tmp_path / "u-0").partitions
+    assert (report.log_start_offset, report.log_end_offset, report.lost) == (4, 10, ())
+    assert lines(tmp_path, checkpoint.LOG_START) == {"t 0 4", "u 0 4"}
+    assert lines(tmp_path, checkpoint.RECOVERY_POINT) == {"t 0 10", "u 0 10"}
+    assert lines(tmp_path, checkpoint.CLEANER) == {"t 0 0"}
+
+
+def test_a_checkpoint_that_cannot_be_understood_is_reported() -> None:
+    for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT):
+        disk = SimulatedDisk({**SEGMENTS, f"/data/{name}": b"garbage"})
+        assert [part.path for part in salvage(SOURCE, TARGET, fs=disk).lost] == [f"/data/{name}"]
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_first_segments_that_are_gone_are_lost_and_those_that_were_deleted_are_not(start: int) -> None:
+    notes = {
+        **END,
+        f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 %d\n" % start,
+        f"{SOURCE}/{checkpoint.LEADER_EPOCH}": b"0\n1\n0 0\n",
+    }
+    report, saved = recover(changed({path_of(0): None, **notes}))
+    assert lost_offsets(report.lost) == set(range(start, 6)) and set(saved) == {6, 9, 12, 13, 14}
+    report, saved = recover(
+        changed(
+            {
+                path_of(0): None,
+                f"{SOURCE}/x": b"",
+                **notes,
+                path_of(0, ".log.deleted"): log_of(*((at, b"kept") for at in range(6))),
+            }
+        )
+    )
+    assert not report.lost and report.log_start_offset == start
+    report, _ = recover(changed({path_of(0): None, **notes, f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 6\n"}))
+    assert not report.lost and report.log_start_offset == 6
+
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "abort", "open"])
+def test_a_transaction_whose_marker_is_lost_is_named(end: str) -> None:
+    """What an aborted transaction wrote would be read as if it had been committed with the next one."""
+    disk = SimulatedDisk()
+    with logcore.open(SOURCE, create=True, fs=disk) as log:
+
+        def write(producer: int, sequence: int, value: bytes) -> int:
+            raw = encode([(None, value)], transactional=True, producer_id=producer, producer_epoch=0,
+                         base_sequence=sequence, now_ms=FUTURE)  # fmt: skip
+            return log.append_batch(raw).offset
+
+        write(7, 0, b"aborted")
+        write(8, 0, b"committed")
+        log.end_transaction(8, 0, commit=True)
+        lost = log.end_transaction(7, 0, commit=False).offset
+        log.append(b"between")
+        write(7, 1, b"second")
+        if end != "open":
+            log.end_transaction(7, 0, commit=end == "commit")
+        log.append(b"last")
+    name = path_of(0)
+    data = bytearray(disk.files()[name] or b"")
+    marker = next(batch for batch in read_batches(bytes(data)) if batch.base_offset == lost)
+    data[marker.position + 61] ^= 1
+    bad = SimulatedDisk({**disk.files(), name: bytes(data)})
+    (report,) = salvage(SOURCE, TARGET, fs=bad).partitions
+    assert lost_offsets(report.lost) == {lost}
+    (named,) = (part for part in report.lost if part.first_offset is None)
+    assert "producer 7 " in named.reason and "began at offset 0" in named.reason
+    with logcore.open(TARGET, read_only=True, fs=bad) as copy:
+        shown = [record.value for record in copy.read(0, isolation="read_committed")]
+    rest = [b"committed", b"between"]
+    assert shown == {"commit": [b"aborted", *rest, b"second", b"last"], "abort": [*rest, b"last"], "open": []}[end]
+    assert {"commit": "commits it", "abort": "aborts it", "open": "it is open"}[end] in named.reason
+
+
+def test_a_loss_outside_of_transactions_names_none() -> None:
+    disk = SimulatedDisk()
+    with logcore.open(SOURCE, create=True, fs=disk) as log:
+        first = log.append(b"lost").offset
+        raw = encode(
+            [(None, b"x")], transactional=True, producer_id=7, producer_epoch=0, base_sequence=0, now_ms=FUTURE
+        )
+        log.append_batch(raw)
+        log.end_transaction(7, 0, commit=True)
+        log.append(b"lost too")
+        log.append_batch(encode([(None, b"x")], transactional=True, producer_id=7, producer_epoch=0, base_sequence=1,
+                                now_ms=FUTURE))  # fmt: skip
+    files = disk.files()
+    for name in [name for name in files if name.endswith(".log")]:
+        data = bytearray(files[name] or b"")
+        for batch in read_batches(bytes(data)):
+            data[batch.position + 61] ^= batch.base_offset in (first, 3)
+        files[name] = bytes(data)
+    (report,) = salvage(SOURCE, TARGET, fs=SimulatedDisk(files)).partitions
+    assert [(part.first_offset, part.last_offset) for part in report.lost] == [(0, 0), (3, 3)]
+
+
+# -- batches that nobody can decode ----------------------------------------------------------------------------------
+
+
+def with_crc(batch: bytearray) -> bytes:
+    from crc32c import crc32c
+
+    batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    return bytes(batch)
+
+
+@pytest.mark.parametrize("spoil", ["payload", "count", "record", "codec"])
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_a_batch_with_a_right_crc_that_cannot_be_decoded_is_lost(spoil: str, place: str) -> None:
+    batch = bytearray(log_of((6, b"d" * 30), codec="gzip" if spoil == "payload" else "uncompressed", size=3))
+    match spoil:
+        case "payload":
+            batch[61:] = bytes(len(batch) - 61)
+        case "count":
+            batch[60] += 1
+        case "record":
+            batch[61] ^= 0x40
+        case "codec":
+            batch[22] |= 7
+    good = log_of((9, b"e"), size=3)
+    segment = with_crc(batch) + good if place == "middle" else with_crc(batch)
+    files = {path_of(0): SEGMENTS[path_of(0)], path_of(6): segment}
+    report, saved = recover(files)
+    assert judge(
+        {
+            **batches_of({path_of(0): files[path_of(0)]}),
+            6: bytes(batch),
+            **(batches_of({path_of(6): good}) if place == "middle" else {}),
+        },
+        report,
+        saved,
+    ) == {6}
+    assert [(part.position, part.size_bytes) for part in report.lost] == [(0, len(batch))]
+    assert report.log_end_offset == (12 if place == "middle" else 9), "its offsets were given out"
+
+
+def test_a_batch_whose_codec_is_not_installed_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = batches_of(SEGMENTS)
+
+    def missing(*_: object, **__: object) -> None:
+        raise logcore.UnsupportedCodecError("zstd needs a package that is not installed")
+
+    monkeypatch.setattr("logcore.recordbatch.decompress", missing)
+    report, saved = recover(changed({}), quick=True)
+    assert judge(written, report, saved) == set() and not report.lost
+
+
+# -- work ------------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """The kernels, and how many bytes they were asked to look at with CRCs."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(kernels.active, name)
+
+    def walk(self, data: Any, position: int, limit: int, count: int, crc: bool) -> Any:
+        facts, end, why = kernels.active.walk(data, position, limit, count, crc)
+        if crc:
+            self.size_bytes += end - position
+            if why == layout.WALK_CRC:
+                self.size_bytes += 12 + int.from_bytes(bytes(data[end + 8 : end + 12]), "big")
+        return facts, end, why
+
+    def checksum(self, call: Any) -> Any:
+        def counted(data: Any, crc: int = 0) -> int:
+            self.size_bytes += len(data)
+            return int(call(data, crc))
+
+        return counted
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    found = Counted()
+    monkeypatch.setattr(searching, "active", found)
+    monkeypatch.setattr(searching, "_crc32c", found.checksum(searching._crc32c))
+    monkeypatch.setattr(searching.zlib, "crc32", found.checksum(searching.zlib.crc32))
+    return found
+
+
+def test_many_gaps_do_not_read_a_spare_file_as_often(counted: Counted) -> None:
+    data = log_of(*((at, b"value") for at in range(8000)))
+    size = len(data) // 8000
+    bad = bytearray(data)
+    for at in range(40, 8000, 80):  # a hundred of them
+        bad[at * size + 61] ^= 1
+    report, saved = recover({path_of(0): bytes(bad), path_of(0, ".log.deleted"): data, **DENSE}, quick=True)
+    assert not report.lost and saved == batches_of({path_of(0): data})
+    assert counted.size_bytes < 8 * len(data), counted.size_bytes / len(data)
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_square(
+    counted: Counted, magic: int
+) -> None:
+    last = log_of((10**6, b"real"))
+    work = []
+    for size in (1 << 17, 1 << 18):
+        counted.size_bytes = 0
+        data = bytearray(b"\1" * 70)
+        while len(data) < size:
+            data += struct.pack(">qiib", len(data), size + len(last) - len(data) - 30, 0, magic)
+        _, saved = recover({path_of(0): bytes(data) + last}, quick=True)
+        assert set(saved) == {10**6}
+        work.append(counted.size_bytes)
+    assert work[1] < 2.5 * work[0], work
+
+
+# -- copies that were cut off ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["partition", "directory"])
+def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
+    """At every change of the disk: the copy is all there, or whoever opens it or makes it again is told."""
+    disk = SimulatedDisk()
+    with logcore.open_dir("/data", create=True, fs=disk) as directory:
+        directory.create_topic("t", partitions=2)
+        for number in range(2):
+            for at in range(4):
+                directory.partition("t", number).append(b"%d" % at)
+                if at == 1:
+                    directory.partition("t", number).roll()
+    source, target = ("/data", "/out") if kind == "directory" else ("/data/t-0", "/out/t-0")
+    refused = finished = 0
+    for changes in itertools.count():
+        copy = SimulatedDisk(disk.files())
+        copy.crash_in(changes)
+        try:
+            salvage(source, target, fs=copy)
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        for state in copy.crash_states(limit=6):
+            left = state.disk()
+            is_there = [left.is_directory(f"/out/t-{number}") for number in range(2)]
+            for number in [number for number in range(2) if is_there[number]]:
+                with logcore.open(f"/out/t-{number}", read_only=True, fs=left) as log:
+                    assert [record.value for record in log.read(0)] == [b"0", b"1", b"2", b"3"], state.what
+            if kind == "directory" and left.is_directory("/out") and checkpoint.TOPICS in left.listdir("/out"):
+                try:
+                    with logcore.open_dir("/out", read_only=True, fs=left) as opened:
+                        assert opened.topics() == ["t"] and all(is_there), state.what
+                        finished += 1
+                except logcore.CorruptLogError as error:
+                    assert "has not finished" in str(error)
+                    refused += 1
+            try:
+                report = salvage(source, target, fs=left)
+            except logcore.InvalidConfigError as error:
+                assert "there is something here already" in str(error), state.what
+                unfinished = [name for name in left.listdir("/out") if name.endswith(".recovering")]
+                assert not unfinished or "did not finish" in str(error)
+                refused += 1
+            else:
+                assert report.is_whole
+                assert not is_there[0] and not any(is_there), state.what
+    assert refused > 20 and (finished or kind == "partition")
+
+
+# -- staged writes ---------------------------------------------------------------------------------------------------
+
+
+def staged_into(path: Path, version: int, *, publishes: bool = True) -> None:
+    """A write of three records to t-0, as Spark stages one."""
+    staging = Staging(OS, str(path))
+    staging.begin(f"tx{version}")
+    writer = StagedWriter(OS, str(path), f"tx{version}", "t", 0, "0.0", LogConfig.parse(None))
+    writer.append_records([(None, b"staged", (), None)] * 3)
+    files = writer.close()
+    if publishes:
+        staging.publish(Manifest(app_id="app", version=version, txid=f"tx{version}", files=files))
+
+
+def test_staged_writes_are_copied(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    with logcore.open_dir(data, create=True) as directory:
+        directory.create_topic("t")
+        directory.partition("t", 0).append(b"before")
+        staged_into(data, 0)
+        assert apply_ready(OS, directory) == 1
+    staged_into(data, 1)
+    staged_into(data, 2, publishes=False)
+    before = tree(tmp_path)
+    report = salvage(data, out)
+    assert report.is_whole
+    assert [Path(part.path).name for part in report.left_out] == ["tx2"]
+    assert {path: at for path, at in tree(tmp_path).items() if not path.startswith("out")} == before
+    staged_into(out, 0)  # a driver that does not know that it was done
+    with logcore.open_dir(out) as directory:
+        assert [record.value for record in directory.partition("t", 0).read(0)] == [b"before", *[b"staged"] * 6]
+    with pytest.raises(logcore.InvalidConfigError, match="staged writes beside it"):
+        shutil.rmtree(out)
+        salvage(data, out)
+
+
+def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_again(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    with logcore.open_dir(data, create=True) as directory:
+        directory.create_topic("t")
+        directory.partition("t", 0).append(b"before")
+    staged_into(data, 1)
+    (ready,) = (tmp_path / "data.staging").glob("*.json")
+    manifest = Manifest.unpack(ready.read_bytes(), "")
+    assigned = attrs.evolve(manifest, places={("t", 0): Place(base=1, leader_epoch=0, segment=0, position=75)})
+    ready.with_suffix(".assigned").write_bytes(assigned.pack())
+    ready.unlink()
+    report = salvage(data, out)
+    assert [Path(part.path).suffix for part in report.lost] == [".assigned"]
+    assert lost_offsets(report.partitions[0].lost) == {1, 2, 3}
+    with logcore.open_dir(out) as directory:
+        assert directory.partition("t", 0).append(b"next").offset == 4
+
+
 # -- limits and the command ------------------------------------------------------------------------------------------
 
 
@@ -510,15 +879,16 @@ def test_the_command(tmp_path: Path, own: Path) -> None:
 
 def test_the_command_for_people(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logcore.cli.wants_json", lambda as_json: as_json)
-    sorted(own.glob("*.log"))[0].unlink()
-    sorted(own.glob("*.log"))[0].unlink()
     done = run("recover", own, tmp_path / "b" / "t-0")
     assert done.exit_code == 0 and "all of it was saved" in done.stdout
-    path = sorted(own.glob("*.log"))[0]
+    for path in sorted(own.glob("*.log"))[:2]:
+        path.unlink()
+    (path,) = own.glob("*.log")
     path.write_bytes(path.read_bytes()[:-1])
     done = run("recover", own, tmp_path / "c" / "t-0")
     assert done.exit_code == 1
     assert re.search(r"lost: offsets 15 to 17, .*000012.log, \d+ bytes at position \d+: incomplete batch", done.stdout)
+    assert re.search(r"lost: offsets 0 to 11, .*mine-0: no file holds these offsets", done.stdout)
 
 
 def run(*arguments: object) -> Any:

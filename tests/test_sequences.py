@@ -252,14 +252,14 @@ def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
         producers = Producers()
         for found in log.batches(log.log_start_offset):
             from logcore.kernels import active
-            from logcore.log import _coordinator_epochs
+            from logcore.producerstate import coordinator_epochs
 
             if found.base_offset >= 16:
                 break
             facts, _, _ = active.walk(found.data, 0, len(found.data), 2, False)
             segment = next(one for one in reversed(log._segments) if one.base_offset <= found.base_offset)
             producers.add_facts(
-                facts, lambda _, found=found, segment=segment: _coordinator_epochs(segment)(found.position)
+                facts, lambda _, found=found, segment=segment: coordinator_epochs(segment)(found.position)
             )  # type: ignore[misc]
     theirs = snapshot_entries((directory / f"{16:020d}.snapshot").read_bytes())
     ours = snapshot_entries(producers.pack())

@@ -4,6 +4,7 @@ The oracle is the recovery of the log itself: what verify() calls torn, opening 
 must refuse or lose data over.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -17,7 +18,10 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore.dump import dump
+from logcore.fs import OsFS
+from logcore.recordbatch import encode
 from logcore.survey import DIRECTORY_FILES, PARTITION_FILES, SEGMENT_SUFFIXES, kind_of
+from logcore.testing import SimulatedCrash, SimulatedDisk
 from logcore.verify import Verdict, verify
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
@@ -56,7 +60,15 @@ def test_a_partition_without_segments_is_judged(own):
     for path in own.glob("*.*"):
         if path.name[0].isdigit():
             path.unlink()
-    assert {one.kind for one in verify(own)} == {"logcore.policy", "leader-epoch-checkpoint"}
+    found = {one.kind: one for one in verify(own)}
+    assert found.keys() == {"logcore.policy", "leader-epoch-checkpoint", "log"}
+    assert found["log"].status == "damaged" and "offsets 0 to 17 lie in no segment" in found["log"].detail
+    with pytest.raises(logcore.CorruptLogError, match="segments of this partition are gone"):
+        logcore.open(own)
+    (own.parent / "recovery-point-offset-checkpoint").unlink()
+    assert "log" not in {one.kind for one in verify(own)}, "nothing says that there ever was one"
+    (own / f"{FIRST}.timeindex").write_bytes(b"")
+    assert {one.kind for one in verify(own) if one.status == "damaged"} == {"log"}
 
 
 def test_a_seal_has_a_verdict_of_its_own(own):
@@ -130,6 +142,151 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
     path.write_bytes(whole[:783])  # a cut between two batches shows as a gap only
     verdict = verdicts(crash)[path.name]
     assert (verdict.status, verdict.offset) == ("warning", 12)
+
+
+@pytest.mark.parametrize(("gone", "path", "words"), [
+    (0, 0, "offsets 0 to 5 lie in no segment, and nobody deleted them"),
+    (6, 0, "offsets 6 to 11 lie in no segment, of a log that has no gaps"),
+])  # fmt: skip
+def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):
+    """Without its seal too; reading says the same. What was deleted or compacted is no loss."""
+    for name in own.glob(f"{gone:020d}.*"):
+        name.unlink()
+    for seal in own.glob("*.seal"):
+        seal.unlink()
+    verdict = verdicts(own)[f"{path:020d}.log"]
+    assert (verdict.status, verdict.detail) == ("damaged", words)
+    start = own.parent / "log-start-offset-checkpoint"
+    start.write_text(f"0\n1\nmine 0 {gone + 6}\n")
+    assert {one.status for one in verify(own.parent)} == {"ok"}
+    start.unlink()
+    (own.parent / "cleaner-offset-checkpoint").write_text("0\n1\nmine 0 12\n")
+    assert "damaged" not in {one.status for one in verify(own.parent)}
+    (own.parent / "cleaner-offset-checkpoint").unlink()
+    alone = own.rename(own.parent / "mine-0.bak")  # where no checkpoint knows of it
+    assert ("damaged" in {one.status for one in verify(alone)}) == (gone == 6)
+
+
+def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
+    path = own / f"{0:020d}.log"
+    whole = path.read_bytes()
+    (path.with_suffix(".seal")).unlink()
+    path.write_bytes(whole[len(whole) // 2 :])
+    assert "does not follow" in verdicts(own)[path.name].detail
+
+
+def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
+    """The active segment's, after a crash. After a clean close nobody makes it anew, nor that of a sealed one ever."""
+    with logcore.open(tmp_path / "t-0", create=True, config={"segment.ms": 10**12}) as log:
+        raw = encode([(None, b"x")], transactional=True, producer_id=7, producer_epoch=0, base_sequence=0, now_ms=T0)
+        log.append_batch(raw)
+        log.end_transaction(7, 0, commit=False)
+    path = tmp_path / "t-0" / f"{FIRST}.txnindex"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\1" * 34)
+    assert verdicts(path.parent)[path.name].status == "damaged"
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    assert verdicts(path.parent)[path.name].status == "warning"
+    with logcore.open(path.parent) as log:
+        assert list(log.read(0, isolation="read_committed")) == []
+        log.roll()
+    assert path.read_bytes() == whole
+    path.write_bytes(whole + b"\1" * 34)
+    assert verdicts(path.parent)[path.name].status == "damaged"
+
+
+class Meddling(OsFS):
+    """A disk on which something happens after the nth look at a directory, or at the names of a segment."""
+
+    def __init__(self, happens, after):
+        super().__init__()
+        self.happens, self.left = happens, after
+
+    def listdir(self, path):
+        names = super().listdir(path)
+        self.left -= 1
+        if self.left == 0:
+            self.happens()
+        return names
+
+    def file_size(self, path):
+        self.left -= 1
+        if self.left == 0:
+            self.happens()
+        return super().file_size(path)
+
+
+@pytest.mark.parametrize("kind", ["compaction", "retention", "truncation"])
+def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
+    config = {"segment.bytes": 400, "min.cleanable.dirty.ratio": 0}
+    if kind == "compaction":
+        config["cleanup.policy"] = "compact"
+    for after in range(1, 30):
+        path = tmp_path / str(after) / "t-0"
+        with logcore.open(path, create=True, config=config) as log:
+            for at in range(24):
+                log.append(b"%d" % at * 30, key=b"k%d" % (at % 5))
+                if at % 6 == 5:
+                    log.roll()
+
+            def happens(log=log):
+                if kind == "compaction":
+                    log.reconfigure({**config, "segment.bytes": 4000})
+                    logcore.clean(log, force=True)
+                elif kind == "retention":
+                    log.delete_records(20)
+                else:
+                    log.truncate(8)
+
+            fs = Meddling(happens, after)
+            found = [one for one in verify(path.parent, fs=fs) if one.status != "ok"]
+            assert not found, (after, found)
+            if fs.left > 0:
+                break
+    assert after > 3
+
+
+@pytest.mark.parametrize("config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}])
+def test_no_ordinary_life_and_no_crash_of_it_is_called_damage(config):
+    """At every change of the disk that a life makes, for some of the disks that a crash then leaves."""
+    config = {"segment.bytes": 300, "min.cleanable.dirty.ratio": 0, "index.interval.bytes": 60, **config}
+
+    def live(disk):
+        with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
+            for at in range(8):
+                log.append(b"%d" % at * 40, key=b"k%d" % (at % 3))
+                raw = encode([(b"k", b"x" * 9)], transactional=True, producer_id=at, producer_epoch=0, base_sequence=0,
+                             now_ms=disk.now_ms())  # fmt: skip
+                log.append_batch(raw)
+                log.end_transaction(at, 0, commit=at % 2 == 0)
+                if at == 5:
+                    log.truncate(14)
+            log.roll()
+            logcore.clean(log, force=True) if log.config.is_compacted else log.retain()
+            log.delete_records(9)
+
+    for changes in itertools.count(0, 3):
+        disk = SimulatedDisk()
+        disk.crash_in(changes)
+        try:
+            live(disk)
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        for state in disk.crash_states(limit=3, seed=changes):
+            left = state.disk()
+            if left.is_directory("/data/t-0"):
+                bad = [one for one in verify("/data", fs=left) if one.status == "damaged"]
+                assert not bad, (changes, state.what, bad)
+                logcore.open("/data/t-0", config=config, fs=left).close()
+    assert changes > 100
+
+
+def test_a_copy_that_was_not_finished_is_named(own):
+    (own.parent / "other-0.recovering").mkdir()
+    [verdict] = [one for one in verify(own.parent) if one.status != "ok"]
+    assert verdict.status == "damaged" and "did not finish" in verdict.detail
 
 
 def test_segments_that_overlap_are_damage(crash):

@@ -20,6 +20,7 @@ from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError
 from logcore.fs import FS
 from logcore.log import Log, Rewriting
 from logcore.segment import LOG, SEGMENT_FILES, Segment, file_name
+from logcore.segmentfiles import write_front
 from logcore.sequences import SNAPSHOT
 
 #: A copy goes in pieces of this.
@@ -94,21 +95,8 @@ def _link(fs: FS, source: str, target: str) -> None:
 
 def _copy_front(view: Rewriting, segment: Segment, end: int, directory: str) -> None:
     """The segment that is to be appended to: without indexes, which opening it makes."""
-    fs = view.fs
-    position, tail = view.plan_cut(segment, end)
-    handle = fs.open(os.path.join(directory, file_name(segment.base_offset, LOG)), write=True, create=True)
-    try:
-        at = 0
-        while at < position:
-            piece = segment.piece(at, min(_PIECE_BYTES, position - at))
-            part = piece.data[piece.at : min(piece.limit, piece.at + _PIECE_BYTES, piece.at + position - at)]
-            fs.pwrite(handle, part, at)
-            at += len(part)
-        if tail:
-            fs.pwrite(handle, tail, position)
-        fs.fsync(handle)
-    finally:
-        fs.close(handle)
+    path = os.path.join(directory, file_name(segment.base_offset, LOG))
+    write_front(view.fs, path, segment, *view.plan_cut(segment, end))
 
 
 def _create(fs: FS, path: str) -> None:

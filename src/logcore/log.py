@@ -18,21 +18,22 @@ This module does not know other partitions. It starts no threads: tick() does wh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import os
 import re
-import struct
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
 
 import attrs
 import numpy as np
 
-from logcore import checkpoint, epochs, recovery, retention, seals, staging
+from logcore import checkpoint, epochs, recovery, retention, seals
 from logcore.checkpoint import Notes
+from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
 from logcore.compression import Codec
@@ -52,7 +53,6 @@ from logcore.errors import (
     LogLockedError,
     LogNotFoundError,
     OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
     ReadOnlyLogError,
     ResourceError,
     SegmentTooSmallError,
@@ -60,9 +60,10 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS, OS, Lock
-from logcore.kernels import active, layout
+from logcore.kernels import active
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.producers import AbortedTransaction, Transactions
+from logcore.producerstate import ProducerState
 from logcore.reader import Isolation, LogReader, bases_in, control_types, list_names, parse_partition_name
 from logcore.reading import slot_of
 from logcore.recordbatch import (
@@ -75,6 +76,7 @@ from logcore.recordbatch import (
     transaction_marker,
 )
 from logcore.segment import (
+    INDEXES,
     LOG,
     SEAL,
     SEGMENT_FILES,
@@ -84,7 +86,8 @@ from logcore.segment import (
     base_offset_of,
     file_name,
 )
-from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
+from logcore.segmentfiles import SegmentFiles
+from logcore.sequences import SNAPSHOT, SequencedBatch
 from logcore.table import Table
 
 Level = Literal["os", "disk"]
@@ -99,10 +102,6 @@ _NO_LIMIT: Final = 1 << 63
 _INT16_MAX: Final = 2**15 - 1
 #: What Python may hold in a path and no file system can: surrogates other than those that stand for undecodable bytes.
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-#: A copy of part of a segment goes in pieces of this.
-_COPY_BYTES: Final = 1 << 20
-#: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
-_PRODUCER: Final = struct.Struct(">qhii")
 
 
 class Receipt(NamedTuple):
@@ -206,21 +205,20 @@ class Log(LogReader):
     _topic: str
     _partition: int
     _active: ActiveSegment
+    _files: SegmentFiles
     _commit: GroupCommit
     _durable_handle: int
     _recovery_point: int
     _leader_epoch: int
     _epochs: list[tuple[int, int]] = []  # noqa: RUF012  # never changed; empty for a reader, who looks at the file
-    _producers: Producers | None = None  # None: not looked up
+    _producers: ProducerState
     _notes: Notes  # as they are on disk
     _left_below: list[int]  # segments below the start, whole or in part, that a crash in a deletion left
-    _retired: list[tuple[int, str]]  # files that go when their time has come, by the monotonic clock
     _retention: retention.Policy
     _committed: Callable[[], Mapping[str, int]]
     _rewriter: Rewriting | None = None  # who has .cleaned files in the directory
     #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
     is_held = False
-    _is_noting = False  # whether batches are being stored that are noted when all of them are
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -257,17 +255,66 @@ class Log(LogReader):
         return log
 
     def _start_writing(self, keeps_damage: bool) -> None:
+        """Finds the files, cuts what is not whole, brings what is told of the rest in step with it, and begins."""
         fs, key = self._fs, (self._topic, self._partition)
         names = list_names(fs, self.path)
         if any(name.endswith(".swap") for name in names):
             recovery.finish_swaps(fs, self.path)
             names = list_names(fs, self.path)
-        bases = bases_in(names)
-        self._log_start = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START).get(key, 0)
         recovery_point = checkpoint.read_offsets(fs, self._parent, checkpoint.RECOVERY_POINT).get(key, 0)
-        for name in names:
-            if name.endswith((".deleted", ".cleaned", ".tmp")):  # work that a crash ended; nothing refers to it
-                fs.unlink(os.path.join(self.path, name))
+        created = self._find_segments(names, recovery_point)
+        notes = self._notes = checkpoint.read_notes(fs, self.path)
+        # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
+        has_producers = not created and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
+        shared = self._lock_held.shared
+        is_clean = bool(shared.get("was_clean") and not shared.get("failed"))
+        if created or not is_clean or notes.policy is None:
+            # A killed writer may have made files and directories, and not come to making their names durable; Kafka
+            # does not always care to.
+            fs.sync_dir(self.path)
+            fs.sync_dir(self._parent)
+        # After a crash, what was noted of producers and transactions may lack what the batches say.
+        indexes: recovery.IndexState = "whole" if is_clean else "none" if has_producers else "fronts"
+        report = self.recovery_report = self._recover(self._successor(names), recovery_point, indexes, keeps_damage)
+        self._files.remove_leftovers(names)
+        if recovery.FAILED_SYNC in names:
+            fs.unlink(os.path.join(self.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
+        lost = next((one for one in report.damage if one.next_offset is None), None)
+        self._end = max(self._active.last_offset + 1, self._active.base_offset, 0 if lost is None else recovery_point)
+        if self._log_start > self._end:
+            raise CorruptLogError(
+                "the log ends below its start offset",
+                path=self.path,
+                expected=f"at least {self._log_start}",
+                found=self._end,
+            )
+        self._visible = self._end
+        self._recovery_point = min(recovery_point, self._end)
+        has_producers |= self._active.has_producers or self._active.has_markers
+        self._write_active_indexes(has_producers, is_clean, was_cut=report.cut_position is not None)
+        compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
+        self._dense = created or (notes.dense and not compacted_to)
+        self._note(Notes(self.durability, self._dense, has_producers))
+        self._forget_above_end()
+        self._begin_writing()
+        if lost is not None:
+            self._commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
+        elif any(one.path == self._active.path for one in report.damage):  # never again a byte into a damaged file
+            self._writable = True
+            self._roll_locked()
+        elif self._end > self._recovery_point:
+            # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
+            # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
+            self._save_recovery_point_locked()
+        self._writable = True
+
+    def _find_segments(self, names: Sequence[str], recovery_point: int) -> bool:
+        """Opens the segments that belong to the log, or makes the first; returns whether it did. Raises CorruptLogError
+        when there should be some.
+        """
+        fs, bases = self._fs, bases_in(names)
+        starts = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START)
+        self._log_start = starts.get((self._topic, self._partition), 0)
         created = not bases
         if created:
             if recovery_point > self._log_start:
@@ -280,33 +327,34 @@ class Log(LogReader):
             bases = [self._log_start]
         # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
         bases = bases[max(0, bisect_right(bases, self._log_start) - 1) :]
+        self._log_start = max(self._log_start, bases[0])
         # They wait for the next retention, for the checkpoint that calls them deleted may have come with other files.
         low, kinds = file_name(bases[0], ""), (*SEGMENT_FILES, SNAPSHOT)
         below = {base_offset_of(name, kind) for name in names if name[:20] < low for kind in kinds}
         self._left_below = sorted(base for base in below if base is not None)
+        self._files = SegmentFiles(fs, self.path)
         self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
         self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
-        notes = self._notes = checkpoint.read_notes(fs, self.path)
-        # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
-        has_producers = not created and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
-        shared = self._lock_held.shared
-        is_clean = bool(shared.get("was_clean") and not shared.get("failed"))
-        if created or not is_clean or notes.policy is None:
-            # A killed writer may have made files and directories, and not come to making their names durable; Kafka
-            # does not always care to.
-            fs.sync_dir(self.path)
-            fs.sync_dir(self._parent)
-        damage = recovery.check_sealed(fs, self._segments, recovery_point=recovery_point, keeps_damage=keeps_damage)
-        successor = self._successor(names)
+        return created
+
+    def _recover(
+        self, successor: int | None, recovery_point: int, indexes: recovery.IndexState, keeps_damage: bool
+    ) -> recovery.RecoveryReport:
+        """Checks what may not be on disk, and cuts the end of the active segment to what is whole.
+
+        successor: of the active segment, when there has to be one. Raises CorruptLogError, unless damage is kept.
+        """
+        damage = recovery.check_sealed(
+            self._fs, self._segments, recovery_point=recovery_point, keeps_damage=keeps_damage
+        )
         try:
             report = recovery.recover(
-                fs,
+                self._fs,
                 self._active,
                 recovery_point=recovery_point,
-                policy=notes.policy,
-                dense=notes.dense,
-                # After a crash, what was noted of producers and transactions may lack what the batches say.
-                indexes="whole" if is_clean else "none" if has_producers else "fronts",
+                policy=self._notes.policy,
+                dense=self._notes.dense,
+                indexes=indexes,
             )
             if successor is not None:
                 raise CorruptLogError(
@@ -320,65 +368,61 @@ class Log(LogReader):
             if not keeps_damage:
                 raise
             report = recovery.look_past(self._active, error, recovery_point)
-        if recovery.FAILED_SYNC in names:
-            fs.unlink(os.path.join(self.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
-        self.recovery_report = attrs.evolve(report, damage=(*damage, *report.damage))
-        self._end = max(self._active.last_offset + 1, bases[-1])
-        lost = next((one for one in report.damage if one.next_offset is None), None)
-        if lost is not None:
-            self._end = max(self._end, recovery_point)
-        self._log_start = max(self._log_start, bases[0])
-        has_producers |= self._active.has_producers or self._active.has_markers
-        if self._active.is_resumed:
-            self._active.has_producers = has_producers
-        if self._log_start > self._end:
-            raise CorruptLogError(
-                "the log ends below its start offset",
-                path=self.path,
-                expected=f"at least {self._log_start}",
-                found=self._end,
-            )
-        self._visible = self._end
-        self._recovery_point = min(recovery_point, self._end)
-        if self._active.is_resumed and not self._active.resume_aborted(self._end, is_whole=is_clean):
-            recovery.rebuild(self._active)  # the other indexes say nothing of markers
-        if not self._active.is_resumed:
-            self._index_aborted()
+        if indexes != "whole":
+            self._index_unsynced(recovery_point, {one.path for one in damage})
+        return attrs.evolve(report, damage=(*damage, *report.damage))
+
+    def _index_unsynced(self, recovery_point: int, damaged: Container[str]) -> None:
+        """Makes the indexes of sealed segments anew that reach above the recovery point. They are Kafka's, of before a
+        crash, and need not be what their batches say. Kafka would not look at them again: the recovery point moves on,
+        and a LogDir may leave the directory as a clean one.
+        """
+        for slot, (segment, following) in enumerate(itertools.pairwise(self._segments)):
+            end = following.base_offset
+            if end <= recovery_point or segment.path in damaged:
+                continue
+            made = ActiveSegment(self._fs, self.path, segment.base_offset, self.config, create=False)
+            recovery.rebuild(made)
+            try:
+                self._index_aborted(made, end)
+                self._segments[slot] = made.seal()
+            except (DiskFullError, ResourceError):  # Kafka makes those anew that are not there
+                for suffix in INDEXES:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.unlink(segment.file(suffix))
+                self._segments[slot] = Segment(self._fs, self.path, segment.base_offset)
+
+    def _write_active_indexes(self, has_producers: bool, is_clean: bool, was_cut: bool) -> None:
+        """Brings the indexes of the active segment in step with what recovery has left of it."""
+        active_ = self._active
+        if active_.is_resumed:
+            active_.has_producers = has_producers
+            if not active_.resume_aborted(self._end, is_whole=is_clean):
+                recovery.rebuild(active_)  # the other indexes say nothing of markers
+        if not active_.is_resumed:
+            self._index_aborted(self._active)
         # On a full disk a log is opened all the same, for one thing to delete from it; a close will try again. What a
         # file says of batches that a crash took was true, and would not be of those that come in their place.
         with contextlib.suppress(DiskFullError, ResourceError):
-            self._active.write_indexes(whole=True, keeps_rest=is_clean and report.cut_position is None)
-        # One above the end tells of records that a crash took; later ones will have their offsets.
-        self._remove_snapshots_locked(lambda offset: offset > self._end)
-        compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
-        self._dense = created or (notes.dense and not compacted_to)
-        self._note(Notes(self.durability, self._dense, has_producers))
+            active_.write_indexes(whole=True, keeps_rest=is_clean and not was_cut)
+
+    def _forget_above_end(self) -> None:
+        """What is told of records that a crash took goes, for later ones will have their offsets."""
+        fs = self._fs
+        self._producers = ProducerState(fs, self.path, lambda: (self._segments, self._log_start, self._end))
+        self._producers.remove_above(self._end)
         self._epochs, self._leader_epoch = [], -1  # until they are set
         known = checkpoint.read_epochs(fs, self.path)
         kept = epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs()
         kept = epochs.truncate_start(kept, self._log_start)
         # One above the end that stayed in the file would count again once the end has passed it.
         self._set_epochs(kept, write=len(kept) != len(known))
-        self._durable_handle = -1
-        if self.durability.waits:
-            # On disk with its name: a reader after a crash takes a log without it for one that hides nothing.
-            handle = fs.open(os.path.join(self.path, checkpoint.DURABLE_END), write=True, create=True)
-            try:
-                fs.pwrite(handle, checkpoint.pack_durable_end(self._end), 0)
-                fs.fsync(handle)
-                fs.sync_dir(self.path)
-            except BaseException as error:
-                fs.close(handle)
-                if isinstance(error, DiskFullError):  # an empty one would hide what readers have seen
-                    with contextlib.suppress(LogcoreError, OSError):
-                        fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
-                raise
-            self._durable_handle = handle
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
+
+    def _begin_writing(self) -> None:
+        """The state of a writer that has done nothing yet."""
+        fs = self._fs
+        self._durable_handle = self._open_durable_end()
         self._scratch = bytearray(1 << 16)
-        self._retired = []
         self._retention, self._committed = retention.kafka_rules, dict
         self._apply_config()
         self._level: Level = "disk" if self.durability.waits else "os"
@@ -399,16 +443,27 @@ class Log(LogReader):
             moved=self._moved_durable_end,
             failed=self._note_failure,
         )
-        if lost is not None:
-            self._commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
-        elif report.damage:  # never again a byte into a file that is damaged
-            self._writable = True
-            self._roll_locked()
-        elif self._end > self._recovery_point:
-            # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
-            # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
-            self._save_recovery_point_locked()
-        self._writable = True
+
+    def _open_durable_end(self) -> int:
+        """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
+        fs, path = self._fs, os.path.join(self.path, checkpoint.DURABLE_END)
+        if not self.durability.waits:
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(path)
+            return -1
+        # On disk with its name: a reader after a crash takes a log without it for one that hides nothing.
+        handle = fs.open(path, write=True, create=True)
+        try:
+            fs.pwrite(handle, checkpoint.pack_durable_end(self._end), 0)
+            fs.fsync(handle)
+            fs.sync_dir(self.path)
+        except BaseException as error:
+            fs.close(handle)
+            if isinstance(error, DiskFullError):  # an empty one would hide what readers have seen
+                with contextlib.suppress(LogcoreError, OSError):
+                    fs.unlink(path)
+            raise
+        return handle
 
     def _successor(self, names: Sequence[str]) -> int | None:
         """The base offset of the segment that a seal says came behind the last one that is there. A seal that does not
@@ -520,7 +575,7 @@ class Log(LogReader):
                 active_.write_indexes(whole=True, sync=is_clean)
                 if is_clean and self._notes.producers:
                     fs.sync_dir(self.path)  # the name of an index of aborted transactions
-                self._save_snapshot_locked()
+                self._producers.save()
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self._lock_held.shared["failed"] = True
             closing: dict[tuple[str, int], int] | None = self._lock_held.shared.get("closing")
@@ -531,7 +586,7 @@ class Log(LogReader):
             if self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
-            self._unlink_retired(None)
+            self._files.unlink_retired(None)
             leave_directory(fs, self._parent, self._lock_held)
         except BaseException:
             self._lock_held.shared["failed"] = True
@@ -789,26 +844,14 @@ class Log(LogReader):
                 )
             if not self._notes.producers and any(raw[position + 43] < 0x80 for position, _, _, _ in batches):
                 self._expect_producers_locked()
-            sequenced = self._sequenced_locked(raw, batches) if check_sequence else None
+            sequenced = self._producers.judge(raw, batches) if check_sequence else None
             if isinstance(sequenced, SequencedBatch):
                 first, last, now_ms = sequenced.first_offset, sequenced.last_offset, sequenced.timestamp_ms
             else:
                 first = self._end
-                self._is_noting = sequenced is not None
-                if not check_sequence:
-                    self._producers = None  # and so no roll on the way notes what lacks these batches
-                try:
+                with self._producers.storing(sequenced, is_judged=check_sequence):
                     self._store_locked(memoryview(raw), batches, now_ms, durability)
-                except BaseException:
-                    self._producers = None  # some of it may have stayed; looked up again when it is needed
-                    raise
-                finally:
-                    self._is_noting = False
-                    if not check_sequence:
-                        self._producers = None  # a roll on the way may have looked, and not seen the rest
                 last = self._end - 1
-                if sequenced is not None:
-                    self._note_sequences_locked(sequenced)
         return self._acknowledge(first, last, now_ms, durability)
 
     def end_transaction(
@@ -837,7 +880,7 @@ class Log(LogReader):
         with self._lock:
             self._check_writable_locked()
             self._expect_producers_locked()
-            producers = self._known_producers_locked()
+            producers = self._producers.known()
             first = producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
             now_ms, offset = self._fs.now_ms(), self._end
             marker = transaction_marker(
@@ -855,7 +898,7 @@ class Log(LogReader):
                 producers.end_transaction(producer_id, producer_epoch, coordinator_epoch, now_ms)
                 producers.next_offset = self._end
             except BaseException:
-                self._producers = None  # looked up again when it is needed
+                self._producers.forget()
                 raise
             if first >= 0 and not commit:
                 stable = min(producers.open_transactions().values(), default=offset + 1)
@@ -867,90 +910,6 @@ class Log(LogReader):
                     raise
             self._settle_locked(durability)
         return self._acknowledge(offset, offset, now_ms, durability)
-
-    # -- idempotent producers ------------------------------------------------------------------------------------
-
-    def _sequenced_locked(
-        self, raw: bytearray, batches: Sequence[EncodedBatch]
-    ) -> list[tuple[int, int, bool, SequencedBatch]] | SequencedBatch | None:
-        """What is to be noted of batches once they are stored, None when no producer is named in them; or the batch
-        that they repeat.
-        """
-        if len(batches) == 1 and raw[43] & 0x80:  # producer id -1
-            return None
-        found: list[tuple[int, int, bool, SequencedBatch]] = []
-        ahead = Producers()  # of this call, not stored yet
-        for position, _, last_offset, max_timestamp in batches:
-            producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(raw, position + 43)
-            if producer_id < 0:
-                continue
-            judge = ahead if producer_id in ahead else self._known_producers_locked()
-            is_transactional = bool(raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT)
-            duplicate = judge.duplicate_of(producer_id, epoch, first_sequence, count, is_transactional=is_transactional)
-            if duplicate is not None:
-                if len(batches) == 1:
-                    return duplicate
-                raise OutOfOrderSequenceError("a batch among several was stored before", found=first_sequence)
-            last = last_sequence(first_sequence, count)
-            batch = SequencedBatch(first_sequence, last, last_offset - count + 1, last_offset, max_timestamp)
-            found.append((producer_id, epoch, is_transactional, batch))
-            ahead.add(producer_id, epoch, batch, is_transactional=is_transactional)
-        return found or None
-
-    def _note_sequences_locked(self, sequenced: list[tuple[int, int, bool, SequencedBatch]]) -> None:
-        producers = self._known_producers_locked()
-        for producer_id, epoch, is_transactional, batch in sequenced:
-            producers.add(producer_id, epoch, batch, is_transactional=is_transactional)
-        producers.next_offset = self._end
-
-    def _known_producers_locked(self) -> Producers:
-        """Looked up when the first idempotent producer comes: from the newest sound snapshot, and what lies behind it.
-
-        A log without such producers never pays for them.
-        """
-        if self._producers is None:
-            producers = self._load_snapshot_locked()
-            segments, visible = self._segments, self._end
-            for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
-                start = max(producers.next_offset, segment.base_offset)
-                for facts, position, why in segment.walk(segment.find(start), crc=False):
-                    producers.add_facts(facts[facts["last_offset"] < visible], _coordinator_epochs(segment))
-                    if why not in (layout.WALK_END, layout.WALK_LIMIT):
-                        raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
-            producers.expire(self._fs.now_ms())
-            self._producers = producers
-        if self._producers.next_offset < self._end:
-            self._producers.next_offset = self._end  # what others appended meanwhile has no producer id
-        return self._producers
-
-    def _snapshot_offsets_locked(self) -> list[int]:
-        """Offsets in the names of the snapshots that are there, rising."""
-        names = self._fs.listdir(self.path)
-        return sorted(offset for name in names if (offset := base_offset_of(name, SNAPSHOT)) is not None)
-
-    def _load_snapshot_locked(self) -> Producers:
-        for offset in reversed(self._snapshot_offsets_locked()):
-            if self._log_start <= offset <= self._end:
-                content = checkpoint.read(self._fs, self.path, file_name(offset, SNAPSHOT))
-                producers = None if content is None else Producers.unpack(content, offset)
-                if producers is not None:
-                    return producers
-        return Producers(next_offset=self._segments[0].base_offset)
-
-    def _save_snapshot_locked(self) -> None:
-        """Notes the producers at the log's end, where there are any; one that is lost costs a walk over heads."""
-        if self._producers is None or not len(self._producers) or self._is_noting:
-            return  # in the middle of an append, what it has stored already is not noted yet
-        self._producers.expire(self._fs.now_ms())
-        with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-            checkpoint.write(self._fs, self.path, file_name(self._end, SNAPSHOT), self._producers.pack())
-            kept = {self._end, *(segment.base_offset for segment in self._segments)}
-            self._remove_snapshots_locked(lambda offset: offset not in kept)
-
-    def _remove_snapshots_locked(self, doomed: Callable[[int], bool]) -> None:
-        for offset in self._snapshot_offsets_locked():
-            if doomed(offset):
-                self._fs.unlink(os.path.join(self.path, file_name(offset, SNAPSHOT)))
 
     def _store_scratch_locked(
         self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
@@ -1086,7 +1045,7 @@ class Log(LogReader):
             try:
                 self._active.cut(size)
                 recovery.rebuild(self._active)
-                self._index_aborted()
+                self._index_aborted(self._active)
             except BaseException as error:  # also when memory lacks: half an index would be written over a whole one
                 self._commit.poison(error)
                 raise
@@ -1186,8 +1145,7 @@ class Log(LogReader):
             config, active_ = self.config, self._active
             if acted:
                 self._last_sync_ms = clock_ms
-            if self._retired:
-                acted |= self._unlink_retired(clock_ms)
+            acted |= self._files.unlink_retired(clock_ms)
             if active_.size_bytes:
                 # Not by the times of the records alone: old ones that are written now would roll at each tick.
                 first_ms = max(active_.first_timestamp, active_.created_ms)
@@ -1225,10 +1183,7 @@ class Log(LogReader):
     def _roll_locked(self, *, notes_recovery_point: bool = True) -> None:
         """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order."""
         old, path = self._active, os.path.join(self.path, file_name(self._end, LOG))
-        if self._producers is None and (old.has_producers or self._snapshot_offsets_locked()):
-            # The snapshot of this roll is what tells of producers once retention has deleted their batches.
-            with contextlib.suppress(CorruptBatchError, StorageReadError):
-                self._known_producers_locked()
+        self._producers.prepare_roll(has_producers=old.has_producers)
         with self._commit.held():
             try:
                 sealed = old.seal()
@@ -1246,7 +1201,7 @@ class Log(LogReader):
                     raise CorruptLogError("another program changed the directory", path=path) from error
                 raise
         self._rolls += 1
-        self._save_snapshot_locked()
+        self._producers.save()
         if notes_recovery_point:
             self._save_recovery_point_locked()
         # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
@@ -1273,16 +1228,17 @@ class Log(LogReader):
         finally:
             view.discard()
 
-    def _index_aborted(self) -> None:
-        """Fills the transaction index of the active segment from the batches, when it has markers."""
-        self._active.set_aborted(())
-        if not self._active.has_markers:
+    def _index_aborted(self, segment: ActiveSegment, end: int = INT64_MAX) -> None:
+        """Fills the transaction index of a segment, which ends at an offset, from the batches, when it has markers."""
+        segment.set_aborted(())
+        if not segment.has_markers:
             return
         state = Transactions()
-        for segment in self._segments:
-            for facts, _, _ in segment.walk(0, crc=False):
-                state.add(facts, control_types(segment))
-        self._active.set_aborted(state.entries_between(self._active.base_offset, INT64_MAX))
+        for one in self._segments:
+            if one.base_offset < end:
+                for facts, _, _ in one.walk(0, crc=False):
+                    state.add(facts, control_types(one))
+        segment.set_aborted(state.entries_between(segment.base_offset, end))
 
     def _seal_locked(self) -> None:
         """Makes the active segment one that others may follow; appending to it goes on being possible."""
@@ -1310,7 +1266,7 @@ class Log(LogReader):
             self._active.refresh()
             self._active.is_own = False
             recovery.rebuild(self._active)
-            self._index_aborted()
+            self._index_aborted(self._active)
         assert self._active.last_offset + 1 == end, (self._active.last_offset, end)
         self._end = end
         self._written_bytes += size_bytes
@@ -1405,7 +1361,7 @@ class Log(LogReader):
         with self._lock:
             self._check_writable_locked()
             left, self._left_below = self._left_below, []
-            self._retire_files(left)
+            self._files.retire(left, self.config.file_delete_delay_ms)
             facts = self._retention_facts(now_ms, committed)
             wanted = policy(facts) if segments is None else segments
             count = max(retention.below_start(facts), min(wanted, facts.deletable))
@@ -1429,8 +1385,7 @@ class Log(LogReader):
         if not self._clocks.agree(wall_ms, clock_ms):
             return False
         with self._lock:
-            if self._producers is not None:
-                self._producers.expire(wall_ms)
+            self._producers.expire(wall_ms)
         # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
         committed = {} if self._retention is retention.kafka_rules else self._committed()
         return self.retain(now_ms, policy=self._retention, committed=committed) > 0
@@ -1442,36 +1397,8 @@ class Log(LogReader):
         for segment in old:
             segment.keep()
         self._segments = list(remaining)
-        self._retire_files([segment.base_offset for segment in old])
+        self._files.retire([segment.base_offset for segment in old], self.config.file_delete_delay_ms)
         self._fs.sync_dir(self.path)
-
-    def _retire_files(self, bases: Sequence[int]) -> None:
-        due_ms = self._fs.monotonic_ms() + self.config.file_delete_delay_ms
-        for base in bases:
-            self._retired += [(due_ms, path) for path in self._rename_files(base)]
-
-    def _rename_files(self, base_offset: int, suffixes: Sequence[str] | None = None) -> list[str]:
-        """Renames the files of a segment, or those of them with a suffix, to .deleted; returns their new paths."""
-        prefix = file_name(base_offset, ".")
-        names = [name for name in self._fs.listdir(self.path) if name.startswith(prefix)]
-        names = [name for name in names if not name.endswith((".deleted", ".cleaned", ".swap"))]
-        if suffixes is not None:
-            names = [name for name in names if name[len(prefix) - 1 :] in suffixes]
-        paths = []
-        for name in sorted(names, key=lambda name: not name.endswith(LOG)):  # indexes alone mean nothing
-            paths.append(os.path.join(self.path, name + ".deleted"))
-            self._fs.rename(os.path.join(self.path, name), paths[-1])
-        return paths
-
-    def _unlink_retired(self, now_ms: int | None) -> bool:
-        """Removes the files whose time has come, or all with None. One that cannot go now goes at the next opening."""
-        due = [path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms]
-        if due:
-            self._retired = [(due_ms, path) for due_ms, path in self._retired if path not in due]
-            for path in due:
-                with contextlib.suppress(FileNotFoundError, LogcoreError):
-                    self._fs.unlink(path)
-        return bool(due)
 
     def truncate(self, offset: int) -> None:
         """Removes all records at and above offset; the next append gets it. A batch that offset lies in is cut, not
@@ -1534,67 +1461,29 @@ class Log(LogReader):
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
             fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._visible), 0)
-        self._unseal(self._segments[slot:])
+        self._files.unseal(self._segments[slot:])
         cut = self._segments[slot]
         fills_gap = bool(tail) and position == cut.size_bytes
         if fills_gap:  # first: without what follows the log would end below offset, and below the recovery point
-            self._replace_front(cut, position, tail)
+            self._files.replace_front(cut, position, tail)
         while len(self._segments) > slot + 1:
             last = self._segments[-1]
             self._segments = self._segments[:-1]
-            last.keep()
-            away = self._rename_files(last.base_offset)
-            fs.sync_dir(self.path)
-            for path in away:
-                fs.unlink(path)
-        self._remove_snapshots_locked(lambda at: at > offset)
+            self._files.remove(last)
+        self._producers.remove_above(offset)
         if not fills_gap:
-            self._replace_front(cut, position, tail)
+            self._files.replace_front(cut, position, tail)
         self._active = ActiveSegment(fs, self.path, cut.base_offset, self.config, create=False)
         recovery.rebuild(self._active)
         self._segments = [*self._segments[:-1], self._active]
-        self._index_aborted()
+        self._index_aborted(self._active)
         self._active.write_indexes(whole=True)
         self._end = self._visible = offset
         self._cuts.append(offset)
         self._commit.set_back(offset)
-        self._transactions = self._producers = None
+        self._transactions = None
+        self._producers.forget()
         self._set_epochs(epochs.truncate_end(self._epochs, offset) or self._epochs[:1])
-
-    def _unseal(self, segments: Sequence[Segment]) -> None:
-        """Removes the seals of segments that are about to be other files, or to have no next one; durably, because a
-        crash that left one would have it say that something was lost.
-        """
-        paths = [path for segment in segments if self._fs.exists(path := segment.file(SEAL))]
-        for path in paths:
-            self._fs.unlink(path)
-        if paths:
-            self._fs.sync_dir(self.path)
-
-    def _replace_front(self, cut: Segment, position: int, tail: bytes) -> None:
-        """Puts a file with the bytes before position and tail behind them in the place of a segment."""
-        fs, path = self._fs, cut.path
-        temporary = path + ".tmp"
-        handle = fs.open(temporary, write=True, create=True)
-        try:
-            fs.truncate(handle, 0)
-            at = 0
-            while at < position:
-                piece = cut.piece(at, min(_COPY_BYTES, position - at))
-                part = piece.data[piece.at : min(piece.limit, piece.at + _COPY_BYTES, piece.at + position - at)]
-                fs.pwrite(handle, part, at)
-                at += len(part)
-            if tail:
-                fs.pwrite(handle, tail, position)
-            fs.fsync(handle)
-        finally:
-            fs.close(handle)
-        cut.keep()
-        for suffix in (".index", ".timeindex", ".txnindex"):
-            with contextlib.suppress(FileNotFoundError):
-                fs.unlink(cut.file(suffix))
-        fs.rename(temporary, path)
-        fs.sync_dir(self.path)
 
     def scrub(self) -> seals.ScrubReport:
         """Looks at every byte on the disk, and says what is damaged.
@@ -1732,7 +1621,7 @@ class Rewriting:
         """Producer id -> (producer epoch, last offset of its last data batch or -1), of producers that are alive."""
         with self._log._lock:
             self._log._check_writable_locked()
-            return self._log._known_producers_locked().last_batches()
+            return self._log._producers.known().last_batches()
 
     def create(self, base_offset: int) -> ActiveSegment:
         """A new segment to write to, under names that nobody reads."""
@@ -1779,47 +1668,10 @@ class Rewriting:
             if log._dense:  # before there is a gap in the offsets, nobody may take one for a loss
                 log._note(attrs.evolve(log._notes, dense=False))
                 log._dense = False
-            for segment in old:
-                segment.keep()
-            present = set(fs.listdir(self.path))
-            suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
-            paths = [os.path.join(self.path, file_name(new.base_offset, suffix)) for suffix in suffixes]
-            try:
-                for path in paths:
-                    fs.rename(path + ".cleaned", path + ".swap")
-            except BaseException:
-                self._take_back(paths)
-                raise
-            try:
-                # From here on the directory says that the new segment counts, and opening it would end the work.
-                fs.sync_dir(self.path)
-                away = log._rename_files(old[0].base_offset, SEGMENT_FILES)
-                for segment in old[1:]:
-                    away += log._rename_files(segment.base_offset)
-                fs.sync_dir(self.path)
-                for path in paths:
-                    fs.rename(path + ".swap", path)
-                fs.sync_dir(self.path)
-            except BaseException as error:
-                log._commit.poison(error)
-                raise
-            due_ms = fs.monotonic_ms() + log.config.file_delete_delay_ms
-            log._retired += [(due_ms, path) for path in away]
+            log._files.exchange(old, new, log.config.file_delete_delay_ms, log._commit.poison)
             sealed = Segment(fs, self.path, new.base_offset)
             log._segments = [*segments[:at], sealed, *segments[at + len(old) :]]
             self._created = None
-
-    def _take_back(self, paths: Sequence[str]) -> None:
-        """Removes files that say that a new segment is complete. None may stay: after another round it would come back
-        into the log, with records that are in it already.
-        """
-        try:
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):
-                    self.fs.unlink(path + ".swap")
-        except BaseException as error:
-            self._log._commit.poison(error)
-            raise
 
     def note_cleaned(self, offset: int) -> None:
         """Below offset all is compacted; the next round begins there."""
@@ -1843,67 +1695,6 @@ class Rewriting:
                 self.fs.unlink(os.path.join(self.path, name))
 
 
-def claim_directory(fs: FS, parent: str, member: str) -> Lock:
-    """The lock on a log directory, or a share of it when this process holds it already.
-
-    Whoever takes it first looks at the marker of a clean shutdown and removes it, so that Kafka checks what a crash of
-    ours would leave.
-    """
-    lock = fs.lock(parent, member)
-    try:
-        with lock.mutex:
-            if "was_clean" not in lock.shared:
-                marker = os.path.join(parent, checkpoint.CLEAN_SHUTDOWN)
-                if fs.exists(marker):
-                    fs.unlink(marker)
-                    fs.sync_dir(parent)
-                    lock.shared["was_clean"] = True
-                else:  # a new directory has nothing to check
-                    names = fs.listdir(parent)
-                    lock.shared["was_clean"] = not any(fs.is_directory(os.path.join(parent, name)) for name in names)
-                lock.shared["unfinished"] = True
-            if lock.shared.get("unfinished"):  # also of this process, when it failed in the middle
-                lock.shared["blocked"] = staging.roll_forward(fs, parent)
-                lock.shared["unfinished"] = bool(lock.shared["blocked"])
-            blocked: LogcoreError | None = lock.shared["blocked"].get(member)
-            if blocked is not None:  # offsets are given out in it for records that cannot be put in place
-                raise blocked
-    except BaseException:
-        lock.release()
-        raise
-    return lock
-
-
-def leave_directory(fs: FS, parent: str, lock: Lock) -> None:
-    """Puts the marker of a clean shutdown back, when this is the last to leave and all that was opened closed well."""
-    with lock.mutex:
-        if lock.is_last and lock.shared.get("was_clean") and not lock.shared.get("failed"):
-            # Without room for it the next opening checks more; all records are on disk all the same.
-            with contextlib.suppress(DiskFullError, ResourceError):
-                checkpoint.write(fs, parent, checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
-
-
-def _coordinator_epochs(segment: Segment) -> Callable[[int], int]:
-    def coordinator_epoch(position: int) -> int:
-        """In the value of the marker at position (storage format section 1.10); -1 for another control batch."""
-        batch = segment.batch(position)
-        records = [] if batch is None else batch.records()
-        value = records[0].value if records else None
-        return -1 if value is None or len(value) < 6 else int.from_bytes(value[2:6], "big", signed=True)
-
-    return coordinator_epoch
-
-
 def _check_level(durability: object) -> None:
     if durability not in ("os", "disk"):
         raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
-
-
-def make_directories(fs: FS, path: str) -> None:
-    """mkdir -p, each new name made durable in its parent."""
-    parent = os.path.dirname(path)
-    if parent not in ("", path) and not fs.is_directory(parent):
-        make_directories(fs, parent)
-    with contextlib.suppress(FileExistsError):
-        fs.mkdir(path)
-    fs.sync_dir(parent)

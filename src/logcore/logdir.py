@@ -27,6 +27,7 @@ from typing import Any, Final, Self
 import attrs
 
 from logcore import checkpoint, cleaner, staging
+from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.copying import copy_log
 from logcore.errors import (
@@ -51,9 +52,6 @@ from logcore.log import (
     OnCorruption,
     check_on_corruption,
     check_path,
-    claim_directory,
-    leave_directory,
-    make_directories,
     open_log,
 )
 from logcore.reader import Isolation, LogReader, list_bases, parse_partition_name

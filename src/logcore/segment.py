@@ -39,8 +39,9 @@ from logcore.recordbatch import RecordBatch
 
 LOG: Final = ".log"
 SEAL: Final = ".seal"
+INDEXES: Final = (".index", ".timeindex", ".txnindex")
 #: What belongs to a segment, in the order in which compaction renames it (storage format section 9.7).
-SEGMENT_FILES: Final = (LOG, ".index", ".timeindex", ".txnindex", SEAL)
+SEGMENT_FILES: Final = (LOG, *INDEXES, SEAL)
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
 _WALK_BATCHES: Final = 4096

@@ -62,7 +62,7 @@ from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, file_na
 
 _INDEXES: Final = (".index", ".timeindex")
 _STAMP: Final = struct.Struct(">qii")  # base offset, batch length, leader epoch: what precedes the magic
-_STATE, _READY, _CLAIM, _ASSIGNED, _REFUSED = ".state", ".json", ".claim", ".assigned", ".refused"
+STATE, READY, CLAIM, ASSIGNED, REFUSED = ".state", ".json", ".claim", ".assigned", ".refused"
 _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 #: Staged files that no manifest names, and the state of applications that write no more, are removed at these ages.
 GARBAGE_MS: Final = 24 * 3_600_000
@@ -374,21 +374,21 @@ class Staging:
                 found=len(content),
             )
         with contextlib.suppress(FileNotFoundError):  # what became of an earlier attempt, whose driver did not ask
-            self._fs.unlink(os.path.join(self.path, _manifest_name(manifest.app_id, manifest.version, _REFUSED)))
-        checkpoint.write(self._fs, self.path, _manifest_name(manifest.app_id, manifest.version, _READY), content)
+            self._fs.unlink(os.path.join(self.path, _manifest_name(manifest.app_id, manifest.version, REFUSED)))
+        checkpoint.write(self._fs, self.path, _manifest_name(manifest.app_id, manifest.version, READY), content)
 
     def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
         """What has become of a write. Raises CorruptLogError when it was refused, which is forgotten with this."""
         pending = any(
             self._fs.exists(os.path.join(self.path, _manifest_name(app_id, version, suffix)))
-            for suffix in (_READY, _CLAIM, _ASSIGNED)
+            for suffix in (READY, CLAIM, ASSIGNED)
         )
         state = read_state(self._fs, self.path, app_id)
         if state is not None and version <= state["version"]:
             return "done"
         if pending:
             return "pending"
-        name = _manifest_name(app_id, version, _REFUSED)
+        name = _manifest_name(app_id, version, REFUSED)
         reason = checkpoint.read(self._fs, self.path, name)
         if reason is not None:
             self._fs.unlink(os.path.join(self.path, name))
@@ -399,7 +399,7 @@ class Staging:
         """Takes a manifest back, as if it had never been published; False when a writer has claimed it, or is done, or
         when another job has published one of that name.
         """
-        name = _manifest_name(app_id, version, _READY)
+        name = _manifest_name(app_id, version, READY)
         path = os.path.join(self.path, name)
         with contextlib.suppress(FileNotFoundError):
             self._fs.rename(path, path + ".withdrawn")
@@ -429,14 +429,14 @@ class Staging:
         if any(name.startswith(mine) for name in _names(self._fs, self.path, "")):
             return
         with contextlib.suppress(FileNotFoundError):
-            self._fs.unlink(os.path.join(self.path, _app_name(app_id) + _STATE))
+            self._fs.unlink(os.path.join(self.path, _app_name(app_id) + STATE))
 
     def _collect_garbage(self) -> None:
         fs, now_ms = self._fs, self._fs.now_ms()
         names = fs.listdir(self.path)
-        if all(name.endswith(_STATE) or fs.modified_ms(os.path.join(self.path, name)) > now_ms - GARBAGE_MS
+        if all(name.endswith(STATE) or fs.modified_ms(os.path.join(self.path, name)) > now_ms - GARBAGE_MS
                for name in names):  # fmt: skip
-            old = [name for name in names if name.endswith(_STATE)]
+            old = [name for name in names if name.endswith(STATE)]
             kept: set[str] = set()
         else:
             old = names
@@ -445,13 +445,13 @@ class Staging:
             path = os.path.join(self.path, name)
             with contextlib.suppress(FileNotFoundError):
                 age_ms = now_ms - fs.modified_ms(path)
-                if name.endswith((_READY, _CLAIM, _ASSIGNED)) or name in kept:
+                if name.endswith((READY, CLAIM, ASSIGNED)) or name in kept:
                     continue
                 if fs.is_directory(path):
                     inside = (fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path))
                     if now_ms - max(inside, default=0) > GARBAGE_MS < age_ms:
                         remove_tree(fs, path)
-                elif name.endswith(_STATE):
+                elif name.endswith(STATE):
                     if age_ms > STATE_MS and _is_unnamed(fs, self.path, name):
                         fs.unlink(path)
                 elif age_ms > GARBAGE_MS:
@@ -459,7 +459,7 @@ class Staging:
 
     def _manifests(self, names: Iterable[str]) -> Generator[Manifest, None, None]:
         for name in names:
-            if name.endswith((_READY, _CLAIM, _ASSIGNED)):
+            if name.endswith((READY, CLAIM, ASSIGNED)):
                 found = _read_manifest(self._fs, self.path, name)
                 if found is not None:
                     yield found
@@ -479,7 +479,7 @@ def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
 
     Raises CorruptLogError when it cannot be read: to guess would be to write twice, or never.
     """
-    name = _app_name(app_id) + _STATE
+    name = _app_name(app_id) + STATE
     content = checkpoint.read(fs, path, name)
     if content is None:
         return None
@@ -561,7 +561,7 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
     done = 0
     failure: LogcoreError | None = None
     waiting: set[str] = set()  # applications whose earlier version could not be carried out: the later ones wait for it
-    for name in _names(fs, path, _READY):
+    for name in _names(fs, path, READY):
         if done == most:
             break
         application = name.partition("@")[0]
@@ -570,8 +570,8 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
         try:
             manifest = _read_manifest(fs, path, name)
         except CorruptLogError as error:
-            stem = name[: -len(_READY)]
-            checkpoint.write(fs, path, stem + _REFUSED, str(error).encode())
+            stem = name[: -len(READY)]
+            checkpoint.write(fs, path, stem + REFUSED, str(error).encode())
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(path, name))
             failure = failure or error
@@ -598,7 +598,7 @@ def _names(fs: FS, path: str, suffix: str) -> list[str]:
 def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) -> int:
     state = read_state(fs, path, manifest.app_id)
     if state is not None and manifest.version <= state["version"]:
-        _clear(fs, path, manifest, _READY)
+        _clear(fs, path, manifest, READY)
         return 1
     try:
         _check_staged(fs, path, manifest)
@@ -626,12 +626,12 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
                 target.show()
             _write_state(fs, path, assigned)
         except BaseException as error:
-            if fs.exists(os.path.join(path, _manifest_name(manifest.app_id, manifest.version, _ASSIGNED))):
+            if fs.exists(os.path.join(path, _manifest_name(manifest.app_id, manifest.version, ASSIGNED))):
                 # These offsets are given out, whatever memory knows of it: no append may take them.
                 for target in targets.values():
                     target.fail(error)
             raise
-    _clear(fs, path, assigned, _ASSIGNED)
+    _clear(fs, path, assigned, ASSIGNED)
     return 1
 
 
@@ -676,9 +676,9 @@ def _make_topics(directory: TargetDirectory, manifest: Manifest) -> None:
 
 
 def _refuse(fs: FS, path: str, manifest: Manifest, reason: str) -> None:
-    checkpoint.write(fs, path, _manifest_name(manifest.app_id, manifest.version, _REFUSED), reason.encode())
+    checkpoint.write(fs, path, _manifest_name(manifest.app_id, manifest.version, REFUSED), reason.encode())
     with contextlib.suppress(FileNotFoundError):
-        fs.unlink(os.path.join(path, _manifest_name(manifest.app_id, manifest.version, _READY)))
+        fs.unlink(os.path.join(path, _manifest_name(manifest.app_id, manifest.version, READY)))
 
 
 def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
@@ -686,7 +686,7 @@ def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
     manifest that is assigned.
     """
     ready, claim, final = (
-        _manifest_name(assigned.app_id, assigned.version, suffix) for suffix in (_READY, _CLAIM, _ASSIGNED)
+        _manifest_name(assigned.app_id, assigned.version, suffix) for suffix in (READY, CLAIM, ASSIGNED)
     )
     try:
         fs.rename(os.path.join(path, ready), os.path.join(path, claim))
@@ -844,7 +844,7 @@ def _write_state(fs: FS, path: str, assigned: Manifest) -> None:
         "txid": assigned.txid,
         "ranges": assigned.ranges(),
     }
-    checkpoint.write(fs, path, _app_name(assigned.app_id) + _STATE, json.dumps(state).encode() + b"\n")
+    checkpoint.write(fs, path, _app_name(assigned.app_id) + STATE, json.dumps(state).encode() + b"\n")
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
@@ -866,14 +866,14 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
     blocked: dict[str, LogcoreError] = {}
     names = set(_names(fs, path, ""))
     for name in sorted(names):
-        if name.endswith(_CLAIM):
-            stem = name[: -len(_CLAIM)]
-            if stem + _ASSIGNED in names:
+        if name.endswith(CLAIM):
+            stem = name[: -len(CLAIM)]
+            if stem + ASSIGNED in names:
                 fs.unlink(os.path.join(path, name))
             else:
-                fs.rename(os.path.join(path, name), os.path.join(path, stem + _READY))
+                fs.rename(os.path.join(path, name), os.path.join(path, stem + READY))
     for name in sorted(names):
-        if not name.endswith(_ASSIGNED):
+        if not name.endswith(ASSIGNED):
             continue
         manifest = _read_manifest(fs, path, name)
         if manifest is None:
@@ -882,7 +882,7 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
             state = read_state(fs, path, manifest.app_id)
             if state is None or state["version"] < manifest.version:
                 _finish(fs, directory, path, manifest)
-            _clear(fs, path, manifest, _ASSIGNED)
+            _clear(fs, path, manifest, ASSIGNED)
         except LogcoreError as error:
             error.reason += f" (to give the rest of this write up, remove {os.path.join(path, name)})"
             blocked.update((f"{topic}-{partition}", error) for topic, partition in manifest.partitions())
@@ -892,7 +892,7 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
 def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
     """Takes topics that are being deleted out of writes that are half in place, so that these end without them."""
     path = staging_path(directory)
-    for name in _names(fs, path, _ASSIGNED):
+    for name in _names(fs, path, ASSIGNED):
         manifest = _read_manifest(fs, path, name)
         if manifest is None or not any(file.topic in topics for file in manifest.files):
             continue

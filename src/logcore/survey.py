@@ -29,6 +29,9 @@ from logcore.segment import LOG, SEAL, base_offset_of
 SEGMENT_SUFFIXES: Final = (LOG, ".index", ".timeindex", ".txnindex", ".snapshot", SEAL)
 #: What Kafka puts behind the name of a file that is going or coming (section 3.1).
 LIFE_SUFFIXES: Final = (".deleted", ".cleaned", ".swap")
+#: Behind the name of a partition directory that `logcore recover` has not finished. No opening takes it for a
+#: partition, and Kafka does not start over it.
+UNFINISHED: Final = ".recovering"
 OFFSET_CHECKPOINTS: Final = (
     checkpoint.RECOVERY_POINT,
     checkpoint.LOG_START,
@@ -90,6 +93,12 @@ def living_name(name: str) -> str:
     for suffix in LIFE_SUFFIXES:
         name = name.removesuffix(suffix)
     return name
+
+
+def unfinished(path: str) -> str:
+    """Where the copy of a partition is made until it is whole; cut in front where no file system takes the name."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, name[-(255 - len(UNFINISHED)) :] + UNFINISHED)
 
 
 def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:

@@ -2,11 +2,15 @@
 
 What the three verdicts mean:
 - damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would refuse the file.
-- warning: opening the log mends it by itself: a torn tail, an index that misleads (an index is only ever a cache).
+- warning: opening the log mends it by itself: a torn tail, an index that misleads (an index is only ever a cache); or
+  nobody can say, such as a gap in the offsets of a log that Kafka wrote.
 - ok: as it should be.
 
+Beside files that are there, segments that are not have verdicts: where offsets that were on disk lie in no segment.
+
 Rules:
-- Nothing is written, locked or repaired; a running writer is not disturbed, and its last batch may look torn.
+- Nothing is written, locked or repaired; a running writer is not disturbed, and its last batch may look torn. What does
+  not look sound is judged again where files or notes have changed since they were listed.
 - Foreign bytes never cause anything but a verdict or a LogcoreError.
 - Memory is bounded by one batch and one index, not by the length of a log.
 
@@ -16,9 +20,11 @@ module repairs nothing; recovery.py does, and is asked here what it would do.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
-from typing import Any, Literal, Protocol, cast
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Literal, Protocol, cast
 
 import attrs
 import numpy as np
@@ -31,11 +37,13 @@ from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, Sto
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import layout
+from logcore.noted import Noted
 from logcore.recovery import Action, TailFacts, decide
 from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 from logcore.survey import (
     DIRECTORY_FILES,
     PARTITION_FILES,
+    UNFINISHED,
     is_misnamed,
     kind_of,
     living_name,
@@ -44,6 +52,9 @@ from logcore.survey import (
 )
 
 Status = Literal["ok", "warning", "damaged"]
+
+#: How often a partition is looked at that changes each time while it is judged.
+_LOOKS: Final = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -93,8 +104,12 @@ def verify(path: str | os.PathLike[str], *, fs: FS = OS) -> Iterator[Verdict]:
 
 def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verdict]:
     for name in sorted(fs.listdir(directory)):
+        path = os.path.join(directory, name)
         if name in DIRECTORY_FILES:
-            yield _verify_small(fs, os.path.join(directory, name), name)
+            yield _verify_small(fs, path, name)
+        elif name.endswith(UNFINISHED):
+            detail = "a copy that `logcore recover` did not finish, and over which Kafka does not start; remove it"
+            yield Verdict(path=path, kind="other", status="damaged", detail=detail)
     for partition in found:
         yield from _verify_partition(fs, partition)
 
@@ -127,60 +142,129 @@ def _reason(error: LogcoreError) -> str:
 
 
 @attrs.frozen
+class _Look:
+    """A partition at a moment: what was noted of it, whether its last writer said to have ended well, and then, because
+    a running writer moves all of them forward, the names of its files.
+    """
+
+    noted: Noted
+    is_clean: bool
+    names: tuple[str, ...]
+
+    @classmethod
+    def at(cls, fs: FS, directory: str) -> _Look:
+        """Raises FileNotFoundError for a partition that was deleted meanwhile."""
+        parent, name = os.path.split(fs.real_path(directory))
+        noted = Noted.read(fs, directory, parent, partition_of(name))
+        is_clean = fs.exists(os.path.join(parent, checkpoint.CLEAN_SHUTDOWN))
+        return cls(noted, is_clean, tuple(sorted(fs.listdir(directory))))
+
+    @functools.cached_property
+    def bases(self) -> list[int]:
+        return sorted(base for name in self.names if (base := base_offset_of(name)) is not None)
+
+    @functools.cached_property
+    def swaps(self) -> list[int]:
+        """Base offsets of what a compaction is putting in the place of other segments."""
+        return [base for name in self.names if (base := base_offset_of(name, LOG + ".swap")) is not None]
+
+    @functools.cached_property
+    def files(self) -> dict[str, list[str]]:
+        """Twenty digits -> names of the files that such a segment has."""
+        found: dict[str, list[str]] = {}
+        for name in self.names:
+            if kind_of(name) and living_name(name) == name:
+                found.setdefault(name.partition(".")[0], []).append(name)
+        return found
+
+    def files_of(self, base: int) -> list[str]:
+        return self.files.get(file_name(base, ""), [])
+
+    def place(self, base: int) -> _Place:
+        slot = bisect_right(self.bases, base)
+        next_base = self.bases[slot] if slot < len(self.bases) else None
+        return _Place(next_base, self.noted, self.swaps, is_rebuilt=next_base is None and not self.is_clean)
+
+
+@attrs.frozen
 class _Place:
     """What else is known of the partition a segment lies in: where the next segment begins (None for the active one),
-    below which offset all was on disk, how its last writer promised durability, None for Kafka, and where the log
-    begins."""
+    what is noted of the log, where segments begin that are about to get their names, and whether opening the log makes
+    all that is beside this segment's batches anew.
+    """
 
     next_base: int | None
-    recovery_point: int
-    policy: Durability | None
-    log_start: int
+    noted: Noted
+    swaps: list[int]
+    is_rebuilt: bool
 
 
 def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Iterator[Verdict]:
-    # The checkpoints before the segments: a running writer moves both forward.
-    recovery_point, log_start = (
-        _offset(fs, directory, name) for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
-    )
-    policy = _policy(fs, directory)
     try:
-        names = sorted(fs.listdir(directory))
+        first = _Look.at(fs, directory)
     except FileNotFoundError:
         return  # deleted meanwhile
-    bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
-    known = set(bases)
-    for base, next_base in zip(bases, [*bases[1:], None], strict=False):
-        own = [
-            name for name in names if name.startswith(f"{base:020d}.") and kind_of(name) and living_name(name) == name
-        ]
-        if only is None or only in own:
-            place = _Place(next_base, recovery_point, policy, log_start)
-            for verdict in _verify_segment(fs, directory, base, own, place):
+    known = set(first.bases)
+    for base in first.bases:
+        if only is None or only in first.files_of(base):
+            path = os.path.join(directory, file_name(base, LOG))
+            for verdict in _settled(
+                fs, directory, first, path, functools.partial(_verify_segment, fs, directory, base)
+            ):
                 if only is None or os.path.basename(verdict.path) == only:
                     yield verdict
-    for name in names:
+    if only is None:
+        yield from _settled(fs, directory, first, directory, functools.partial(_verify_front, directory))
+    for name in first.names:
         if only is None or name == only:
             other = _verify_other(fs, os.path.join(directory, name), name, known)
             if other is not None:
                 yield other
 
 
-def _offset(fs: FS, directory: str, name: str) -> int:
-    """What an offset checkpoint of the log directory says of a partition, 0 for nothing."""
-    real = fs.real_path(directory)
-    key = partition_of(os.path.basename(real))
-    try:
-        return checkpoint.read_offsets(fs, os.path.dirname(real), name).get(key or ("", -1), 0)
-    except LogcoreError:
-        return 0  # its own verdict says so
+def _settled(
+    fs: FS, directory: str, look: _Look, path: str, judge: Callable[[_Look], Iterable[Verdict]]
+) -> list[Verdict]:
+    """What is to be said of the file at path, of a partition that may be changing: a verdict that is not "ok" holds if
+    names, notes and the file itself were the same before and after.
+    """
+    found: list[Verdict] = []
+    for _ in range(_LOOKS):
+        before = _identity(fs, path)
+        found = list(judge(look))
+        if all(one.status == "ok" for one in found):
+            break
+        try:
+            again = _Look.at(fs, directory)
+        except FileNotFoundError:
+            return []
+        if again == look and _identity(fs, path) == before:
+            break
+        look = again
+    return found
 
 
-def _policy(fs: FS, directory: str) -> Durability | None:
+def _identity(fs: FS, path: str) -> tuple[int, int] | None:
     try:
-        return checkpoint.read_notes(fs, directory).policy
-    except (LogcoreError, OverflowError, RecursionError):
-        return None  # its own verdict says so
+        return fs.identity(path)
+    except (FileNotFoundError, LogcoreError):
+        return None
+
+
+def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
+    """A verdict where the first segments are gone, or all."""
+    noted, bases = look.noted, sorted([*look.bases, *look.swaps])
+    begin, end = noted.begin(bases[0]) if bases else noted.log_start, bases[0] if bases else noted.end
+    detail = ""
+    if begin < end:
+        detail = f"offsets {begin} to {end - 1} lie in no segment, and nobody deleted them"
+    elif not bases and (
+        left := [name for name in look.names if base_offset_of(name, os.path.splitext(name)[1]) is not None]
+    ):
+        detail = f"no segment is there, only what went with one: {left[0]}"
+    if detail:
+        path = os.path.join(directory, file_name(begin, LOG))
+        yield Verdict(path=path, kind="log", status="damaged", detail=detail, offset=begin)
 
 
 def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | None:
@@ -213,16 +297,16 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
     return None
 
 
-def _verify_segment(fs: FS, directory: str, base: int, names: list[str], place: _Place) -> Iterator[Verdict]:
+def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[Verdict]:
     """Verdicts on a .log file and the files that go with it, from one walk."""
-    is_active = place.next_base is None
+    names, place = look.files_of(base), look.place(base)
     checks: list[_Check] = []
     early: list[Verdict] = []
     for suffix, kind in ((".index", _IndexCheck), (".timeindex", _TimeCheck), (".txnindex", _TxnCheck)):
         name = file_name(base, suffix)
         if name in names:
             try:
-                checks.append(kind(fs, os.path.join(directory, name), base, is_active))
+                checks.append(kind(fs, os.path.join(directory, name), base, place))
             except LogNotFoundError:
                 pass  # went with its segment
             except LogcoreError as error:
@@ -233,7 +317,7 @@ def _verify_segment(fs: FS, directory: str, base: int, names: list[str], place: 
     for check in checks:
         yield check.verdict()
     if file_name(base, SEAL) in names:
-        yield _verify_seal(fs, os.path.join(directory, file_name(base, SEAL)), base, place.log_start)
+        yield _verify_seal(fs, os.path.join(directory, file_name(base, SEAL)), base, place.noted.log_start)
     if file_name(base, ".snapshot") in names:
         yield _verify_small(fs, os.path.join(directory, file_name(base, ".snapshot")), "snapshot")
 
@@ -306,8 +390,10 @@ def _walk(segment: Segment, place: _Place, checks: list[_Check]) -> _Walked:
         if count:
             good = facts[:count]
             walked.end_offset = int(good["last_offset"][-1]) + 1
-            if walked.recovery_position is None and walked.end_offset > place.recovery_point:
-                walked.recovery_position = int(good["position"][np.argmax(good["last_offset"] >= place.recovery_point)])
+            if walked.recovery_position is None and walked.end_offset > place.noted.recovery_point:
+                walked.recovery_position = int(
+                    good["position"][np.argmax(good["last_offset"] >= place.noted.recovery_point)]
+                )
             for check in checks:
                 check.add(good)
         if reason:
@@ -330,10 +416,15 @@ def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _Pl
     far = last.astype(np.float64) - base_offset > layout.INT32_MAX  # as floats, because foreign offsets overflow
     none = np.zeros(len(facts), bool)
     beyond = last >= place.next_base if place.next_base is not None else none
-    # This library leaves no gap in an active segment, so one means that an offset is damaged or a batch lost, and
-    # opening the log refuses it; Kafka may leave some.
-    is_dense = place.next_base is None and place.policy is not None
-    gap = (base > before + 1) & (facts["magic"] == 2) & (last >= place.recovery_point) if is_dense else none
+    gap = (base > before + 1) & (facts["magic"] == 2)
+    if place.noted.is_dense:
+        gap &= base > place.noted.log_start
+    elif place.next_base is None and place.noted.notes.policy is not None:
+        # This library leaves no gap in an active segment, so one means that an offset is damaged or a batch lost, and
+        # opening the log refuses it; Kafka may leave some.
+        gap &= last >= place.noted.recovery_point
+    else:
+        gap = none
     bad = falls | far | beyond | gap
     if not bad.any():
         return len(facts), ""
@@ -377,24 +468,21 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _Place) -> Verdi
         size_bytes=size,
     )
     is_active = place.next_base is None
-    lost = is_active and walked.end_offset < place.recovery_point
+    lost = is_active and walked.end_offset < place.noted.recovery_point
     if position is None and not lost:
         if is_active or walked.end_offset == place.next_base:
             return verdict
-        gap = f"offsets {walked.end_offset} to {(place.next_base or 0) - 1} lie in no segment"
-        if walked.has_gaps:
-            return attrs.evolve(verdict, detail=f"{gap}: compacted away")
-        return attrs.evolve(
-            verdict, status="warning", detail=f"{gap}: normal only after compaction", offset=walked.end_offset
-        )
+        return attrs.evolve(verdict, **_judge_gap(walked, place.next_base or 0, place))
     if position is None:
-        detail = f"the log ends at offset {walked.end_offset}, but up to {place.recovery_point} it was on disk"
+        detail = f"the log ends at offset {walked.end_offset}, but up to {place.noted.recovery_point} it was on disk"
         return attrs.evolve(verdict, status="damaged", detail=detail, position=size, offset=walked.end_offset)
     # Asked of the same table that opening the log asks. Its writer may have cut the file since.
     segment.refresh()
     only_zeros, next_batch_bytes = recovery._look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
     known = size + 1 if lost else walked.recovery_position if walked.recovery_position is not None else position
-    action = decide(TailFacts(position, known, only_zeros, next_batch_bytes, place.policy or Durability("os")))
+    action = decide(
+        TailFacts(position, known, only_zeros, next_batch_bytes, place.noted.notes.policy or Durability("os"))
+    )
     left = f"{size - position} {'zero ' if only_zeros else ''}bytes from here on"
     if is_active and next_batch_bytes is None and action is not Action.FAIL and not walked.is_refused:
         detail = f"torn tail: {walked.reason}; opening the log cuts the {left}"
@@ -405,14 +493,28 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _Place) -> Verdi
         if next_batch_bytes is not None:
             detail = f"{walked.reason}; the next whole batch is {next_batch_bytes} bytes further, {left}"
         elif lost:
-            detail += f", but up to offset {place.recovery_point} all was on disk"
+            detail += f", but up to offset {place.noted.recovery_point} all was on disk"
     return attrs.evolve(verdict, status=status, detail=detail, position=position, offset=walked.end_offset)
+
+
+def _judge_gap(walked: _Walked, next_base: int, place: _Place) -> dict[str, Any]:
+    """What is to be said of a segment that ends before the next one begins."""
+    gap = f"offsets {walked.end_offset} to {next_base - 1} lie in no segment"
+    if next_base <= place.noted.log_start:
+        return {"detail": f"{gap}: deleted"}
+    if any(walked.end_offset <= base < next_base for base in place.swaps):
+        return {"detail": f"{gap}: a compaction that has not ended has them"}
+    if place.noted.is_dense:
+        return {"status": "damaged", "detail": f"{gap}, of a log that has no gaps", "offset": walked.end_offset}
+    if walked.has_gaps:
+        return {"detail": f"{gap}: compacted away"}
+    return {"status": "warning", "detail": f"{gap}: normal only after compaction", "offset": walked.end_offset}
 
 
 class _Check(Protocol):
     """What is learnt about a file beside the .log while that is walked."""
 
-    def __init__(self, fs: FS, path: str, base: int, is_active: bool) -> None: ...
+    def __init__(self, fs: FS, path: str, base: int, place: _Place) -> None: ...
     def add(self, facts: layout.Facts) -> None:
         """Takes in the next good batches of the segment."""
 
@@ -429,13 +531,14 @@ class _EntriesCheck:
     dtype: np.dtype[Any]
     status: Status = "warning"
 
-    def __init__(self, fs: FS, path: str, base: int, is_active: bool) -> None:
+    def __init__(self, fs: FS, path: str, base: int, place: _Place) -> None:
         self.path, self.base = path, base
         self.table = IndexTable.read(fs, path, self.dtype)
         self.entries = self.table.entries
         self.reason = ""
         self.slot: int | None = None
-        self.is_active = is_active
+        self.is_active = place.next_base is None
+        self.is_rebuilt = place.is_rebuilt
         self.judge()
 
     def judge(self) -> None:
@@ -542,16 +645,16 @@ class _TimeCheck(_EntriesCheck):
 class _TxnCheck(_EntriesCheck):
     """.txnindex: aborted transactions that end in this segment, in the order of their markers.
 
-    Damaged rather than doubtful when wrong: readers of committed data go by it, and Kafka rebuilds it only after a
-    crash.
+    Damaged rather than doubtful when wrong, but for the active one after a crash, which opening makes anew: readers of
+    committed data go by it.
     """
 
     kind = "txnindex"
     dtype = TXN_ENTRY
-    status: Status = "damaged"
 
     def judge(self) -> None:
         entries = self.entries
+        self.status = "warning" if self.is_rebuilt else "damaged"
         last = entries["last_offset"].astype(np.int64)
         # As in Kafka, the high byte of the version decides.
         self.fault(entries["version"] >> 8 != 0, "unknown version")

@@ -16,15 +16,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from logcore.errors import MissingDependencyError
-from logcore.testing.disk import (
-    CrashState,
-    Fault,
-    FaultPlan,
-    Operation,
-    SimulatedCrash,
-    SimulatedDisk,
-)
+from logcore.testing.disk import CrashState, SimulatedCrash, SimulatedDisk
 from logcore.testing.explore import CrashTestError, Explorer, Report, explore
+from logcore.testing.faults import Fault, FaultPlan, Operation
 from logcore.testing.oracle import FoundLog, LogHistory, recover_log
 
 if TYPE_CHECKING:

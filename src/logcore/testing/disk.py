@@ -1,4 +1,4 @@
-"""A disk in memory that knows what a crash may leave of it, and fails when told to.
+"""A disk in memory that knows what a crash may leave of it, and fails when a plan (faults.py) says so.
 
 `SimulatedDisk` is an `fs.FS`: what runs on the operating system's files runs on it unchanged. What it models:
 
@@ -20,7 +20,6 @@ It does not model permissions, links, free blocks beyond `capacity_bytes`, or tw
 from __future__ import annotations
 
 import errno
-import fnmatch
 import functools
 import itertools
 import os
@@ -31,12 +30,13 @@ import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import attrs
 
 from logcore.errors import LogLockedError, StorageReadError, StorageWriteError
 from logcore.fs import Data, Lock, Watch, _raise, _raise_sync
+from logcore.testing.faults import FaultPlan, Operation
 
 #: What a disk writes whole or not at all.
 SECTOR: Final = 512
@@ -47,78 +47,12 @@ EXHAUSTIVE: Final = 10
 _REWRITES: Final = 3
 _START_MS: Final = 1_700_000_000_000
 
-#: Operations that change what a crash may leave.
-CHANGES: Final = frozenset({"create", "link", "pwrite", "truncate", "mkdir", "rename", "unlink", "rmdir"})
-SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
-READS: Final = frozenset({"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"})
-OPERATIONS: Final = CHANGES | SYNCS | READS
-
 Kind = Literal["kill", "power"]
 Names = Literal["posix", "journal"]
-Result = TypeVar("Result")
 
 
 class SimulatedCrash(BaseException):
     """The machine is off. No `except Exception` catches it, as nothing catches a power cut."""
-
-
-class Operation(NamedTuple):
-    """One call that reached the disk: a name of OPERATIONS and the path it was about."""
-
-    name: str
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.path}"
-
-
-@attrs.frozen
-class Fault:
-    """A failure of chosen calls.
-
-    operation: one of OPERATIONS, or "*". action: an errno, so that the call fails with it (a write after its first
-    half, a sync after losing the data); or "lie", a sync that does nothing and succeeds; "rot", a write of which one
-    bit is wrong; "misdirect", a write that lands a sector further; "crash", the power goes during the call. path: a
-    glob over the whole path. at: which matching call is the first to fail, from 1. times: how many do, None for ever.
-    """
-
-    operation: str
-    action: int | Literal["lie", "rot", "misdirect", "crash"] = errno.EIO
-    path: str = "*"
-    at: int = 1
-    times: int | None = 1
-
-    def __attrs_post_init__(self) -> None:
-        if self.operation != "*" and self.operation not in OPERATIONS:
-            raise ValueError(f"unknown operation {self.operation!r}; known are {', '.join(sorted(OPERATIONS))}")
-
-
-class FaultPlan:
-    """Which calls fail, and how: `FaultPlan(Fault("fdatasync", errno.EIO, path="*.log", at=3))`.
-
-    It counts the calls it is asked about, so one plan serves one disk. hits: the faults that came to pass.
-    """
-
-    def __init__(self, *faults: Fault) -> None:
-        self.faults = faults
-        self.hits: list[tuple[Fault, Operation]] = []
-        self._counts = [0] * len(faults)
-
-    def __repr__(self) -> str:
-        return f"FaultPlan({', '.join(map(repr, self.faults))})"
-
-    def ask(self, operation: str, path: str) -> int | str | None:
-        """The action for this call, None when it is to succeed."""
-        action: int | str | None = None
-        for at, fault in enumerate(self.faults):
-            if fault.operation not in ("*", operation) or not fnmatch.fnmatchcase(path, fault.path):
-                continue
-            self._counts[at] += 1
-            late = self._counts[at] - fault.at
-            if action is None and late >= 0 and (fault.times is None or late < fault.times):
-                self.hits.append((fault, Operation(operation, path)))
-                action = fault.action
-        return action
 
 
 class _Change(NamedTuple):
@@ -298,7 +232,7 @@ class CrashState:
         return f"<CrashState {self.kind}: {self.what}; {sizes}>"
 
 
-class _Asked:
+class Asked:
     """What a function asked a disk about the files that were there when it began, in order: (path, True) for the
     content, (path, False) for the size.
     """
@@ -321,78 +255,6 @@ class _Asked:
         self.written.add(file)
         if size == 0:
             self._blank.add(file)
-
-
-class _Question:
-    """A place in the tree of Known: what is asked there, and where each answer leads."""
-
-    __slots__ = ("about", "answers")
-
-    def __init__(self, about: tuple[str, bool]) -> None:
-        self.about = about
-        self.answers: dict[int, Any] = {}
-
-
-class Known(Generic[Result]):
-    """What a function finds on disks, as a tree: names and time at the root, then each size and content that it asks
-    for, in its order. On disks that give it the same answers it goes the same way and finds the same, so it is called
-    once for all of them. What it finds must come from the disk alone, and not from the order in which names are listed.
-    """
-
-    def __init__(self) -> None:
-        self._roots: dict[int, Any] = {}
-
-    def get(self, files: Mapping[str, bytes | None], now_ms: int) -> Result | None:
-        """What was found on such a disk; None when that is not known."""
-        return self._find(files, now_ms)[0]
-
-    def run(self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Result]) -> Result:
-        """What is known of this disk, or else what the function finds there. May be called by what is run so itself."""
-        outer, asked = disk._asked, _Asked(disk)
-        files = {path: node.seen() for path, node in asked.nodes.items()}
-        now_ms = disk.now_ms()
-        result, questions = self._find(files, now_ms)
-        if result is None:
-            disk._asked = asked
-            try:
-                result = function(disk)
-            finally:
-                disk._asked = outer
-            questions = list(asked.questions)
-            self._add(files, now_ms, questions, result)
-        if outer is not None:
-            for path, is_whole in questions:
-                outer.ask(asked.nodes[path], is_whole)
-            outer.written |= asked.written
-        return result
-
-    def _find(self, files: Mapping[str, bytes | None], now_ms: int) -> tuple[Result | None, list[tuple[str, bool]]]:
-        found = self._roots.get(self._root(files, now_ms))
-        questions = []
-        while type(found) is _Question:
-            questions.append(found.about)
-            found = found.answers.get(self._answer(files, found.about))
-        return found, questions
-
-    def _add(
-        self, files: Mapping[str, bytes | None], now_ms: int, questions: list[tuple[str, bool]], result: Result
-    ) -> None:
-        answers, answer = self._roots, self._root(files, now_ms)
-        for about in questions:
-            question = answers.get(answer)
-            if type(question) is not _Question or question.about != about:
-                question = answers[answer] = _Question(about)
-            answers, answer = question.answers, self._answer(files, about)
-        answers[answer] = result
-
-    @staticmethod
-    def _root(files: Mapping[str, bytes | None], now_ms: int) -> int:
-        return hash((now_ms, frozenset([path + "/" if content is None else path for path, content in files.items()])))
-
-    @staticmethod
-    def _answer(files: Mapping[str, bytes | None], about: tuple[str, bool]) -> int:
-        content = files[about[0]]
-        return -1 if content is None else hash(content) if about[1] else len(content)
 
 
 _Failure = type[StorageReadError] | type[StorageWriteError]
@@ -450,7 +312,7 @@ class SimulatedDisk:
         self._newest: _File | None = None  # whose change came last; None when it was one of names
         self._writing: _File | None = None  # during a write
         self._crash_in: int | None = None
-        self._asked: _Asked | None = None  # for Known
+        self._asked: Asked | None = None  # for Known
         self._root = _Directory(next(self._numbers), now_ms)
         self._found: dict[str, _Node] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():

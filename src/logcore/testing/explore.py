@@ -8,7 +8,7 @@
 
 Rules:
 - Each disk is opened once: equal ones are the same disk. One that differs only in what recovery never looked at, as the
-  content of a file that it removes unread, is not opened either: the same would be found (disk.Known).
+  content of a file that it removes unread, is not opened either: the same would be found (known.Known).
 - What was found is judged again when more was promised.
 - For some of the disks the power goes again, at every moment of their recovery.
 - A failure says which moment, which disk and which calls led there, and carries that disk.
@@ -25,7 +25,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
-from logcore.testing.disk import SYNCS, CrashState, Kind, Known, Names, Operation, SimulatedDisk
+from logcore.testing.disk import CrashState, Kind, Names, SimulatedDisk
+from logcore.testing.faults import SYNCS, Operation
+from logcore.testing.known import Known
 
 Found = TypeVar("Found")
 Promise = TypeVar("Promise")

@@ -38,7 +38,8 @@ from logcore.kernels import Record
 from logcore.log import Log, Receipt, open_log
 from logcore.recordbatch import encode
 from logcore.testing import strategies
-from logcore.testing.disk import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
+from logcore.testing.disk import SimulatedCrash, SimulatedDisk
+from logcore.testing.faults import Fault, FaultPlan
 from logcore.testing.oracle import FoundLog, LogHistory, check_epochs
 from logcore.testing.strategies import CrashPoint, Row
 

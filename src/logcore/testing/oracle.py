@@ -29,10 +29,12 @@ from logcore.index import TransactionIndex, load
 from logcore.kernels import Record
 from logcore.log import Log, open_log
 from logcore.producers import Transactions
+from logcore.producerstate import ProducerState
 from logcore.reader import control_types, list_bases
 from logcore.recovery import rebuild
 from logcore.segment import ActiveSegment
-from logcore.testing.disk import Kind, Known, SimulatedDisk
+from logcore.testing.disk import Kind, SimulatedDisk
+from logcore.testing.known import Known
 from logcore.verify import Verdict, verify
 
 Found = TypeVar("Found")
@@ -453,16 +455,12 @@ def check_memory(log: Log) -> None:
         stored = bytes(load(log._fs, segment.file(".txnindex"), TransactionIndex))
         assert stored == bytes(index.data), f"the transaction index of {segment} is not what its batches say"
     with log._lock:
-        remembered = log._known_producers_locked()
-        log._producers, snapshots = None, log._snapshot_offsets_locked
-        log._snapshot_offsets_locked = list  # type: ignore[method-assign]
-        try:
-            fresh = log._known_producers_locked()
-        finally:
-            log._snapshot_offsets_locked = snapshots  # type: ignore[method-assign]
-            log._producers = remembered
-    assert remembered.open_transactions() == fresh.open_transactions(), "open transactions"
-    assert remembered.last_batches() == fresh.last_batches(), "what producers wrote last"
+        remembered = log._producers.known()
+        fresh = ProducerState(log._fs, log.path, lambda: (segments, 0, log.log_end_offset))
+        fresh._offsets = list  # type: ignore[method-assign]  # no snapshot, only the batches
+        replayed_producers = fresh.known()
+    assert remembered.open_transactions() == replayed_producers.open_transactions(), "open transactions"
+    assert remembered.last_batches() == replayed_producers.last_batches(), "what producers wrote last"
 
 
 def _look_before(disk: SimulatedDisk, path: str) -> list[Record]:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from logcore.kernels import Record
 from logcore.log import open_log
 from logcore.recordbatch import encode
-from logcore.testing.disk import Fault, SimulatedDisk
+from logcore.testing.disk import SimulatedDisk
+from logcore.testing.faults import Fault
 
 __all__ = [
     "CrashPoint",

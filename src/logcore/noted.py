@@ -1,0 +1,104 @@
+"""What is noted of a partition outside its segments: by checkpoints of a log directory, and by its own small files.
+
+Rules:
+- What is not noted, or cannot be understood, counts as absent, as in checkpoint.py.
+- Notes tell that something must be there, never what it is.
+
+This module sees no batch. verify.py and salvage.py hold what they find in segments against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+
+from logcore import checkpoint
+from logcore.config import INT64_MAX
+from logcore.errors import LogcoreError
+from logcore.fs import FS
+
+#: (topic, number).
+Key = tuple[str, int]
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+@attrs.frozen(kw_only=True)
+class Noted:
+    """Offsets are 0 where nothing is noted.
+
+    directory: the log directory whose checkpoints say log_start, recovery_point, high_watermark and cleaned_to.
+    is_listed: whether they know the partition, so that what they do not say was not so. durable_end, epoch_start (where
+    the first leader epoch begins, None where there are none) and notes: of the partition's own files.
+    """
+
+    directory: str
+    log_start: int
+    recovery_point: int
+    high_watermark: int
+    cleaned_to: int
+    is_listed: bool
+    durable_end: int
+    epoch_start: int | None
+    notes: checkpoint.Notes
+
+    @classmethod
+    def read(cls, fs: FS, path: str, directory: str, key: Key | None) -> Noted:
+        """Of the partition at path, which the log directory knows as key; None where it can have no such name."""
+
+        def lines(name: str) -> dict[Key, int]:
+            found = or_else({}, checkpoint.read_offsets, fs, directory, name)
+            return {one: offset for one, offset in found.items() if one == key and 0 <= offset <= INT64_MAX}
+
+        points, starts = lines(checkpoint.RECOVERY_POINT), lines(checkpoint.LOG_START)
+        epochs = or_else([], checkpoint.read_epochs, fs, path)
+        return cls(
+            directory=directory,
+            log_start=max(starts.values(), default=0),
+            recovery_point=max(points.values(), default=0),
+            high_watermark=max(lines(checkpoint.HIGH_WATERMARK).values(), default=0),
+            cleaned_to=max(lines(checkpoint.CLEANER).values(), default=0),
+            is_listed=bool(points) and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
+            durable_end=max(0, or_else(0, checkpoint.read_durable_end, fs, path) or 0),
+            epoch_start=epochs[0][1] if epochs else None,
+            notes=or_else(checkpoint.Notes(), checkpoint.read_notes, fs, path),
+        )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether a gap in the offsets is a loss: this library made the log, and nothing compacted it."""
+        return self.notes.dense and not self.cleaned_to
+
+    @property
+    def end(self) -> int:
+        """Up to here offsets were given out and shown, or were on disk."""
+        return max(self.recovery_point, self.high_watermark, self.durable_end)
+
+    def begin(self, first_base: int) -> int:
+        """Where a log begins whose first segment begins at first_base: below that where segments are gone that nobody
+        deleted.
+
+        What deletes from the front notes the new start first: this library in the checkpoint; Kafka, which drops that
+        line when a segment begins there, in the epochs.
+        """
+        if self.is_dense and self.is_listed and self.epoch_start is not None:
+            first_base = min(first_base, self.epoch_start)
+        return max(self.log_start, first_base)
+
+
+def is_understood(fs: FS, directory: str, name: str) -> bool:
+    """Whether an offset checkpoint is not there, is empty, or can be understood."""
+    content = or_else(b"?", checkpoint.read, fs, directory, name)
+    return (content or b"").split() in ([], [b"0", b"0"]) or bool(
+        or_else({}, checkpoint.read_offsets, fs, directory, name)
+    )
+
+
+def or_else(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:
+    """What a call returns, or something else where a file cannot be read or understood."""
+    try:
+        return call(*arguments)
+    except LogcoreError:
+        return otherwise

@@ -1,0 +1,190 @@
+"""What a log knows of its producers: in memory, in the snapshots beside its segments, and in the batches behind them.
+
+Rules (storage format sections 5.1 to 5.5):
+- Nothing is looked up before the first idempotent producer comes: a log without such producers never pays for them.
+- What is known is that of the newest sound snapshot at or below the end, and of the batches behind it. After an append
+  that may have stored a part, it is forgotten and looked up again.
+- In the middle of an append nothing is saved: what it has stored already is not noted yet.
+- A snapshot is a cache. One that cannot be written costs a walk over heads; one above the end tells of records that
+  are gone, and has to go before others have their offsets.
+
+All is called under the log's lock. This module judges no sequence (sequences.py) and writes no segment (log.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import Final
+
+from logcore import checkpoint
+from logcore.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    OutOfOrderSequenceError,
+    ResourceError,
+    StorageReadError,
+    StorageWriteError,
+)
+from logcore.fs import FS
+from logcore.kernels import layout
+from logcore.kernels.layout import EncodedBatch
+from logcore.reading import slot_of
+from logcore.segment import Segment, base_offset_of, file_name
+from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
+
+#: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
+_PRODUCER: Final = struct.Struct(">qhii")
+
+#: What is to be noted of batches once they are stored: (producer id, epoch, whether it is transactional, batch).
+Sequenced = list[tuple[int, int, bool, SequencedBatch]]
+
+
+class ProducerState:
+    """The producers of the log in a directory. extent(): its segments, its start offset and its end offset now."""
+
+    def __init__(self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int, int]]) -> None:
+        self._fs, self._path, self._extent = fs, path, extent
+        self._known: Producers | None = None
+        self._is_storing = False
+
+    def forget(self) -> None:
+        """Looked up again when it is needed."""
+        self._known = None
+
+    def known(self) -> Producers:
+        """The producers, as of the log's end. Raises CorruptBatchError and StorageReadError."""
+        if self._known is None:
+            self._known = self._looked_up()
+        _, _, end = self._extent()
+        if self._known.next_offset < end:
+            self._known.next_offset = end  # what others appended meanwhile has no producer id
+        return self._known
+
+    def _looked_up(self) -> Producers:
+        segments, log_start, end = self._extent()
+        producers = self._loaded(log_start, end) or Producers(next_offset=segments[0].base_offset)
+        for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
+            start = max(producers.next_offset, segment.base_offset)
+            for facts, position, why in segment.walk(segment.find(start), crc=False):
+                producers.add_facts(facts[facts["last_offset"] < end], coordinator_epochs(segment))
+                if why not in (layout.WALK_END, layout.WALK_LIMIT):
+                    raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
+        producers.expire(self._fs.now_ms())
+        return producers
+
+    def expire(self, now_ms: int) -> None:
+        """Forgets producers that have written nothing for a day."""
+        if self._known is not None:
+            self._known.expire(now_ms)
+
+    # -- batches to append ---------------------------------------------------------------------------------------
+
+    def judge(self, raw: bytearray, batches: Sequence[EncodedBatch]) -> Sequenced | SequencedBatch | None:
+        """What storing() is to note of batches, None when no producer is named in them; or the batch that they repeat.
+
+        Raises InvalidProducerEpochError, OutOfOrderSequenceError and InvalidTransactionStateError.
+        """
+        if len(batches) == 1 and raw[43] & 0x80:  # producer id -1
+            return None
+        found: Sequenced = []
+        ahead = Producers()  # of this call, not stored yet
+        for position, _, last_offset, max_timestamp in batches:
+            producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(raw, position + 43)
+            if producer_id < 0:
+                continue
+            judge = ahead if producer_id in ahead else self.known()
+            is_transactional = bool(raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT)
+            duplicate = judge.duplicate_of(producer_id, epoch, first_sequence, count, is_transactional=is_transactional)
+            if duplicate is not None:
+                if len(batches) == 1:
+                    return duplicate
+                raise OutOfOrderSequenceError("a batch among several was stored before", found=first_sequence)
+            last = last_sequence(first_sequence, count)
+            batch = SequencedBatch(first_sequence, last, last_offset - count + 1, last_offset, max_timestamp)
+            found.append((producer_id, epoch, is_transactional, batch))
+            ahead.add(producer_id, epoch, batch, is_transactional=is_transactional)
+        return found or None
+
+    @contextlib.contextmanager
+    def storing(self, sequenced: Sequenced | None, *, is_judged: bool) -> Generator[None, None, None]:
+        """Around the writing of batches; notes those of judge() once all are stored. is_judged: False for batches that
+        came as they are, of which only their heads tell.
+        """
+        self._is_storing = sequenced is not None
+        if not is_judged:
+            self._known = None  # and so no roll on the way saves what lacks these batches
+        try:
+            yield
+            if sequenced is not None:
+                producers = self.known()
+                for producer_id, epoch, is_transactional, batch in sequenced:
+                    producers.add(producer_id, epoch, batch, is_transactional=is_transactional)
+        except BaseException:
+            self._known = None  # some of it may have stayed
+            raise
+        finally:
+            self._is_storing = False
+            if not is_judged:
+                self._known = None  # a roll on the way may have looked, and not seen the rest
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def _offsets(self) -> list[int]:
+        """Offsets in the names of the snapshots that are there, rising."""
+        names = self._fs.listdir(self._path)
+        return sorted(offset for name in names if (offset := base_offset_of(name, SNAPSHOT)) is not None)
+
+    def _loaded(self, low: int, high: int) -> Producers | None:
+        """What the newest sound snapshot at an offset from low to high says."""
+        for offset in reversed(self._offsets()):
+            if low <= offset <= high:
+                content = checkpoint.read(self._fs, self._path, file_name(offset, SNAPSHOT))
+                producers = None if content is None else Producers.unpack(content, offset)
+                if producers is not None:
+                    return producers
+        return None
+
+    def prepare_roll(self, *, has_producers: bool) -> None:
+        """Looks up what save() is to save: once retention has deleted the batches, only a snapshot tells of them.
+
+        has_producers: whether the segment that is sealed names any.
+        """
+        if self._known is None and (has_producers or self._offsets()):
+            with contextlib.suppress(CorruptBatchError, StorageReadError):
+                self.known()
+
+    def save(self) -> None:
+        """Notes the producers at the log's end, where any are known, and removes what is not at a segment's start."""
+        if self._known is None or not len(self._known) or self._is_storing:
+            return
+        self._known.expire(self._fs.now_ms())
+        segments, _, end = self._extent()
+        with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+            checkpoint.write(self._fs, self._path, file_name(end, SNAPSHOT), self._known.pack())
+            self._remove_all_but({end, *(segment.base_offset for segment in segments)})
+
+    def _remove_all_but(self, kept: Collection[int]) -> None:
+        for offset in self._offsets():
+            if offset not in kept:
+                self._fs.unlink(os.path.join(self._path, file_name(offset, SNAPSHOT)))
+
+    def remove_above(self, offset: int) -> None:
+        """Those that tell of records at and above an offset, which are gone."""
+        self._remove_all_but([kept for kept in self._offsets() if kept <= offset])
+
+
+def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
+    """What Producers.add_facts() asks for: the coordinator epoch in the marker at a position (storage format section
+    1.10); -1 for another control batch.
+    """
+
+    def coordinator_epoch(position: int) -> int:
+        batch = segment.batch(position)
+        records = [] if batch is None else batch.records()
+        value = records[0].value if records else None
+        return -1 if value is None or len(value) < 6 else int.from_bytes(value[2:6], "big", signed=True)
+
+    return coordinator_epoch

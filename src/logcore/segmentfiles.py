@@ -1,0 +1,176 @@
+"""Takes the files of segments out of a partition directory, and puts others in their place.
+
+Rules:
+- A crash at any moment leaves the old files or the new ones, and names that tell which of them count (recovery.py reads
+  them, docs/crashes.md goes through them one by one).
+- What leaves the log gets the suffix .deleted at once; it goes when readers in other processes have had the time to
+  open it, at the latest when the log is closed. What a crash leaves of it goes when the log was opened: until then it
+  may be what fills a gap (salvage.py).
+- The .log file goes first and comes first: indexes alone mean nothing, and go at the next opening.
+
+This module knows no offsets but those in names, and takes no lock: a log calls it under its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from logcore.errors import LogcoreError
+from logcore.fs import FS
+from logcore.segment import INDEXES, LOG, SEAL, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name
+
+#: A copy of part of a segment goes in pieces of this.
+_COPY_BYTES: Final = 1 << 20
+
+
+class SegmentFiles:
+    """The files of one log's segments."""
+
+    def __init__(self, fs: FS, path: str) -> None:
+        self._fs, self._path = fs, path
+        self._retired: list[tuple[int, str]] = []  # with when they go, by the monotonic clock
+
+    # -- out of the log ------------------------------------------------------------------------------------------
+
+    def retire(self, bases: Iterable[int], delay_ms: int) -> None:
+        """Takes the files of segments out of the log; they go delay_ms later. Not durable yet."""
+        for base in bases:
+            self._note_retired(self._put_away(base), delay_ms)
+
+    def _note_retired(self, paths: Sequence[str], delay_ms: int) -> None:
+        due_ms = self._fs.monotonic_ms() + delay_ms
+        self._retired += [(due_ms, path) for path in paths]
+
+    def _put_away(self, base_offset: int, suffixes: Sequence[str] | None = None) -> list[str]:
+        """Renames the files of a segment, or those of them with a suffix, to .deleted; returns their new paths."""
+        prefix = file_name(base_offset, ".")
+        names = [name for name in self._fs.listdir(self._path) if name.startswith(prefix)]
+        names = [name for name in names if not name.endswith((".deleted", ".cleaned", ".swap"))]
+        if suffixes is not None:
+            names = [name for name in names if name[len(prefix) - 1 :] in suffixes]
+        paths = []
+        for name in sorted(names, key=lambda name: not name.endswith(LOG)):
+            paths.append(os.path.join(self._path, name + ".deleted"))
+            self._fs.rename(os.path.join(self._path, name), paths[-1])
+        return paths
+
+    def unlink_retired(self, now_ms: int | None) -> bool:
+        """Removes the files whose time has come, or all with None. One that cannot go now goes at the next opening."""
+        due = [path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms]
+        if due:
+            self._retired = [(due_ms, path) for due_ms, path in self._retired if path not in due]
+            for path in due:
+                with contextlib.suppress(FileNotFoundError, LogcoreError):
+                    self._fs.unlink(path)
+        return bool(due)
+
+    def remove(self, segment: Segment) -> None:
+        """Takes a segment out of the log, durably, and its files with it. Who holds it goes on reading it."""
+        segment.keep()
+        away = self._put_away(segment.base_offset)
+        self._fs.sync_dir(self._path)
+        for path in away:
+            self._fs.unlink(path)
+
+    def remove_leftovers(self, names: Sequence[str]) -> None:
+        """Removes what a crash left of work that it ended, of the names in the directory. Nothing refers to it; but a
+        new segment would take the indexes of one that is gone for its own, and Kafka would believe them.
+        """
+        logs = {name.removesuffix(LOG) for name in names if name.endswith(LOG)}
+        for name in names:
+            stem, suffix = os.path.splitext(name)
+            is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
+            if suffix in (".deleted", ".cleaned", ".tmp") or (is_index and stem not in logs):
+                with contextlib.suppress(FileNotFoundError):  # recovery may have made the same name anew
+                    self._fs.unlink(os.path.join(self._path, name))
+
+    def unseal(self, segments: Sequence[Segment]) -> None:
+        """Removes the seals of segments that are about to be other files, or to have no next one; durably, because a
+        crash that left one would have it say that something was lost.
+        """
+        paths = [path for segment in segments if self._fs.exists(path := segment.file(SEAL))]
+        for path in paths:
+            self._fs.unlink(path)
+        if paths:
+            self._fs.sync_dir(self._path)
+
+    # -- in the place of others ----------------------------------------------------------------------------------
+
+    def replace_front(self, cut: Segment, position: int, tail: bytes) -> None:
+        """Puts a file with the bytes before position and tail behind them in the place of a segment; its indexes go."""
+        fs, temporary = self._fs, cut.path + ".tmp"
+        write_front(fs, temporary, cut, position, tail)
+        cut.keep()
+        for suffix in INDEXES:
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(cut.file(suffix))
+        fs.rename(temporary, cut.path)
+        fs.sync_dir(self._path)
+
+    def exchange(
+        self, old: Sequence[Segment], new: ActiveSegment, delay_ms: int, failed: Callable[[BaseException], None]
+    ) -> None:
+        """Puts a new segment, whole and on disk under .cleaned names, in the place of old ones that follow each other
+        (storage format section 9.7).
+
+        failed: is told of an error after which the directory says that the new segment counts, and opening it would
+        end the work. After any other error all is as before.
+        """
+        fs = self._fs
+        for segment in old:
+            segment.keep()
+        present = set(fs.listdir(self._path))
+        suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
+        paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
+        try:
+            for path in paths:
+                fs.rename(path + ".cleaned", path + ".swap")
+        except BaseException:
+            self._take_back(paths, failed)
+            raise
+        try:
+            fs.sync_dir(self._path)
+            away = self._put_away(old[0].base_offset, SEGMENT_FILES)
+            for segment in old[1:]:
+                away += self._put_away(segment.base_offset)
+            fs.sync_dir(self._path)
+            for path in paths:
+                fs.rename(path + ".swap", path)
+            fs.sync_dir(self._path)
+        except BaseException as error:
+            failed(error)
+            raise
+        self._note_retired(away, delay_ms)
+
+    def _take_back(self, paths: Sequence[str], failed: Callable[[BaseException], None]) -> None:
+        """Removes files that say that a new segment is complete. None may stay: after another round it would come back
+        into the log, with records that are in it already.
+        """
+        try:
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.unlink(path + ".swap")
+        except BaseException as error:
+            failed(error)
+            raise
+
+
+def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes) -> None:
+    """Writes the bytes of a segment before position, and tail behind them, to a file, which is on disk then."""
+    handle = fs.open(path, write=True, create=True)
+    try:
+        fs.truncate(handle, 0)
+        at = 0
+        while at < position:
+            piece = segment.piece(at, min(_COPY_BYTES, position - at))
+            part = piece.data[piece.at : min(piece.limit, piece.at + _COPY_BYTES, piece.at + position - at)]
+            fs.pwrite(handle, part, at)
+            at += len(part)
+        if tail:
+            fs.pwrite(handle, tail, position)
+        fs.fsync(handle)
+    finally:
+        fs.close(handle)
