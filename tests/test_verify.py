@@ -63,12 +63,22 @@ def test_a_partition_without_segments_is_judged(own):
     found = {one.kind: one for one in verify(own)}
     assert found.keys() == {"logcore.policy", "leader-epoch-checkpoint", "log"}
     assert found["log"].status == "damaged" and "offsets 0 to 17 lie in no segment" in found["log"].detail
-    with pytest.raises(logcore.CorruptLogError, match="segments of this partition are gone"):
-        logcore.open(own)
+    for read_only in (False, True):
+        with pytest.raises(logcore.CorruptLogError, match="segments of this partition are gone"):
+            logcore.open(own, read_only=read_only)
     (own.parent / "recovery-point-offset-checkpoint").unlink()
     assert "log" not in {one.kind for one in verify(own)}, "nothing says that there ever was one"
     (own / f"{FIRST}.timeindex").write_bytes(b"")
     assert {one.kind for one in verify(own) if one.status == "damaged"} == {"log"}
+
+
+def test_a_partition_whose_directory_is_gone_has_a_verdict(own):
+    away = own.with_name(f"{own.name}.0f-delete")
+    own.rename(away)
+    assert {one.status for one in verify(own.parent)} == {"ok"}, "Kafka is deleting it"
+    shutil.rmtree(away)
+    (found,) = (one for one in verify(own.parent) if one.status != "ok")
+    assert (found.path, found.status) == (str(own), "damaged") and "reached offset 18" in found.detail
 
 
 def test_a_seal_has_a_verdict_of_its_own(own):

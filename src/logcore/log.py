@@ -64,7 +64,15 @@ from logcore.kernels import active
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.producers import AbortedTransaction, Transactions
 from logcore.producerstate import ProducerState
-from logcore.reader import Isolation, LogReader, bases_in, control_types, list_names, parse_partition_name
+from logcore.reader import (
+    Isolation,
+    LogReader,
+    bases_in,
+    control_types,
+    list_names,
+    parse_partition_name,
+    segments_gone,
+)
 from logcore.reading import slot_of
 from logcore.recordbatch import (
     check_timestamps,
@@ -318,12 +326,7 @@ class Log(LogReader):
         created = not bases
         if created:
             if recovery_point > self._log_start:
-                raise CorruptLogError(
-                    "the segments of this partition are gone",
-                    path=self.path,
-                    expected=f"records up to offset {recovery_point}",
-                    found="no .log file",
-                )
+                raise segments_gone(self.path, recovery_point)
             bases = [self._log_start]
         # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
         bases = bases[max(0, bisect_right(bases, self._log_start) - 1) :]

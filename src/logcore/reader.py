@@ -27,6 +27,7 @@ from logcore.columns import RecordColumns
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
     CorruptBatchError,
+    CorruptLogError,
     InvalidConfigError,
     InvalidNameError,
     LogClosedError,
@@ -143,16 +144,19 @@ class LogReader:
 
     def _miss_end(self) -> None:
         """Where the files end below the recovery point, the log ends there all the same: reading on then meets an error
-        and no end. Looked at twice, because a writer may have gone on, rolled or truncated since.
+        and no end. Looked at twice, because a writer may have gone on, rolled or truncated since. Raises
+        CorruptLogError when there are no segments at all.
         """
         known = 0
         for _ in range(2):
             known = self._checkpoint(checkpoint.RECOVERY_POINT)
-            if known <= self._end or not self._segments:
+            if known <= self._end:
                 return
-            if list_bases(self._fs, self.path)[-1:] != [self._segments[-1].base_offset]:
+            if list_bases(self._fs, self.path)[-1:] != [one.base_offset for one in self._segments[-1:]]:
                 return
             self._refresh_end()
+        if not self._segments:
+            raise segments_gone(self.path, known)
         self._end, self._visible = max(self._end, known), max(self._visible, known)
 
     def _look_for_segments(self) -> list[Segment]:
@@ -597,6 +601,16 @@ class LogReader:
                 break
         bound = bound if end is None else min(operator.index(end), bound)
         return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._must_be_dense)
+
+
+def segments_gone(path: str, known: int) -> CorruptLogError:
+    """The error for a partition that has no .log file, and is known to have reached an offset."""
+    return CorruptLogError(
+        "the segments of this partition are gone",
+        path=path,
+        expected=f"records up to offset {known}",
+        found="no .log file",
+    )
 
 
 def control_types(segment: Segment) -> Callable[[int], str]:

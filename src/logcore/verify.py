@@ -37,7 +37,7 @@ from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, Sto
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import layout
-from logcore.noted import Noted
+from logcore.noted import Noted, or_else
 from logcore.recovery import Action, TailFacts, decide
 from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 from logcore.survey import (
@@ -112,6 +112,33 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
             yield Verdict(path=path, kind="other", status="damaged", detail=detail)
     for partition in found:
         yield from _verify_partition(fs, partition)
+    yield from _verify_missing(fs, directory)
+
+
+def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
+    """Partitions that had records, by the checkpoints, and have no directory. Looked at twice: who deletes a topic
+    renames its directories, and then takes it out of the checkpoints.
+    """
+    for _ in range(2):
+        points, starts = (
+            or_else({}, checkpoint.read_offsets, fs, directory, name)
+            for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
+        )
+        names = fs.listdir(directory)
+        going = tuple(name for name in names if name.endswith("-delete"))  # Kafka's, who does that a minute later
+        missing = [
+            (key, end)
+            for key, end in sorted(points.items())
+            if end > starts.get(key, 0)
+            and "{}-{}".format(*key) not in names
+            and not any(name.startswith("{}-{}.".format(*key)) for name in going)
+        ]
+        if not missing:
+            return
+    for (topic, number), end in missing:
+        path = os.path.join(directory, f"{topic}-{number}")
+        detail = f"the directory of a partition that reached offset {end} is gone"
+        yield Verdict(path=path, kind="other", status="damaged", detail=detail)
 
 
 def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
