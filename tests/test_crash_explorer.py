@@ -855,7 +855,7 @@ def b22_index_trusted(patch: pytest.MonkeyPatch) -> None:
         return max(0, min(index.entry(slot)[1], self.size_bytes)) if slot >= 0 else 0
 
     patch.setattr(Segment, "start_position", start_position)
-    patch.setattr(Segment, "read_one", lambda self, offset: 0)
+    patch.setattr(Segment, "read_one", lambda self, *args: 0)
 
 
 def leave_uncut(patch: pytest.MonkeyPatch, kind: type[OffsetIndex] | type[TimeIndex]) -> None:

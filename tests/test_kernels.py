@@ -6,6 +6,7 @@ batches with a flipped bit or a cut, and must give the same result or the same e
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +79,11 @@ def everything(kernel: Any, data: bytes) -> list[Any]:
         outcome(lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 0, True)),
         outcome(lambda: columns_of(kernel, data[:stop], rows)),
         outcome(lambda: kernel.decode_objects(data, 0, size, "f")),
-        *(outcome(lambda offset=offset: kernel.read_one(data, 0, size, offset, "f")) for offset in (0, 3, 11, 30)),
+        *(
+            outcome(lambda offset=offset, more=more: kernel.read_one(data, 0, size, offset, "f", *more))
+            for offset in (0, 3, 11, 30)
+            for more in ((), (31,), (31, True), (2**62,))
+        ),
         outcome(lambda: kernel.decode_body_objects(data[61:], min(5, len(data)), 3, T0, None, "f", 9)),
     ]
 
@@ -148,8 +153,9 @@ def test_both_kernels_find_the_same_record_even_in_bytes_that_lie(
         batch[at] = draw.draw(st.sampled_from([0, 1, 2, 4, 8, batch[at] ^ 2, batch[at] ^ 0x80]))
     data = with_crc(batch)
     offset = base_offset + before
-    assert outcome(lambda: plain.read_one(data, 0, len(data), offset, "f")) == outcome(
-        lambda: compiled.read_one(data, 0, len(data), offset, "f")
+    end = 2**62
+    assert outcome(lambda: plain.read_one(data, 0, len(data), offset, "f", end)) == outcome(
+        lambda: compiled.read_one(data, 0, len(data), offset, "f", end)
     )
     assert everything(plain, data) == everything(compiled, data)
 
@@ -162,11 +168,31 @@ def test_each_record_is_found_by_its_offset(kernel: Any, rows: Any, batch_bytes:
     index = b"".join(
         int(one["last_offset"] - 1000).to_bytes(4, "big") + int(one["position"]).to_bytes(4, "big") for one in facts
     )
-    for record in plain.decode_objects(data, 0, len(data)):
-        assert tuple(kernel.read_one(data, 0, len(data), record.offset)) == tuple(record)
-        found = kernel.get_one(index, len(facts), data, len(data), 1000, record.offset, "f")
+    size, end = len(data), 1000 + len(rows)
+    for record in plain.decode_objects(data, 0, size):
+        assert tuple(kernel.read_one(data, 0, size, record.offset, "f", end, True)) == tuple(record)
+        found = kernel.get_one(index, len(facts), data, size, 1000, record.offset, "f", end, True)
         assert tuple(found) == tuple(record)
-    assert kernel.get_one(index, len(facts), data, len(data), 1000, 1000 + len(rows), "f") == len(data)
+        assert tuple(kernel.read_one(data, 0, size, record.offset, "f", end + 1)) == tuple(record), "a gap behind it"
+    last = int(facts["position"][-1])
+    for more in ((), (-1, True), (end - 1,), (end + 1, True)):
+        assert kernel.get_one(index, len(facts), data, size, 1000, end - 1, "f", *more) == last, "nothing bears it out"
+    assert kernel.get_one(index, len(facts), data, size, 1000, end, "f", end, True) == size
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dense", [True, False])
+def test_an_offset_is_held_against_the_next_batch(kernel: Any, dense: bool) -> None:
+    """No CRC covers the offset in a head: with one bit turned, the batch would answer for the offsets of others."""
+    batches = [encode(plain, [(None, b"%d" % at)] * 8, base_offset=1000 + 8 * at) for at in range(4)]
+    sizes = [len(batch) for batch in batches]
+    for at, bit in itertools.product(range(4), range(64)):
+        data = bytearray(b"".join(batches))
+        data[sum(sizes[:at]) + 7 - bit // 8] ^= 1 << bit % 8
+        for offset in range(1000, 1032):
+            found = kernel.read_one(bytes(data), 0, len(data), offset, "f", 1032, dense)
+            if not isinstance(found, int) and found.offset == offset and (dense or at < 3):
+                assert found.value == b"%d" % ((offset - 1000) // 8), (at, bit, offset)
 
 
 unfit = st.sampled_from(["text", 7, bytearray(b"b"), memoryview(b"m"), 1.5, True, 2**63, -2, (), b"x" * 400])

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -255,21 +254,13 @@ def test_no_rot_of_a_log_of_ours_is_silent(questions: Any, damages: Any, read_on
     files = own()
     sound = answers(files, questions, read_only=read_only)
     met = {"same": 0, "error": 0, "cut": 0}
-    silent, unseen = [], []
+    silent = []
     for what, bad in damages(files, count):
         try:
             met[judge(sound, bad, questions, read_only=read_only)] += 1
         except AssertionError as error:
             silent.append(f"{what}: {error}")
-            with logcore.open(partition_in(bad), read_only=True, fs=SimulatedDisk(bad, now_ms=T0)) as log:
-                unseen += [what] if log.scrub().is_sound else []
-    # Log.get() walks from an index entry to its batch, and does not hold the offsets it passes against their
-    # neighbours: one that turned into the offset asked for is believed (docs/crashes.md, section 6). Few do.
-    assert not unseen, "a scrub does not find what Log.get() believes"
-    known = [one for one in silent if re.search(r"no error: \['get \d+'\]$", one.partition("\n")[0])]
-    assert len(known) <= max(1, count // 200)
-    silent = [one for one in silent if one not in known]
-    print(f"\n{met}, {len(silent)} silent, and {len(known)} of Log.get()")
+    print(f"\n{met}, {len(silent)} silent")
     assert not silent, "\n".join(silent)[:3000]
 
 

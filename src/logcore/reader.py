@@ -332,7 +332,8 @@ class LogReader:
             segments = self._segments
             slot = slot_of(segments, offset)
             if 0 <= slot < len(segments):
-                found = segments[slot].read_one(offset)
+                end = segments[slot + 1].base_offset if slot + 1 < len(segments) else self._end
+                found = segments[slot].read_one(offset, end, self._dense)
                 # Another offset, where there are no gaps, is a damaged head: reading on from here says so.
                 if (
                     not isinstance(found, int)

@@ -181,10 +181,14 @@ class Segment:
         view = self.view()
         return active.find_batch(view, self.start_position(offset), len(view), offset)
 
-    def read_one(self, offset: int) -> Record | int:
-        """The first record at or after offset; an int when it takes more than one plain batch to tell."""
+    def read_one(self, offset: int, end_offset: int, dense: bool) -> Record | int:
+        """The first record at or after offset; an int when it takes more than a plain batch and the next head to tell.
+
+        end_offset: of the segment. dense: whether there are no gaps in the offsets.
+        """
         view, index = self.view(), self.offset_index
-        return active.get_one(index.data, len(index), view, len(view), self.base_offset, offset, self.path)
+        size, base_offset = len(view), self.base_offset
+        return active.get_one(index.data, len(index), view, size, base_offset, offset, self.path, end_offset, dense)
 
     def head(self, position: int) -> tuple[memoryview, int, int]:
         """(data, at, limit) with enough bytes at position for the whole batch that seems to stand there."""
@@ -406,11 +410,12 @@ class GrowingSegment(Segment):
                 return position
         return 0
 
-    def read_one(self, offset: int) -> Record | int:
+    def read_one(self, offset: int, end_offset: int, dense: bool) -> Record | int:
         """As Segment.read_one, with one read of the file in the usual case; 0 when that does not find it."""
         position = self.start_position(offset)
         data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
-        found = active.read_one(data, 0, len(data), offset, self.path)
+        is_rest = position + len(data) == self._size
+        found = active.read_one(data, 0, len(data), offset, self.path, end_offset if is_rest else -1, dense)
         return found if not isinstance(found, int) else 0
 
     def find(self, offset: int) -> int:

@@ -840,17 +840,31 @@ def decode_body_objects(body, int32_t count, int64_t base_offset, int64_t base_t
         PyBuffer_Release(&view)
 
 
-def read_one(data, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path=None):
+def read_one(data, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path=None, int64_t end_offset=-1,
+             bint dense=False):
     """The first record at or after offset if a plain batch holds it, else the position to go on at. See plain.read_one."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        return one(<const uint8_t *>view.buf, position, min(limit, view.len), offset, path)
+        return one(<const uint8_t *>view.buf, position, min(limit, view.len), offset, path, end_offset, dense)
     finally:
         PyBuffer_Release(&view)
 
 
-cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path):
+cdef bint is_followed(const uint8_t *base, Py_ssize_t behind, Py_ssize_t limit, int64_t last_offset, int64_t end_offset,
+                      bint dense) noexcept nogil:
+    cdef int64_t following
+    if behind + 8 <= limit:
+        following = <int64_t>lc_be64(base + behind)
+    elif behind == limit:
+        following = end_offset
+    else:
+        return False
+    return following - 1 == last_offset if dense else following > last_offset
+
+
+cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path, int64_t end_offset,
+                bint dense):
     cdef Facts facts
     cdef Row row
     cdef const uint8_t *p
@@ -866,6 +880,8 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
     check_whole(base, position, limit, &facts, path)
     if facts.record_count < 0 or facts.record_count > (facts.size_bytes - HEADER_SIZE) // MIN_RECORD_SIZE:
         raise bad_body(BODY_COUNT, path, position)
+    if not is_followed(base, position + facts.size_bytes, limit, facts.last_offset, end_offset, dense):
+        return position
     p = base + position + HEADER_SIZE
     end = base + position + facts.size_bytes
     before = <int64_t>(<uint64_t>offset - <uint64_t>facts.base_offset)
@@ -894,7 +910,8 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
     return position + facts.size_bytes
 
 
-def get_one(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offset, int64_t offset, path=None):
+def get_one(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offset, int64_t offset, path=None,
+            int64_t end_offset=-1, bint dense=False):
     """start_position and read_one in one call. See plain.get_one."""
     cdef Py_buffer index_view, view
     cdef Py_ssize_t position
@@ -904,7 +921,7 @@ def get_one(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offs
         try:
             limit = min(limit, view.len)
             position = start(&index_view, entries, <const uint8_t *>view.buf, limit, base_offset, offset)
-            return one(<const uint8_t *>view.buf, position, limit, offset, path)
+            return one(<const uint8_t *>view.buf, position, limit, offset, path, end_offset, dense)
         finally:
             PyBuffer_Release(&view)
     finally:

@@ -664,11 +664,21 @@ def decode_body_objects(
     return _objects(bytes(view), rows, base_offset, base_timestamp, append_timestamp)
 
 
-def read_one(data: Buffer, position: int, limit: int, offset: int, path: Path = None) -> Record | int:
+def read_one(
+    data: Buffer,
+    position: int,
+    limit: int,
+    offset: int,
+    path: Path = None,
+    end_offset: int = -1,
+    dense: bool = False,
+) -> Record | int:
     """The first record at or after offset, searched from the batch at position on; the CRC of its batch is checked.
 
     Returns an int, the position to go on at, when the batch found is not plain (compressed, control, v0, v1, damaged),
-    or holds no such record, or when limit was reached.
+    or holds no such record, or when limit was reached. Also when its offset, which no CRC covers, is not borne out by
+    the batch behind it: that has to begin at the next offset, or (unless dense) at a later one. end_offset: where a
+    batch at limit would begin, -1 when that is not known.
 
     Where the head says that offsets have no gaps (the last delta is the record count less one), the records before the
     wanted one are skipped by their lengths alone; if that does not lead to the offset, all are read. Records behind the
@@ -685,6 +695,8 @@ def read_one(data: Buffer, position: int, limit: int, offset: int, path: Path = 
     size, count = facts[6], facts[9]
     if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
+    if not _is_followed(view, position + size, limit, facts[2], end_offset, dense):
+        return position
     body = view[position + HEADER_SIZE : position + size]
     at, end = 0, len(body)
     before = _int64(offset - facts[1])
@@ -713,6 +725,16 @@ def read_one(data: Buffer, position: int, limit: int, offset: int, path: Path = 
     return position + size
 
 
+def _is_followed(view: memoryview, behind: int, limit: int, last_offset: int, end_offset: int, dense: bool) -> bool:
+    if behind + 8 <= limit:
+        following = int.from_bytes(view[behind : behind + 8], "big", signed=True)
+    elif behind == limit:
+        following = end_offset
+    else:
+        return False
+    return _int64(following - 1) == last_offset if dense else following > last_offset
+
+
 def _record(body: memoryview, row: tuple[int, ...], facts: tuple[int, ...]) -> Record:
     timestamp_delta, offset_delta, key_at, key_size, value_at, value_size, headers_at, header_count = row
     appended = _append_time(facts)
@@ -726,11 +748,19 @@ def _record(body: memoryview, row: tuple[int, ...], facts: tuple[int, ...]) -> R
 
 
 def get_one(
-    index: Buffer, entries: int, data: Buffer, limit: int, base_offset: int, offset: int, path: Path = None
+    index: Buffer,
+    entries: int,
+    data: Buffer,
+    limit: int,
+    base_offset: int,
+    offset: int,
+    path: Path = None,
+    end_offset: int = -1,
+    dense: bool = False,
 ) -> Record | int:
     """start_position and then read_one from there, with the arguments, results and errors of both."""
     position = start_position(index, entries, data, limit, base_offset, offset)
-    return read_one(data, position, limit, offset, path)
+    return read_one(data, position, limit, offset, path, end_offset, dense)
 
 
 def search_offsets(data: Buffer, count: int, target: int) -> int:
