@@ -7,7 +7,7 @@ default. All of it is in the page cache. The sides take turns, and of three samp
 - Count: count() with .schema("offset BIGINT"). Parquet answers it from its footers.
 - Group: groupBy("partition") and the sum of length(value), with .schema("partition INT, value BINARY").
 - Write: key and value, read from the Parquet files, into a new directory each time, beside uncompressed Parquet.
-  logcore syncs what it writes, and publishes it at once; Parquet does not sync.
+  logcore syncs what it writes, and publishes it at once. Parquet does not sync; in one row its files are synced behind.
 
 Not shown: cold files, clusters, and streaming.
 """
@@ -91,7 +91,14 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
         shutil.rmtree(theirs, ignore_errors=True)
         pairs.write.option("compression", "none").parquet(theirs)
 
+    def write_parquet_to_disk() -> None:
+        write_parquet()
+        for file in Path(theirs).iterdir():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+
     yield beside("Spark write, key and value", count, write_log, write_parquet, 1.2, "Synced; Parquet is not.")
+    yield beside("Spark write to the disk", count, write_log, write_parquet_to_disk, 1.2, "Both synced.")
     with logcore.open(os.path.join(ours, "rows-0"), read_only=True) as written:
         assert written.high_watermark == count, "what was written is there"
 

@@ -48,8 +48,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that share a Spark go first, so that they stay together: what comes last is taken by other processes."""
-    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+    """Those that share a Spark go first, so that they stay together: what comes last is taken by other processes. The
+    longest comes next, for nobody to wait for it at the end.
+    """
+    first = {"spark": 0, "part": 1}
+    items.sort(key=lambda item: min((first.get(name, 2) for name in getattr(item, "fixturenames", ())), default=2))
 
 
 #: Tests whose forked children are cut off from power, or are killed inside a sync.
