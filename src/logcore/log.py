@@ -215,7 +215,7 @@ class Log(LogReader):
     _active: ActiveSegment
     _files: SegmentFiles
     _commit: GroupCommit
-    _durable_handle: int
+    _durable_handle = -1
     _recovery_point: int
     _leader_epoch: int
     _epochs: list[tuple[int, int]] = []  # noqa: RUF012  # never changed; empty for a reader, who looks at the file
@@ -256,6 +256,8 @@ class Log(LogReader):
             try:
                 if log is not None:
                     log._closed = True
+                    if log._durable_handle >= 0:
+                        fs.close(log._durable_handle)
                 lock.shared["failed"] = True
             finally:  # whatever else fails, such as for lack of memory
                 lock.release()
@@ -385,15 +387,20 @@ class Log(LogReader):
             if end <= recovery_point or segment.path in damaged:
                 continue
             made = ActiveSegment(self._fs, self.path, segment.base_offset, self.config, create=False)
-            recovery.rebuild(made)
             try:
+                # Of one that is damaged below the recovery point they stay: they may be what leads past the damage.
+                if not recovery.rebuild_sound(made, end):
+                    continue
                 self._index_aborted(made, end)
                 self._segments[slot] = made.seal()
+            except CorruptBatchError:  # further below: nobody can say which transactions were aborted
+                continue
             except (DiskFullError, ResourceError):  # Kafka makes those anew that are not there
                 for suffix in INDEXES:
                     with contextlib.suppress(FileNotFoundError):
                         self._fs.unlink(segment.file(suffix))
                 self._segments[slot] = Segment(self._fs, self.path, segment.base_offset)
+            self._fs.sync_dir(self.path)  # what was removed is gone before the recovery point moves on
 
     def _write_active_indexes(self, has_producers: bool, is_clean: bool, was_cut: bool) -> None:
         """Brings the indexes of the active segment in step with what recovery has left of it."""
@@ -1233,11 +1240,8 @@ class Log(LogReader):
 
     def _index_aborted(self, segment: ActiveSegment, end: int = INT64_MAX) -> None:
         """Fills the transaction index of a segment, which ends at an offset, from the batches, when it has markers."""
-        segment.set_aborted(())
-        if not segment.has_markers:
-            return
         state = Transactions()
-        for one in self._segments:
+        for one in self._segments if segment.has_markers else ():
             if one.base_offset < end:
                 for facts, _, _ in one.walk(0, crc=False):
                     state.add(facts, control_types(one))

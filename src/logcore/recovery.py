@@ -382,6 +382,15 @@ def rebuild(segment: ActiveSegment) -> None:
         segment.note_all(facts)
 
 
+def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
+    """Learns the indexes anew from a sealed segment, if all of it is sound and lies below an offset; says whether."""
+    segment.reset()
+    for facts, _, why in segment.walk(0, crc=True):
+        if _note(segment, facts) is not None or why not in (layout.WALK_END, layout.WALK_LIMIT):
+            return False
+    return segment.last_offset < end
+
+
 def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     """Notes batches up to the first whose offset does not rise, and returns its position."""
     count = in_order(facts, segment.last_offset + 1, segment.base_offset + layout.INT32_MAX + 1)
