@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import itertools
 import json
 import shutil
@@ -94,6 +96,23 @@ def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(tmp_
             continue
         assert found == want[: len(found)], bit
         assert len(found) == len(want) or (report is not None and report.cut_bytes), bit
+
+
+def test_what_was_cut_does_not_come_back_behind_what_was_appended_since() -> None:
+    """The batch behind the damaged one is whole; were the cut not on disk before the next batch takes the place of the
+    damaged one, a power cut could leave it as the next one's next.
+    """
+    lost, behind = (
+        encode([(None, value)], base_offset=at, leader_epoch=0) for at, value in enumerate([b"lost", b"old"])
+    )
+    disk = SimulatedDisk({f"t-0/{LOG}": lost[:-1] + b"?" + behind})
+    log = logcore.open("t-0", durability="os", fs=disk)
+    assert log.recovery_report is not None and log.recovery_report.cut_bytes == len(lost + behind)
+    log.append(b"next")
+    for after in disk.after_crash():
+        with logcore.open("t-0", fs=after) as again:
+            assert [record.value for record in again.read(0)] in ([], [b"next"])
+    log.close()
 
 
 def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> None:
@@ -332,7 +351,7 @@ def test_what_a_crash_left_below_the_start_says_nothing() -> None:
     left = SimulatedDisk(files)
     for read_only in (True, False):
         with logcore.open("t-0", read_only=read_only, fs=left) as log:
-            assert (log.log_start_offset, log.last_stable_offset) == (3, 5)
+            assert (log.log_start_offset, log.last_stable_offset, log.statistics().segments) == (3, 5, 3)
             assert [record.value for record in log.read(3, isolation="read_committed")] == [b"1", b"2"]
             assert log.offset_for_timestamp(0) == 3
             if not read_only:
@@ -552,6 +571,7 @@ def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) 
         assert log.recovery_report is not None
         (damage,) = log.recovery_report.damage
         assert (damage.first_offset, damage.next_offset) == (flips[0], flips[-1] + 1)
+        assert (damage.position, damage.reason) == (flips[0] * len(data) // 5, layout.WALK_REASONS[layout.WALK_CRC])
         assert f"offsets from {flips[0]} to {flips[-1]}" in str(log.recovery_report)
         assert log.append(b"next").offset == 5
     for read_only in (False, True):
@@ -567,17 +587,18 @@ def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) 
     assert (path / LOG).read_bytes() == data, "the damaged file is never written again"
 
 
-def test_quarantine_goes_on_behind_an_offset_that_went_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("point", "first"), [(0, 1), (5, 3)])  # below the point, heads are looked at
+def test_quarantine_goes_on_behind_an_offset_that_went_back(tmp_path: Path, point: int, first: int) -> None:
     path = tmp_path / "d-0"
     data = bytearray(damaged(path, [1]))
     step = len(data) // 5
     data[3 * step + 7] = 0  # of the fourth batch's base offset, which no CRC covers
     (path / LOG).write_bytes(data)
-    (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 0\n")
+    (tmp_path / RECOVERY_POINT).write_text(f"0\n1\nd 0 {point}\n")
     with logcore.open(path, on_corruption="quarantine") as log:
         assert log.recovery_report is not None
         (damage,) = log.recovery_report.damage
-        assert (damage.first_offset, damage.next_offset) == (1, 4)
+        assert (damage.first_offset, damage.next_offset) == (first, 4)
         assert [next(log.read(offset)).offset for offset in (0, 4)] == [0, 4]
         for offset in (1, 3):
             with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
@@ -610,6 +631,72 @@ def test_a_log_that_lost_its_end_gives_no_offset_out_again(tmp_path: Path, kept:
     assert (path / LOG).read_bytes() == data
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(path)
+
+
+def test_a_directory_with_a_log_that_did_not_open_is_not_called_clean() -> None:
+    """Kafka would believe the indexes in it."""
+    disk = SimulatedDisk({f"b-0/{LOG}": b"", "recovery-point-offset-checkpoint": b"0\n1\nb 0 5\n"})
+    disk.replace("/.kafka_cleanshutdown", b"{}")
+    with logcore.open("a-0", create=True, fs=disk) as log:
+        log.append(b"x")
+    assert disk.exists("/.kafka_cleanshutdown")
+    with logcore.open("a-0", fs=disk), pytest.raises(logcore.CorruptLogError):
+        logcore.open("b-0", fs=disk)
+    assert not disk.exists("/.kafka_cleanshutdown")
+
+
+def test_an_opening_whose_sync_fails_leaves_word_of_it() -> None:
+    """The next one would find in memory what the disk does not have, and its sync would succeed."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, durability="os", fs=disk)
+    log.append(b"x")
+    disk.kill()
+    disk.faults = FaultPlan(Fault("fsync", path=f"*{LOG}"))
+    with pytest.raises(logcore.StorageWriteError):
+        logcore.open("t-0", durability="os", fs=disk)
+    assert disk.exists(f"t-0/{FAILED_SYNC}")
+    with logcore.open("t-0", durability="os", fs=disk) as log:
+        shown = [record.value for record in log.read(0)]
+        for after in disk.after_crash(kind="power"):
+            with logcore.open("t-0", fs=after) as again:
+                assert [record.value for record in again.read(0)] == shown
+
+
+def many(count: int) -> tuple[bytearray, int]:
+    """More batches than are looked at at once, and the size of each."""
+    one = bytearray(encode([(None, b"x")], leader_epoch=0))
+    data = bytearray()
+    for at in range(count):
+        one[:8] = at.to_bytes(8, "big")
+        data += one
+    return data, len(one)
+
+
+def test_a_torn_head_far_into_a_segment_says_nothing_of_what_was_on_disk(tmp_path: Path) -> None:
+    """It is behind the recovery point, whatever offset it has; so it is cut, where damage below would be an error."""
+    data, size = many(4_200)
+    torn = bytearray(data[3 * size : 4 * size])
+    torn[-1] ^= 1
+    path = crashed(tmp_path / "d-0", bytes(data + torn))
+    (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 4200\n")
+    with logcore.open(path) as log:
+        assert log.recovery_report is not None
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), size)
+        assert log.recovery_report.checked_bytes == size
+        assert log.append(b"next").offset == 4_200
+
+
+def test_damage_far_into_a_segment_is_said_to_be_there(tmp_path: Path) -> None:
+    (tmp_path / "orders-0").mkdir()
+    data, size = many(5_000)
+    data[4_500 * size + 61] ^= 1
+    (tmp_path / "orders-0" / LOG).write_bytes(data)
+    (tmp_path / "orders-0" / f"{5_000:020d}.log").write_bytes(b"")
+    with logcore.open(tmp_path / "orders-0", on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        (damage,) = log.recovery_report.damage
+        assert (damage.first_offset, damage.next_offset, damage.position) == (4_500, 5_000, 4_500 * size)
+        assert [record.offset for record in log.read(4_501, 4_503)] == [4_501, 4_502]
 
 
 def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> None:
@@ -765,3 +852,132 @@ def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) ->
             assert path not in after, "Kafka makes those that are not there"
         else:
             assert after[path] == data, path
+
+
+@pytest.mark.parametrize("position", [0, 3, 16, 70], ids=["offset", "far offset", "magic", "marker"])
+def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
+    """Opening looks at nothing below the recovery point, and reads what lies behind damage there through the index."""
+    config = {"segment.bytes": 3_000, "index.interval.bytes": 200}
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk, config=config) as log:
+        rows = [(None, b"x" * 50, (), disk.now_ms())]
+        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        at = log._active.size_bytes
+        log.end_transaction(7, 0, commit=False)
+        size = log._active.size_bytes - at
+        while len(log._segments) < 3:
+            log.append(b"y" * 50)
+        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=1, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        log.roll()
+        end = log.log_end_offset
+        first, second = log._segments[:2]
+    files = disk.files()
+    broken = bytearray(files[first.path])
+    broken[at + position] ^= 64
+    point = second.base_offset - 1 if position < size else first.base_offset
+    files |= {first.path: bytes(broken), "/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % point}
+    left = SimulatedDisk({path: data for path, data in files.items() if "clean" not in path})
+    with logcore.open("t-0", fs=left, config=config) as log:
+        assert log.log_end_offset == end
+        assert log.get(first.base_offset + 20).value == b"y" * 50
+    assert left.files()[first.file(".index")] == files[first.file(".index")]
+
+
+def test_an_index_that_was_wrong_is_gone_before_the_recovery_point_moves() -> None:
+    disk, config = SimulatedDisk(), {"segment.bytes": 300}
+    with logcore.open("t-0", create=True, fs=disk, config=config) as log:
+        for number in range(8):
+            log.append(b"%d" % number * 60)
+        first = log._segments[0]
+    kept = {path: data for path, data in disk.files().items() if "clean" not in path and "recovery" not in path}
+    left = SimulatedDisk({**kept, first.file(".txnindex"): bytes(34)})
+    log = logcore.open("t-0", fs=left, config=config)
+    assert not left.exists(first.file(".txnindex")) and log.recovery_point == 8
+    for state in left.crash_states():
+        point = state.files.get("/recovery-point-offset-checkpoint")
+        assert point is None or first.file(".txnindex") not in state.files, state
+    left.crash()
+
+
+def test_an_opening_that_fails_leaves_no_file_open() -> None:
+    disk = written_disk()
+    for at in range(1, 200):
+        disk.faults = FaultPlan(Fault("*", errno.EIO, at=at))
+        with contextlib.suppress(logcore.LogcoreError):
+            logcore.open("t-0", fs=disk).close()
+        gc.collect()  # the traceback held a segment
+        assert not disk.open_handles, at
+        if not disk.faults.hits:
+            break
+    else:
+        pytest.fail("no opening came to its end")
+    disk.faults = None
+
+
+def written_disk() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk)
+    log.append(b"one")
+    disk.kill()
+    return disk
+
+
+@pytest.mark.parametrize("left", [".log.deleted", ".log.cleaned", ".index.tmp"])
+def test_room_for_recovery_is_made_of_what_a_crash_left(left: str) -> None:
+    """A torn tail is put aside before it is cut, and on a full disk there was no room for it but that of leftovers."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    for _ in range(20):
+        log.append(b"v" * 300)
+    path = log._active.path
+    disk.kill()
+    files = {**disk.files(), path: disk.files()[path][:-50], path.removesuffix(".log") + left: bytes(8_000)}
+    room = sum(map(len, files.values())) + 100
+    full = SimulatedDisk(files, capacity_bytes=room)
+    with logcore.open("t-0", fs=full) as log:
+        assert log.log_end_offset == 19
+        report = log.recovery_report
+        assert report is not None and report.quarantine_path is not None
+    without = {name: data for name, data in files.items() if not name.endswith(left)}
+    small = SimulatedDisk(without, capacity_bytes=sum(map(len, without.values())) + 100)
+    for _ in range(2):
+        with pytest.raises(logcore.DiskFullError):
+            logcore.open("t-0", fs=small)
+        assert not [name for name in small.files() if "quarantine" in name], "each try leaves another one"
+
+
+def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
+    """It had opened the old file, and the recovery point spoke of the new one: all reading was an error."""
+    disk = SimulatedDisk()
+    writer = logcore.open("t-0", create=True, fs=disk, durability="always")
+    for number in range(5):
+        writer.append(b"old%d" % number)
+    real, acted = disk.open, []
+
+    def opened(path: str, **options: Any) -> int:
+        handle = real(path, **options)
+        if path.endswith(".log") and not acted:
+            acted.append(path)
+            writer.truncate(0)
+            for number in range(20):
+                writer.append(b"new%d" % number)
+            writer.flush()
+            writer._save_recovery_point_locked()
+        return handle
+
+    disk.open = opened  # type: ignore[method-assign]
+    with logcore.open("t-0", read_only=True, fs=disk) as log:
+        assert {record.value[:3] for record in log.read(0) if record.value} <= {b"old", b"new"}
+        log.refresh()
+        assert [record.value for record in log.read(0)] == [b"new%d" % number for number in range(20)]
+    writer.close()
+
+
+def test_a_directory_that_goes_under_a_reader(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append(b"one")
+    with logcore.open(tmp_path / "t-0", read_only=True) as log:
+        shutil.rmtree(tmp_path / "t-0")
+        with pytest.raises(logcore.LogNotFoundError):
+            log.refresh()

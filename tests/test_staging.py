@@ -291,6 +291,42 @@ def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
             Manifest.unpack(text.encode(), "x")
 
 
+FILE = {
+    "topic": "t",
+    "partition": 0,
+    "name": "tx/a",
+    "count": 1,
+    "size_bytes": 1,
+    "batches": 1,
+    "max_timestamp": 1,
+    "crc": 1,
+}
+PLACE = {"topic": "t", "partition": 0, "base": 1, "leader_epoch": 0, "segment": None, "position": None}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "wrong"),
+    [
+        (".assigned", {}),  # who has claimed a write has said where it goes
+        (".assigned", {"places": []}),
+        (".assigned", {"places": [{**PLACE, "partition": 1}]}),
+        (".assigned", {"places": [{**PLACE, "base": "1"}]}),
+        (".json", {"files": [{**FILE, "count": 1.5}]}),
+        (".json", {"files": [{**FILE, "crc": None}]}),
+        (".json", {"files": [{**FILE, "partition": float("inf")}]}),
+        (".json", {"app_id": "\ud800"}),
+        (".json", {"version": "1"}),
+    ],
+)
+def test_a_manifest_says_all_of_it_and_in_the_right_types(suffix: str, wrong: dict[str, Any]) -> None:
+    right = {"format": 1, "app_id": "a", "version": 1, "txid": "tx", "files": [FILE], "topics": {}, "places": None}
+    placed = {**right, "places": [PLACE]}
+    assert Manifest.unpack(json.dumps(placed).encode(), "a@1.assigned").ranges() == {"t": {"0": [1, 2]}}
+    assert Manifest.unpack(json.dumps(right).encode(), "a@1.json").places is None
+    with pytest.raises(CorruptLogError, match="not a manifest"):
+        Manifest.unpack(json.dumps({**right, **wrong}).encode(), "a@1" + suffix)
+
+
 def test_two_threads_carry_it_out_once(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         for number in range(5):

@@ -21,7 +21,7 @@ from logcore.dump import dump
 from logcore.fs import OsFS
 from logcore.recordbatch import encode
 from logcore.survey import DIRECTORY_FILES, PARTITION_FILES, SEGMENT_SUFFIXES, kind_of
-from logcore.testing import SimulatedCrash, SimulatedDisk
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from logcore.verify import Verdict, verify
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
@@ -79,6 +79,29 @@ def test_a_partition_whose_directory_is_gone_has_a_verdict(own):
     shutil.rmtree(away)
     (found,) = (one for one in verify(own.parent) if one.status != "ok")
     assert (found.path, found.status) == (str(own), "damaged") and "reached offset 18" in found.detail
+
+
+def test_a_topic_that_is_being_made_is_not_called_damaged():
+    disk = SimulatedDisk()
+    with logcore.open_dir("d", create=True, fs=disk, config={"segment.bytes": 300}) as directory:
+        directory.create_topic("t")
+        for number in range(6):
+            directory.partition("t", 0).append(b"%d" % number * 100)
+    files, seen = disk.files(), set()
+    for at in itertools.count(1, 3):
+        disk = SimulatedDisk(files, faults=FaultPlan(Fault("*", "crash", at=at)))
+        try:
+            with logcore.open_dir("d", fs=disk) as directory:
+                directory.fork("t", None, "u")
+        except SimulatedCrash:
+            pass
+        if not disk.faults.hits:
+            break
+        for left in disk.after_crash(limit=6):
+            found = list(verify("d", fs=left))
+            assert "damaged" not in {one.status for one in found}, found
+            seen |= {one.detail for one in found if one.path.endswith("/u-0")}
+    assert any("being made" in detail for detail in seen)
 
 
 def test_a_seal_has_a_verdict_of_its_own(own):

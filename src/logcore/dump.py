@@ -319,9 +319,8 @@ def _is_empty_checkpoint(content: bytes) -> bool:
 
 
 def _dump_offsets(fs: FS, path: str) -> Iterator[Row]:
-    content = _content(fs, path)
     offsets = checkpoint.read_offsets(fs, os.path.dirname(path), os.path.basename(path))
-    if not offsets and not _is_empty_checkpoint(content):
+    if not offsets and not _is_empty_checkpoint(_content(fs, path)):
         raise CorruptLogError("not an offset checkpoint; Kafka counts it as absent", path=path, expected=_CHECKPOINT)
     for (topic, partition), offset in offsets.items():
         yield {"type": "checkpoint_entry", "topic": topic, "partition": partition, "offset": offset}
@@ -331,9 +330,8 @@ _CHECKPOINT: Final = "lines '0', the count, then that many 'topic partition offs
 
 
 def _dump_epochs(fs: FS, path: str) -> Iterator[Row]:
-    content = _content(fs, path)
     epochs = checkpoint.read_epochs(fs, os.path.dirname(path))
-    if not epochs and not _is_empty_checkpoint(content):
+    if not epochs and not _is_empty_checkpoint(_content(fs, path)):
         raise CorruptLogError(
             "not a leader epoch checkpoint",
             path=path,

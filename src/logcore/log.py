@@ -285,7 +285,14 @@ class Log(LogReader):
             fs.sync_dir(self._parent)
         # After a crash, what was noted of producers and transactions may lack what the batches say.
         indexes: recovery.IndexState = "whole" if is_clean else "none" if has_producers else "fronts"
-        report = self.recovery_report = self._recover(self._successor(names), recovery_point, indexes, keeps_damage)
+        successor = self._successor(names)
+        try:
+            report = self._recover(successor, recovery_point, indexes, keeps_damage)
+        except DiskFullError:  # the room that recovery needs may be what nobody needs any more
+            if not self._files.remove_leftovers(names):
+                raise
+            report = self._recover(successor, recovery_point, indexes, keeps_damage)
+        self.recovery_report = report
         self._files.remove_leftovers(names)
         if recovery.FAILED_SYNC in names:
             fs.unlink(os.path.join(self.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
@@ -382,6 +389,7 @@ class Log(LogReader):
         crash, and need not be what their batches say. Kafka would not look at them again: the recovery point moves on,
         and a LogDir may leave the directory as a clean one.
         """
+        transactions: Transactions | None = None
         for slot, (segment, following) in enumerate(itertools.pairwise(self._segments)):
             end = following.base_offset
             if end <= recovery_point or segment.path in damaged:
@@ -391,9 +399,11 @@ class Log(LogReader):
                 # Of one that is damaged below the recovery point they stay: they may be what leads past the damage.
                 if not recovery.rebuild_sound(made, end):
                     continue
-                self._index_aborted(made, end)
+                if made.has_markers and transactions is None:
+                    transactions = self._walked_transactions()
+                made.set_aborted(() if transactions is None else transactions.entries_between(made.base_offset, end))
                 self._segments[slot] = made.seal()
-            except CorruptBatchError:  # further below: nobody can say which transactions were aborted
+            except (CorruptBatchError, InvalidRecordError):  # nobody can say which transactions were aborted
                 continue
             except (DiskFullError, ResourceError):  # Kafka makes those anew that are not there
                 for suffix in INDEXES:
@@ -410,7 +420,7 @@ class Log(LogReader):
             if not active_.resume_aborted(self._end, is_whole=is_clean):
                 recovery.rebuild(active_)  # the other indexes say nothing of markers
         if not active_.is_resumed:
-            self._index_aborted(self._active)
+            self._index_aborted()
         # On a full disk a log is opened all the same, for one thing to delete from it; a close will try again. What a
         # file says of batches that a crash took was true, and would not be of those that come in their place.
         with contextlib.suppress(DiskFullError, ResourceError):
@@ -1055,7 +1065,7 @@ class Log(LogReader):
             try:
                 self._active.cut(size)
                 recovery.rebuild(self._active)
-                self._index_aborted(self._active)
+                self._index_aborted()
             except BaseException as error:  # also when memory lacks: half an index would be written over a whole one
                 self._commit.poison(error)
                 raise
@@ -1238,14 +1248,18 @@ class Log(LogReader):
         finally:
             view.discard()
 
-    def _index_aborted(self, segment: ActiveSegment, end: int = INT64_MAX) -> None:
-        """Fills the transaction index of a segment, which ends at an offset, from the batches, when it has markers."""
+    def _index_aborted(self) -> None:
+        """Fills the transaction index of the active segment from the batches, when it has markers."""
+        transactions = self._walked_transactions() if self._active.has_markers else Transactions()
+        self._active.set_aborted(transactions.entries_between(self._active.base_offset, INT64_MAX))
+
+    def _walked_transactions(self) -> Transactions:
+        """Those of all segments, as the batches have them."""
         state = Transactions()
-        for one in self._segments if segment.has_markers else ():
-            if one.base_offset < end:
-                for facts, _, _ in one.walk(0, crc=False):
-                    state.add(facts, control_types(one))
-        segment.set_aborted(state.entries_between(segment.base_offset, end))
+        for segment in self._segments:
+            for facts, _, _ in segment.walk(0, crc=False):
+                state.add(facts, control_types(segment))
+        return state
 
     def _seal_locked(self) -> None:
         """Makes the active segment one that others may follow; appending to it goes on being possible."""
@@ -1273,7 +1287,7 @@ class Log(LogReader):
             self._active.refresh()
             self._active.is_own = False
             recovery.rebuild(self._active)
-            self._index_aborted(self._active)
+            self._index_aborted()
         assert self._active.last_offset + 1 == end, (self._active.last_offset, end)
         self._end = end
         self._written_bytes += size_bytes
@@ -1483,7 +1497,7 @@ class Log(LogReader):
         self._active = ActiveSegment(fs, self.path, cut.base_offset, self.config, create=False)
         recovery.rebuild(self._active)
         self._segments = [*self._segments[:-1], self._active]
-        self._index_aborted(self._active)
+        self._index_aborted()
         self._active.write_indexes(whole=True)
         self._end = self._visible = offset
         self._cuts.append(offset)

@@ -154,6 +154,8 @@ class LogReader:
                 return
             if list_bases(self._fs, self.path)[-1:] != [one.base_offset for one in self._segments[-1:]]:
                 return
+            if not all(one.is_current() for one in self._segments[-1:]):  # a truncation has put another one there
+                return
             self._refresh_end()
         if not self._segments:
             raise segments_gone(self.path, known)
@@ -496,16 +498,19 @@ class LogReader:
     def refresh(self) -> bool:
         """Of a log opened read-only: looks at what its writer has added since; True when the high watermark moved.
 
-        Does nothing for a log open for writing, which knows.
+        Does nothing for a log open for writing, which knows. Raises LogNotFoundError when the directory is gone.
         """
         self._check_open()
         if self._writable:
             return False
         with self._lock:
             before = self._visible
-            bases = list_bases(self._fs, self.path)
+            try:
+                bases, changed_ms = list_bases(self._fs, self.path), self._fs.modified_ms(self.path)
+            except FileNotFoundError:
+                raise LogNotFoundError("the partition directory is gone", path=self.path) from None
             known = [segment.base_offset for segment in self._segments]
-            is_same = bases == known and self._fs.modified_ms(self.path) == self._listed_ms
+            is_same = bases == known and changed_ms == self._listed_ms
             if is_same and all(segment.is_current() for segment in self._segments[-1:]):
                 self._refresh_end()
                 self._miss_end()

@@ -544,6 +544,9 @@ def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
             fs.pwrite(handle, chunk, at - position)
             at += len(chunk)
         fs.fsync(handle)
+    except DiskFullError:
+        fs.unlink(path)  # each try to open the log would leave another one
+        raise
     finally:
         fs.close(handle)
     fs.sync_dir(os.path.dirname(path))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -37,7 +37,7 @@ from logcore.kernels import active, layout
 from logcore.noted import Key, Noted, is_understood, or_else
 from logcore.producers import Transactions
 from logcore.producerstate import coordinator_epochs
-from logcore.reader import parse_partition_name
+from logcore.reader import list_bases, parse_partition_name
 from logcore.searching import WALK_BATCHES, ZEROS, Damage, Extent, Search, Source
 from logcore.segment import LOG, ActiveSegment, Segment, base_offset_of, file_name
 from logcore.sequences import SNAPSHOT, Producers
@@ -136,7 +136,10 @@ def salvage(
     else:
         parent, name = real, "."
         keys = {path: key for path in found if (key := _key_of(path)) is not None}
-        jobs = [_Job(path, os.path.join(goal, os.path.basename(path)), key, {root: key}) for path, key in keys.items()]
+        jobs = [
+            _Job(path, os.path.join(goal, os.path.basename(path)), key, {root: key, **_beside(fs.real_path(path))})
+            for path, key in keys.items()
+        ]
         staged = _Staged(fs, root)
     _check_free(fs, goal, real)
     make_directories(fs, parent)
@@ -199,15 +202,21 @@ def _key_of(path: str) -> Key | None:
     return key if key is not None and name == f"{key[0]}-{key[1]}" else None
 
 
+def _beside(path: str) -> dict[str, Key]:
+    """The checkpoints beside a partition, also of one that a log directory has by a symbolic link."""
+    own = _key_of(path)
+    return {} if own is None else {os.path.dirname(path): own}
+
+
 def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
-    """Which checkpoints speak of a single partition: those beside it under its own name. Those beside the copy, if that
-    has the same name, or if the source has none of its own: it was moved aside, such as t-0 to t-0.bad.
+    """Which checkpoints speak of a single partition: those beside it under its own name, if they list it. Else it was
+    moved, perhaps by the name (t-0 to t-0.bad), and those beside the copy speak of it, too.
     """
     own, parent = _key_of(source), os.path.dirname(source)
-    known = {}
-    if own is not None:
-        known[parent] = own
-    elif not fs.is_directory(os.path.join(parent, f"{key[0]}-{key[1]}")):  # else they speak of that one
+    known = _beside(source)
+    if own is not None and own in or_else({}, checkpoint.read_offsets, fs, parent, checkpoint.RECOVERY_POINT):
+        return known
+    if not known and not fs.is_directory(os.path.join(parent, f"{key[0]}-{key[1]}")):  # else they speak of that one
         known[parent] = key
     if own in (None, key):
         known[os.path.dirname(target)] = key
@@ -270,7 +279,12 @@ def _copy_directory(
     for name in sorted(fs.listdir(source)):
         path = os.path.join(source, name)
         if fs.is_directory(path) and _key_of(path) is None:
-            left_out.append(Part(path=path, reason="not a partition directory"))
+            logs = [os.path.join(path, file_name(base, LOG)) for base in or_else((), list_bases, fs, path)]
+            if partition_of(name) is not None and any(or_else(1, fs.file_size, log) for log in logs):
+                reason = "not the name that checkpoints and Kafka know such a partition by; recover it by itself"
+                lost.append(Part(path=path, reason=reason))
+            else:
+                left_out.append(Part(path=path, reason="not a partition directory"))
 
 
 def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
@@ -413,6 +427,10 @@ class _Partition:
         self.losses: list[int] = []  # offsets in front of which something is lost, rising
         self.found: list[Extent | Damage] = []  # in the files of the log
         self.read_spares: dict[str, list[Extent]] = {}  # spare files -> what they have that tells of this log
+        self.spare_extents: list[tuple[Extent, int, str]] | None = (
+            None  # of all of them, by offset; None: not asked yet
+        )
+        self.spare_ends: list[int] = []
         self.noted = [Noted.read(fs, self.source, directory, key) for directory, key in job.known_as.items()]
         if not self.noted:
             self.noted = [Noted.read(fs, self.source, os.path.dirname(fs.real_path(self.source)), None)]
@@ -486,13 +504,14 @@ class _Partition:
                 found = [one for one in found if one.base != base]
         self.found = found
         extents = self._account(found, start, end)
-        start = max(start, extents[0].base if extents else end)
         for name in self.spares:
             self._leave(name, "left by a recovery, a deletion or a compaction; used to fill gaps only")
-        for before, after in itertools.pairwise(extents):
-            after.base = max(before.base, after.base)
-            if after.next_offset > _limit(after.base):
-                after.base = after.first
+        base = 0
+        for one in extents:
+            base = one.base = max(base, one.base)
+            if one.next_offset > _limit(base):
+                base = one.base = one.first
+        start = max(start, extents[0].base if extents else end)
         return start, max([end, *(one.next_offset for one in extents[-1:])]), extents
 
     def _begin(self, end: int) -> int:
@@ -573,7 +592,7 @@ class _Partition:
     def _fill(self, low: int, high: int) -> list[Extent]:
         """Sound batches from spare files whose offsets lie in [low, high), by offset."""
         filling: list[Extent] = []
-        for name in self.spares:
+        for name, spare in self._spares_in(low, high):
             more: list[Extent] = []
             for gap_low, gap_high in _gaps(low, high, filling):
                 # Not across the border of a segment.
@@ -582,10 +601,26 @@ class _Partition:
                     base = _base_in(name) or 0
                     if not part_low <= base < part_high:
                         base = max([base for base in self.bases if base <= part_low], default=part_low)
-                    for one in self._spare(name):
+                    for one in spare:
                         more += one.cut(base, part_low, part_high)
             filling = sorted(filling + more, key=lambda one: one.first)
         return filling
+
+    def _spares_in(self, low: int, high: int) -> list[tuple[str, list[Extent]]]:
+        """What spare files have in [low, high), by file in the order in which they count."""
+        if self.spare_extents is None:
+            found = [(one, order, name) for order, name in enumerate(self.spares) for one in self._spare(name)]
+            self.spare_extents = sorted(found, key=lambda row: row[0].first)
+            # Up to each of them, how far one reaches: going back from high, it ends where none reaches low any more.
+            self.spare_ends = [*itertools.accumulate((row[0].next_offset for row in self.spare_extents), max)]
+        at = bisect_left(self.spare_extents, high, key=lambda row: row[0].first) - 1
+        found_in: dict[tuple[int, str], list[Extent]] = {}
+        while at >= 0 and self.spare_ends[at] > low:
+            one, order, name = self.spare_extents[at]
+            if one.next_offset > low:
+                found_in.setdefault((order, name), []).insert(0, one)
+            at -= 1
+        return [(name, found_in[order, name]) for order, name in sorted(found_in)]
 
     def _spare(self, name: str) -> list[Extent]:
         """What a spare file has, if it tells of this log and not of what had its offsets before. Without gaps the

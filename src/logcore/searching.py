@@ -207,7 +207,7 @@ class Search:
                 facts = facts[row:]
                 if not len(facts):
                     break
-                if self._is_last_wrong(facts[0]):
+                if self._is_last_wrong(facts[0]) or (reason == _GAP and self._is_last_unproven()):
                     self._take_back()
                 elif reason == _GAP and self._base_at(facts[0]) == int(facts[0]["last_offset"]) + 1:
                     start = int(facts[0]["position"])
@@ -252,6 +252,11 @@ class Search:
         if base in (self.before_last, self.before_last + self.expected - self.last_base):
             return True
         return self._base_at(facts) == last + 1
+
+    def _is_last_unproven(self) -> bool:
+        """Whether nothing but its own head tells the offset of the last batch kept: it came right behind damage."""
+        extent = self.found[-1] if self.last_size else None
+        return isinstance(extent, Extent) and extent.batches == 1 and isinstance(self.found[-2:][0], Damage)
 
     def _keep(self, facts: layout.Facts) -> None:
         """Keeps batches whose heads are sound, but for those whose records cannot be decoded."""

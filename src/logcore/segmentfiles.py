@@ -75,10 +75,12 @@ class SegmentFiles:
         for path in away:
             self._fs.unlink(path)
 
-    def remove_leftovers(self, names: Sequence[str]) -> None:
-        """Removes what a crash left of work that it ended, of the names in the directory. Nothing refers to it; but a
-        new segment would take the indexes of one that is gone for its own, and Kafka would believe them.
+    def remove_leftovers(self, names: Sequence[str]) -> bool:
+        """Removes what a crash left of work that it ended, of the names in the directory; returns whether there was
+        any. Nothing refers to it; but a new segment would take the indexes of one that is gone for its own, and Kafka
+        would believe them.
         """
+        found = False
         logs = {name.removesuffix(LOG) for name in names if name.endswith(LOG)}
         for name in names:
             stem, suffix = os.path.splitext(name)
@@ -86,6 +88,8 @@ class SegmentFiles:
             if suffix in (".deleted", ".cleaned", ".tmp") or (is_index and stem not in logs):
                 with contextlib.suppress(FileNotFoundError):  # recovery may have made the same name anew
                     self._fs.unlink(os.path.join(self._path, name))
+                    found = True
+        return found
 
     def unseal(self, segments: Sequence[Segment]) -> None:
         """Removes the seals of segments that are about to be other files, or to have no next one; durably, because a

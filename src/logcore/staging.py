@@ -62,6 +62,9 @@ from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, file_na
 
 _INDEXES: Final = (".index", ".timeindex")
 _STAMP: Final = struct.Struct(">qii")  # base offset, batch length, leader epoch: what precedes the magic
+#: A manifest comes from a file; what makes one of it raises TypeError for other values.
+_NUMBER: Final = attrs.validators.instance_of(int)
+_TEXT: Final = attrs.validators.instance_of(str)
 STATE, READY, CLAIM, ASSIGNED, REFUSED = ".state", ".json", ".claim", ".assigned", ".refused"
 _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 #: Staged files that no manifest names, and the state of applications that write no more, are removed at these ages.
@@ -83,14 +86,14 @@ class StagedFile:
     of the whole file as it was staged.
     """
 
-    topic: str
-    partition: int
-    name: str
-    count: int
-    size_bytes: int
-    batches: int
-    max_timestamp: int
-    crc: int
+    topic: str = attrs.field(validator=_TEXT)
+    partition: int = attrs.field(validator=_NUMBER)
+    name: str = attrs.field(validator=_TEXT)
+    count: int = attrs.field(validator=_NUMBER)
+    size_bytes: int = attrs.field(validator=_NUMBER)
+    batches: int = attrs.field(validator=_NUMBER)
+    max_timestamp: int = attrs.field(validator=_NUMBER)
+    crc: int = attrs.field(validator=_NUMBER)
 
 
 class _StagedSegment(ActiveSegment):
@@ -268,10 +271,10 @@ class Place:
     then so long; None to move the files in place as segments of their own.
     """
 
-    base: int
-    leader_epoch: int
-    segment: int | None = None
-    position: int | None = None
+    base: int = attrs.field(validator=_NUMBER)
+    leader_epoch: int = attrs.field(validator=_NUMBER)
+    segment: int | None = attrs.field(default=None, validator=attrs.validators.optional(_NUMBER))
+    position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_NUMBER))
 
 
 @attrs.frozen(kw_only=True)
@@ -280,8 +283,8 @@ class Manifest:
     (topic, partition); None until a writer has claimed the manifest.
     """
 
-    app_id: str
-    version: int
+    app_id: str = attrs.field(validator=_TEXT)
+    version: int = attrs.field(validator=_NUMBER)
     txid: str
     files: Sequence[StagedFile]
     topics: Mapping[str, int] = attrs.Factory(dict)
@@ -334,6 +337,10 @@ class Manifest:
                 parse_partition_name(f"{file.topic}-{file.partition}")
                 if not re.fullmatch(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", file.name) or file.count < 1:
                     raise ValueError
+            given = found.places
+            if path.endswith(ASSIGNED) if given is None else not given.keys() >= found.partitions().keys():
+                raise ValueError
+            found.app_id.encode()  # a lone surrogate has no name in a directory
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidNameError) as error:
             raise CorruptLogError("not a manifest of staged segments", path=path) from error
         return found

@@ -110,9 +110,22 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
         elif name.endswith(UNFINISHED):
             detail = "a copy that `logcore recover` did not finish, and over which Kafka does not start; remove it"
             yield Verdict(path=path, kind="other", status="damaged", detail=detail)
+    going = _topics_going(fs, directory)
     for partition in found:
-        yield from _verify_partition(fs, partition)
+        key = partition_of(os.path.basename(fs.real_path(partition)))
+        if key is not None and key[0] in going:
+            detail = "of a topic that is being made or deleted; if nobody is at it, opening the directory removes it"
+            yield Verdict(path=partition, kind="other", status="ok", detail=detail)
+        else:
+            yield from _verify_partition(fs, partition)
     yield from _verify_missing(fs, directory)
+
+
+def _topics_going(fs: FS, directory: str) -> set[str]:
+    """Topics that are there half: logcore.topics calls a topic deleted until it is whole, and while its files go."""
+    content = or_else(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
+    rows = checkpoint.unpack_topics(content or b"") or ()
+    return {str(row.get("topic")) for row in rows if isinstance(row, dict) and row.get("deleting")}
 
 
 def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
@@ -125,12 +138,14 @@ def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
             for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
         )
         names = fs.listdir(directory)
-        going = tuple(name for name in names if name.endswith("-delete"))  # Kafka's, who does that a minute later
+        present = {partition_of(name) for name in names}
+        # Kafka's, which is to take the lines out a minute later, or does not know whose they are.
+        going = [name for name in names if name.endswith(("-delete", "-stray"))]
         missing = [
             (key, end)
             for key, end in sorted(points.items())
             if end > starts.get(key, 0)
-            and "{}-{}".format(*key) not in names
+            and key not in present
             and not any(name.startswith("{}-{}.".format(*key)) for name in going)
         ]
         if not missing:
@@ -268,6 +283,11 @@ def _settled(
         if again == look and _identity(fs, path) == before:
             break
         look = again
+    else:  # nobody can say whether it was damage or what its writer was about
+        for at, one in enumerate(found):
+            if one.status == "damaged":
+                detail = f"it went on changing while it was looked at; the last look: {one.detail}"
+                found[at] = attrs.evolve(one, status="warning", detail=detail)
     return found
 
 
