@@ -204,9 +204,7 @@ class Stretch:
         most, want = 1, _FIRST_PIECE_BYTES
         before: Segment | None = None
         ran = False
-        expected = (
-            -1
-        )  # the offset that the next batch continues with; -1 for the first, which may begin before the start
+        expected = -1  # the offset that the next batch continues with; -1 where nothing but its head tells
         dense = True  # until a gap makes it worth asking
         for number, segment in enumerate(self.segments, 1):
             next_base = self.segments[number].base_offset if number < len(self.segments) else INT64_MAX
@@ -226,8 +224,11 @@ class Stretch:
             if next_base <= start and not segment.is_there():  # all of it was in the one before; its file may be gone
                 continue
             before = segment
-            position = segment.find(start) if segment.base_offset < start else 0
-            expected = max(expected, segment.base_offset) if segment.base_offset >= start else expected
+            position = 0
+            if segment.base_offset < start:
+                position, expected = self._find(segment, start, min(end, next_base))
+            else:
+                expected = max(expected, segment.base_offset)
             size = segment.size_bytes
             while position < size:
                 piece = segment.piece(position, want)
@@ -280,6 +281,32 @@ class Stretch:
                 expected=f"records up to offset {end}",
                 found=f"an end at offset {max(start, expected)}",
             )
+
+    @staticmethod
+    def _find(segment: Segment, start: int, end: int) -> tuple[int, int]:
+        """(position of the batch that holds start, base offset that it has to have by what stands around it). A batch
+        whose offset is damaged may claim what others hold. end: of the segment's offsets.
+        """
+        position, before, index = segment.find(start), segment.start_position(start), segment.offset_index
+        heads, _, _ = active.walk(*segment.head(position), 1, False)
+        if not len(heads):
+            return position, -1
+        base, last, behind = (int(heads[name][0]) for name in ("base_offset", "last_offset", "size_bytes"))
+        if 0 < before == position:  # the index says in which offset the batch ends, unless Kafka has written the entry
+            relative, _ = index.entry(index.find(start - segment.base_offset))
+            if last == segment.base_offset + relative:
+                return position, base
+            before = 0
+        expected = segment.base_offset
+        for facts, _, _ in segment.walk(before, stop=position, crc=False):
+            if len(facts):
+                expected = int(facts["last_offset"][-1]) + 1
+        if base <= start and base != expected:  # one of the two is damaged: the batch behind bears this one out, or not
+            piece = segment.piece(position + behind, 8)
+            head = piece.data[piece.at : piece.at + 8]
+            if last + 1 == (int.from_bytes(head, "big", signed=True) if len(head) == 8 else end):
+                return position, base
+        return position, expected
 
     def _begins_late(self, data: memoryview, at: int) -> bool:
         """Whether the first batch begins above the start, where it would hold it unless there is a gap."""
