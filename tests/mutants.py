@@ -57,7 +57,7 @@ CHAIN: Final = (
 #: What tries the same very often, or breaks the log itself.
 LEFT_OUT: Final = "later_life or every_bit or crash_at_any or while_rolling or seeded or no_crash_leaves or duckdb"
 #: Fewer rounds of what goes on for as long as it is told.
-ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_MACHINES": "60"}
+ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_MACHINES": "120"}
 SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,

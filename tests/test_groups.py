@@ -730,7 +730,7 @@ def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
     assert rig.committed("nobody") == {}
 
 
-def test_errors_of_commits(rig: Rig) -> None:
+def test_P59_errors_of_commits(rig: Rig) -> None:
     assert code_of(rig.commit({("orders", 0): 1}, group="")) == codes.INVALID_GROUP_ID
     assert code_of(rig.commit({("orders", 0): 1}, generation=1)) == codes.ILLEGAL_GENERATION
     assert code_of(rig.commit({("orders", 0): 1}, generation=1, version=9)) == codes.GROUP_ID_NOT_FOUND
@@ -764,7 +764,7 @@ def test_a_commit_renews_the_session(rig: Rig) -> None:
     assert rig.beat(ids[0], generation) == 0
 
 
-def test_a_commit_is_answered_and_seen_when_it_is_on_disk(rig: Rig) -> None:
+def test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk(rig: Rig) -> None:
     rig.commit({("orders", 0): 1})
     rig.holds_disk = True
     second = rig.commit({("orders", 0): 2})
@@ -1313,7 +1313,7 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(tmp_path: Path, seed: int) -> None:
+def test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     with Rig(tmp_path, rebalance_delay_ms=chance.choice([0, 500])) as rig:
         rig.logdir.create_topic("orders")

@@ -7,16 +7,19 @@ import errno
 import itertools
 import os
 import queue
+import re
 import shutil
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from conftest import VECTORS
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from test_staging import SMALL as STAGED
@@ -25,10 +28,13 @@ from test_staging import rows as staged_rows
 
 import logcore
 from logcore import checkpoint
+from logcore.config import Durability
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
+from logcore.kernels import layout
 from logcore.recordbatch import encode, read_batches
-from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from logcore.segment import ActiveSegment, GrowingSegment, Segment, in_order
+from logcore.testing import Fault, FaultPlan, Operation, SimulatedDisk
 
 T0 = 1_700_000_000_000
 SMALL = {"segment.bytes": 600, "index.interval.bytes": 60, "batch.size": 200}
@@ -121,6 +127,20 @@ def test_a_read_stops_at_its_byte_budget_but_gives_a_batch(partition: Path) -> N
         assert [batch.base_offset for batch in log.batches(3, max_bytes=1)] == [2]
 
 
+def test_columns_may_be_of_keys_or_of_values_alone(partition: Path) -> None:
+    column = (b"abc", [0, 1, 1, 3])
+    with logcore.open(partition, create=True) as log:
+        log.append_columns(keys=column)
+        log.append_columns(values=column)
+        pieces = [b"a", b"", b"bc"]
+        assert [(record.key, record.value) for record in log.read(0)] == [
+            *((piece, None) for piece in pieces),
+            *((None, piece) for piece in pieces),
+        ]
+        with pytest.raises(logcore.InvalidRecordError, match="as many rows"):
+            log.append_columns(keys=column, values=(b"abc", [0, 3]))
+
+
 def test_batches_give_columns_arrow_and_their_heads(partition: Path) -> None:
     with logcore.open(partition, create=True, config=SMALL) as log:
         log.append_many([(b"k", b"%d" % at, (), T0 + at) for at in range(30)])
@@ -197,6 +217,13 @@ def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
             disk.advance(wait_ms)
             log.append_batch(timeless)
             assert log.statistics().segments == segments_then, wait_ms
+        log.append(b"of 1970", timestamp_ms=0)
+        log.roll()
+        log.append(b"of 1970", timestamp_ms=0)
+        disk.advance(1001)
+        log.append(b"of 1970", timestamp_ms=1000)
+        assert log.statistics().segments == 4, "0 is a time"
+        log.truncate(4)
     with logcore.open("t-0", config={"segment.ms": 1000}, fs=disk) as log:
         assert [record.timestamp_ms for record in log.read(0)] == [-1] * 4
         assert log.newest() is None
@@ -210,6 +237,10 @@ def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
     with logcore.open("t-0", config=config, fs=disk) as log:
         assert log._active.is_resumed
         assert (log.log_end_offset, log.newest()) == (20, None)
+        log.reconfigure({**config, "segment.ms": 1000})
+        log.append(b"of 1970", timestamp_ms=1000)
+        assert log.statistics().segments == 1, "nothing in it is older"
+        log.truncate(20)
         assert log.append(b"young", timestamp_ms=T0).offset == 20
         assert log.newest() == (20, T0)
         assert log.offset_for_timestamp(T0) == 20
@@ -259,6 +290,194 @@ def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(operation: st
     assert len(disk.content(f"t-0/{0:020d}.txnindex")) == TXN_ENTRY.itemsize
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from(["one", "many", "batch", "abort"]), st.integers(0, 2)), min_size=1, max_size=8),
+    st.sampled_from(["os", "always", "group"]),
+)
+@settings(max_examples=40)
+@example([("batch", 0), ("batch", 1), ("abort", 1), ("abort", 0), ("many", 1), ("one", 0)], "os")
+@example([("batch", 0), ("batch", 2), ("abort", 2), ("abort", 0), ("many", 2), ("one", 0)], "os")
+def test_an_append_that_failed_leaves_no_trace(calls: list[tuple[str, int]], policy: str) -> None:
+    """The files of a log are those of one in which it was never tried. With each call: 1 when the disk has no room for
+    it, 2 when it is interrupted once its bytes are written.
+    """
+
+    def interrupt(*_: object) -> None:
+        patch.undo()
+        raise KeyboardInterrupt
+
+    def lived(*, with_failures: bool) -> dict[str, bytes]:
+        disk = SimulatedDisk()
+        config = {"index.interval.bytes": 100, "batch.size": 200}
+        sequence = 1
+        with logcore.open("t-0", create=True, durability=policy, config=config, fs=disk) as log:
+            sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+            log.append_batch(encode([(b"k", b"v")], base_sequence=0, **sent))
+            log.end_transaction(7, 0, commit=False)
+            for at, (call, failing) in enumerate(calls):
+                rows = [(b"k%d" % at, b"x" * 90, (), T0 + at)] * 9
+                batch = encode(rows[:2], base_sequence=sequence, **sent)
+                do = {
+                    "one": lambda: log.append(b"v", timestamp_ms=T0 + at),  # noqa: B023
+                    "many": lambda: log.append_many(rows),  # noqa: B023
+                    "batch": lambda: log.append_batch(batch),  # noqa: B023
+                    "abort": lambda: log.end_transaction(7, 0, commit=False),
+                }[call]
+                if not failing:
+                    do()
+                    sequence += 2 * (call == "batch")
+                elif with_failures:
+                    before = log.statistics()
+                    if failing == 1:
+                        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
+                    else:
+                        patch.setattr(ActiveSegment, "note", interrupt)
+                    with pytest.raises(logcore.DiskFullError if failing == 1 else KeyboardInterrupt):
+                        do()
+                    assert attrs.evolve(log.statistics(), appends=before.appends) == before
+                    disk.faults = None
+        files = disk.files()  # a snapshot of producers that is missing costs a walk over heads
+        return {path: content for path, content in files.items() if not path.endswith(".snapshot")}
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert lived(with_failures=True) == lived(with_failures=False)
+
+
+def test_as_much_is_written_at_once_as_the_policy_lets_be_unsynced() -> None:
+    """And no more; a batch is never cut."""
+    rows = [(None, b"x" * 200)] * 10
+    for policy, most in (
+        ("os", 1 << 30),
+        ("every(2)", 1 << 30),
+        (Durability("group", max_bytes=600), 600),
+        ("always", 1),
+    ):
+        disk = SimulatedDisk()
+        with logcore.open("t-0", create=True, durability=policy, config={"batch.size": 1}, fs=disk) as log:
+            before = len(disk.operations)
+            log.append_many(rows)
+            size = log.statistics().size_bytes // 10
+        each = max(1, most // size)
+        writes = [one for one in disk.operations[before:] if one == ("pwrite", f"/t-0/{0:020d}.log")]
+        assert len(writes) == -(-10 // each), policy
+
+
+def done(operations: Sequence[Operation]) -> str:
+    """Without the directory and most zeros of names; what is written beside and renamed, durably, is replaced."""
+    text = "; ".join(map(str, operations)).replace("/t-0/", "").replace("0" * 17, "")
+    return re.sub(r"create (\S+)\.tmp; pwrite \S+; fsync \S+; rename \1; sync_dir [^;]+", r"replace \1", text)
+
+
+def test_what_each_call_asks_of_the_disk() -> None:
+    """And in which order, which is what a crash between any two of them relies on. What is done is not repeated."""
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
+    log = logcore.open("t-0", create=True, config=config, fs=disk)
+
+    def sent(sequence: int) -> bytes:
+        return encode([(b"k", b"")], producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+
+    synced, point = "; fdatasync {}.log; pwrite logcore.durable", "replace /recovery-point-offset-checkpoint"
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: log.append(b"x"), "pwrite 000.log" + synced.format("000")),
+        (lambda: log.append(b"x", durability="os"), "pwrite 000.log; pwrite 000.index; pwrite 000.timeindex"),
+        (log.flush, synced.format("000")[2:]),
+        (log.flush, ""),
+        (
+            log.roll,
+            "fsync 000.log; fsync 000.index; fsync 000.timeindex; create 002.log; sync_dir /t-0; create 002.index; "
+            f"create 002.timeindex; {point}; create 000.seal; pwrite 000.seal",
+        ),
+        (log.roll, ""),
+        (lambda: log.append_batch(sent(0)), "replace logcore.policy; pwrite 002.log" + synced.format("002")),
+        (lambda: log.append_batch(sent(1)), "pwrite 002.log; pwrite 002.index" + synced.format("002")),
+        (
+            lambda: log.end_transaction(7, 0, commit=False),
+            "pwrite 002.log; create 002.txnindex; pwrite 002.txnindex" + synced.format("002"),
+        ),
+        (
+            log.roll,
+            "fsync 002.log; pwrite 002.index; fsync 002.index; pwrite 002.timeindex; fsync 002.timeindex; "
+            "fsync 002.txnindex; sync_dir /t-0; create 005.log; sync_dir /t-0; replace 005.snapshot; create 005.index; "
+            f"create 005.timeindex; {point}; create 002.seal; pwrite 002.seal",
+        ),
+        (lambda: log.append(b"x"), "pwrite 005.log" + synced.format("005")),
+        (lambda: disk.advance(10_000), ""),
+        (log.tick, point),
+        (log.tick, ""),
+        (
+            lambda: log.delete_records(2),
+            "replace /log-start-offset-checkpoint; rename 000.log.deleted; rename 000.seal.deleted; "
+            "rename 000.index.deleted; rename 000.timeindex.deleted; sync_dir /t-0",
+        ),
+        (lambda: log.delete_records(2), ""),
+        (
+            log.tick,
+            "unlink 000.log.deleted; unlink 000.seal.deleted; unlink 000.index.deleted; unlink 000.timeindex.deleted",
+        ),
+        (lambda: log.reconfigure(config), ""),
+        (
+            log.close,
+            "fsync 005.index; pwrite 005.timeindex; fsync 005.timeindex; sync_dir /t-0; replace 006.snapshot; "
+            "unlink logcore.durable; replace /.kafka_cleanshutdown",
+        ),
+    ]
+    for at, (call, expected) in enumerate(calls):
+        before = len(disk.operations)
+        call()
+        assert (at, sorted(done(disk.operations[before:]).split("; "))) == (at, sorted(expected.split("; ")))
+        if ".deleted" not in expected:  # the order of names in a listing is nobody's
+            assert done(disk.operations[before:]) == expected, at
+
+
+def test_opening_and_closing_a_log_that_was_closed_writes_next_to_nothing() -> None:
+    """The marker goes and comes, and what says how far readers may read; nothing else is touched."""
+    disk = SimulatedDisk()
+    for _ in range(3):
+        before, files = len(disk.operations), disk.files()
+        with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
+            if not files:
+                log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
+                for at in range(5):
+                    log.append(b"%d" % at)
+    assert disk.files() == files
+    paths = [one.path.removesuffix(".tmp") for one in disk.operations[before:]]
+    assert set(paths) == {"/", "/.kafka_cleanshutdown", "/t-0", "/t-0/logcore.durable"}
+    assert len(paths) <= 13
+
+
+def test_snapshots_are_kept_of_each_segment_and_of_the_end() -> None:
+    disk = SimulatedDisk()
+    for at in range(6):
+        with logcore.open("t-0", create=True, fs=disk) as log:
+            log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at))
+            if at == 3:
+                log.roll()
+    names = [path for path in disk.files() if path.endswith(".snapshot")]
+    assert sorted(names) == [f"/t-0/{offset:020d}.snapshot" for offset in (4, 6)]
+    with logcore.open("t-0", fs=disk) as log:
+        log.truncate(5)
+        assert not disk.exists(f"t-0/{6:020d}.snapshot")
+        log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=5))
+
+
+def test_what_goes_goes_with_its_log_file_first() -> None:
+    """A .log file that stayed without its .txnindex would show Kafka what was aborted."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        for at in range(3):
+            log.append_batch(
+                encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at, transactional=True)
+            )
+            log.end_transaction(7, 0, commit=False)
+            log.roll()
+        before = len(disk.operations)
+        log.delete_records(4)
+        renamed = [one.path for one in disk.operations[before:] if one.name == "rename"]
+        assert len(renamed) > 2 * len([path for path in renamed if ".log" in path])
+        for base in (0, 2):
+            assert next(path for path in renamed if f"{base:020d}" in path).endswith((".log", ".log.deleted"))
+
+
 def test_a_full_index_is_full_after_reopening_and_with_other_settings(tmp_path: Path) -> None:
     """Entries beyond segment.index.bytes would make an index that Kafka does not open."""
     config = {"segment.index.bytes": 24, "index.interval.bytes": 0}
@@ -287,11 +506,23 @@ def test_a_segment_is_rolled_before_its_offsets_overflow(partition: Path) -> Non
         assert [record.offset for record in log.read(0)] == [2**31 - 2, 2**31 - 1, 2**31]
 
 
-def test_index_files_hold_the_last_offset_and_start_of_batches(partition: Path) -> None:
+def test_a_large_append_is_rolled_by_age_where_its_records_grow_too_young() -> None:
+    policy = Durability("group", max_bytes=600)
+    with logcore.open(
+        "t-0", create=True, durability=policy, config={"segment.ms": 1000, "batch.size": 1}, fs=SimulatedDisk()
+    ) as log:
+        times = [T0, T0, T0, T0 + 5000, T0, T0]  # three batches at a time may be unsynced
+        log.append_many([(None, b"x" * 120, (), time) for time in times])
+        assert [one.base_offset for one in log.segments_between(0, 6)] == [0, 3]
+
+
+@pytest.mark.parametrize("rolls", [True, False])
+def test_index_files_hold_the_last_offset_and_start_of_batches(partition: Path, rolls: bool) -> None:
     with logcore.open(partition, create=True, config={"index.interval.bytes": 100}) as log:
         for at in range(10):
             log.append(b"x" * 32, timestamp_ms=T0 + at)
-        log.roll()
+        if rolls:
+            log.roll()
     entries = np.fromfile(partition / f"{0:020d}.index", ">i4").reshape(-1, 2).tolist()
     assert entries == [[2, 200], [4, 400], [6, 600], [8, 800]]
     times = (partition / f"{0:020d}.timeindex").read_bytes()
@@ -326,6 +557,168 @@ def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> Non
             assert met.value.position == 7 * step
             assert b"".join(log.stored(5, max_bytes=1 << 30)) == data[5 * step : 7 * step], "what is whole before it"
             log.roll()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=12),
+    is_sealed=st.booleans(),
+    at=st.integers(0, 40),
+    end=st.integers(0, 40),
+    max_bytes=st.integers(-1, 450),
+    at_least_one=st.booleans(),
+    tail=st.sampled_from([0, 5, 40]),
+)
+@example(sizes=[1, 2, 3], is_sealed=True, at=0, end=9, max_bytes=1, at_least_one=True, tail=0)
+@example(sizes=[1, 2, 3], is_sealed=False, at=1, end=9, max_bytes=1, at_least_one=True, tail=0)
+@example(sizes=[1, 2, 3], is_sealed=True, at=2, end=9, max_bytes=1, at_least_one=True, tail=5)
+@example(sizes=[1, 2, 3], is_sealed=False, at=0, end=1, max_bytes=1, at_least_one=True, tail=5)
+def test_a_fetch_gets_as_many_whole_batches_as_fit(
+    sizes: list[int], is_sealed: bool, at: int, end: int, max_bytes: int, at_least_one: bool, tail: int
+) -> None:
+    """Of one segment, behind which may stand a batch that is not whole."""
+    at_least_one &= max_bytes > 0
+    data, starts = b"", [0]
+    for size in sizes:
+        data += encode([(None, b"x" * (40 * size % 70))] * size, base_offset=starts[-1])
+        starts.append(starts[-1] + size)
+    batches = list(read_batches(data))
+    path = f"t-0/{0:020d}.log"
+    disk = SimulatedDisk({path: data + encode([(None, b"torn")])[:tail]})
+    segment = Segment(disk, "t-0", 0) if is_sealed else GrowingSegment(disk, "t-0", 0)
+    slot = min(at, len(batches) - 1)
+    want = b""
+    for batch in batches[slot:]:
+        is_first_of_all = at_least_one and not want
+        if batch.last_offset >= end or (len(want) + batch.size_bytes > max_bytes and not is_first_of_all):
+            break
+        want += batch.data
+    position = batches[slot].position
+    found, is_all = segment.stored(position, max_bytes, end, at_least_one)
+    assert (bytes(found), is_all) == (want, position + len(want) == len(data) + tail)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 90), max_size=10),
+    step_bytes=st.integers(1, 400),
+    start=st.integers(0, 10),
+    stop=st.none() | st.integers(0, 11),
+    damage=st.none() | st.tuples(st.integers(0, 9), st.sampled_from([8, 16, 61]), st.sampled_from([0x01, 0x80])),
+    crc=st.booleans(),
+)
+def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
+    sizes: list[int],
+    step_bytes: int,
+    start: int,
+    stop: int | None,
+    damage: tuple[int, int, int] | None,
+    crc: bool,
+) -> None:
+    """However little is read at once, up to any batch, and as far as damage: of a length, of a magic, of a record."""
+
+    def walked(segment: Segment) -> tuple[list[Any], int, int]:
+        steps = list(segment.walk(positions[begin], crc=crc, stop=until, step_bytes=step_bytes))
+        return [row for facts, _, _ in steps for row in facts.tolist()], *steps[-1][1:]
+
+    data, positions = bytearray(), [0]
+    for at, size in enumerate(sizes):
+        data += encode([(None, b"x" * size)], base_offset=at)
+        positions.append(len(data))
+    begin = min(start, len(sizes))
+    until = None if stop is None else positions[max(begin, min(stop, len(sizes)))]
+    if damage is not None and damage[0] < len(sizes):
+        data[positions[damage[0]] + damage[1]] ^= damage[2]
+    disk = SimulatedDisk({f"t-0/{0:020d}.log": bytes(data)})
+    mapped, growing = walked(Segment(disk, "t-0", 0)), walked(GrowingSegment(disk, "t-0", 0))
+    assert growing == mapped
+    if damage is None:
+        rows, position, why = growing
+        end = len(data) if until is None else until
+        assert [row[0] for row in rows] == [one for one in positions[:-1] if positions[begin] <= one < end]
+        assert (position, why) == (end, layout.WALK_END)
+
+
+@given(
+    counts=st.lists(st.integers(1, 3), min_size=1, max_size=10),
+    base=st.sampled_from([0, 1_000]),
+    index=st.none() | st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 1, -1])), max_size=5),
+    lengths=st.lists(st.tuples(st.integers(0, 10), st.sampled_from([0, 0, 11, 40])), max_size=5),
+    seek_bytes=st.sampled_from([61, 100, 300]),
+)
+@example(counts=[1] * 9, base=1_000, index=[(2, 0), (4, 0), (7, 0)], lengths=[(9, 0), (3, 0), (6, 11)], seek_bytes=61)
+@example(counts=[3] * 9, base=0, index=[(2, 0), (4, 1), (7, -1)], lengths=[(9, 0), (3, 0), (6, 11)], seek_bytes=300)
+def test_a_growing_segment_finds_what_is_there(
+    counts: list[int],
+    base: int,
+    index: list[tuple[int, int]] | None,
+    lengths: list[tuple[int, int]],
+    seek_bytes: int,
+) -> None:
+    """However little is read at once, whatever its index says, and however often it grew, was cut, or ends torn.
+
+    index: the slots of batches that have entries, and how far these are wrong. lengths: how many batches are there, and
+    how many bytes of the next.
+    """
+    name, data, batches, end = f"t-0/{base:020d}", b"", list[tuple[int, int]](), base
+    for count in counts:
+        data += encode([(None, b"x" * 50)] * count, base_offset=end)
+        end += count
+        batches.append((end - 1, len(data)))
+    entries = [
+        (batches[slot][0] - base, batches[slot - 1][1] + wrong)
+        for slot, wrong in index or ()
+        if 0 < slot < len(batches)
+    ]
+    disk = SimulatedDisk({f"{name}.log": b""})
+    if index is not None:
+        disk.replace(f"{name}.index", b"".join(struct.pack(">ii", *entry) for entry in sorted(entries)) + bytes(16))
+    segment, handle = GrowingSegment(disk, "t-0", base), disk.open(f"{name}.log", write=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("logcore.segment._SEEK_BYTES", seek_bytes)
+        for number, torn in lengths:
+            there = batches[:number]
+            size = there[-1][1] if there else 0
+            disk.truncate(handle, 0)
+            disk.pwrite(handle, data[: size + torn], 0)
+            assert segment.refresh() == len(data[: size + torn])
+            assert segment.next_offset() == (there[-1][0] + 1 if there else base)
+            for offset in range(base - 1, end + 2):
+                starts = [0, *(after for _, after in there)]
+                found = next((at for at, (last, _) in enumerate(there) if last >= offset), len(there))
+                assert segment.find(offset) == starts[found] or (
+                    torn and found == len(there) and segment.find(offset) >= size
+                )
+                one = segment.read_one(offset, segment.next_offset(), True)
+                assert isinstance(one, int) or one.offset == max(offset, base) <= there[-1][0]
+                if found < len(there) and starts[found + 1] <= seek_bytes and not entries:
+                    assert not isinstance(one, int), "what is read at once has it"
+                if found < len(there) and not entries:
+                    assert segment.batch(starts[found]).last_offset == there[found][0]  # type: ignore[union-attr]
+    disk.close(handle)
+    assert disk.open_handles == [f"{name}.log"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 14), st.integers(-1, 4)), max_size=6),
+    st.integers(0, 6),
+    st.integers(0, 20),
+    st.booleans(),
+)
+@example([(2, 0, 0), (2, 2, 0)], 0, 20, True)
+@example([(2, 1, 0)], 0, 20, True)
+@example([(2, 0, 0), (2, 1, 0), (2, 2, 0)], 0, 3, True)
+def test_batches_are_in_order_as_far_as_their_offsets_rise(
+    batches: list[tuple[int, int, int]], expected: int, limit: int, dense: bool
+) -> None:
+    facts = np.zeros(len(batches), layout.BATCH_FACTS)
+    want, is_right, following = 0, True, expected
+    for row, (magic, base, delta) in enumerate(batches):
+        last = base + delta
+        facts[row]["magic"], facts[row]["base_offset"], facts[row]["last_offset"] = magic, base, last
+        first = base if magic == 2 else last  # old formats do not say where a batch begins
+        is_right &= following <= first <= last < limit and not (dense and magic == 2 and first != following)
+        want += is_right
+        following = last + 1
+    assert in_order(facts, expected, limit, dense=dense) == want
 
 
 def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> None:
@@ -525,6 +918,7 @@ def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(partition: Path)
                     call(reader)
                 reader.refresh()
                 assert [record.offset for record in reader.read(0)] == [0, 1, 2]
+                assert reader.offset_for_timestamp(T0 + 99) is None
             (partition / f"{0:020d}.log").write_bytes(data)
 
 
@@ -533,6 +927,11 @@ def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path)
         log.append(b"first")
         with logcore.open(partition, read_only=True) as reader:
             assert reader.get(0).value == b"first"
+            (segment,) = reader.segments_between(0, 1)
+            known = segment.offset_index
+            log.append(b"little")
+            assert reader.refresh() and segment.offset_index is known
+            log.truncate(1)
             for at in range(1, 200):
                 log.append(b"%03d" % at * 5_000)
             log._active.offer_indexes()
@@ -740,7 +1139,8 @@ def test_timestamps_outside_the_topics_limits_are_refused(partition: Path) -> No
     config = {"message.timestamp.before.max.ms": 60_000, "message.timestamp.after.max.ms": 60_000}
     with logcore.open(partition, create=True, config=config) as log:
         now = log.append(b"now").timestamp_ms
-        for time in (now - 120_000, now + 120_000):
+        for time, alone in ((now - 120_000, "before"), (now + 120_000, "after")):
+            log.reconfigure({f"message.timestamp.{alone}.max.ms": 60_000})
             with pytest.raises(logcore.InvalidTimestampError):
                 log.append(b"x", timestamp_ms=time)
             with pytest.raises(logcore.InvalidTimestampError):
@@ -749,6 +1149,7 @@ def test_timestamps_outside_the_topics_limits_are_refused(partition: Path) -> No
                 log.append_columns(values=(b"ab", [0, 1, 2]), timestamps_ms=[now, time])
             with pytest.raises(logcore.InvalidTimestampError):
                 log.append_batch(encode([(None, b"x", (), time)]))
+        log.reconfigure(config)
         log.append_many([(None, b"x"), (None, b"x", (), now), (None, b"x", (), -1)])
         assert log.log_end_offset == 4
 
@@ -805,6 +1206,10 @@ def test_a_log_counts_what_it_does(policy: str, syncs: int) -> None:
         found = reader.statistics()
         assert (found.segments, found.log_start_offset, found.log_end_offset) == (1, 5, 5)
         assert {found.appends, found.records_appended, found.bytes_appended, found.syncs, found.rolls} == {0}
+    with logcore.open("t-0", durability=policy, fs=disk) as log:
+        log.append(b"x")
+        found = log.statistics()
+        assert (found.log_end_offset, found.appends, found.records_appended) == (6, 1, 1)
 
 
 def test_what_a_child_of_a_fork_has_of_a_log_refuses_writes(partition: Path) -> None:
@@ -928,6 +1333,70 @@ def test_the_recovery_point_follows_what_is_on_disk(monkeypatch: pytest.MonkeyPa
             assert log.recovery_point in (0, at) or log.recovery_point % 4 == 0
         noted = checkpoint.read_offsets(disk, ".", checkpoint.RECOVERY_POINT)
         assert noted == {("t", 0): log.recovery_point} != {("t", 0): 0}
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_the_indexes_reach_their_files_with_the_recovery_point(
+    monkeypatch: pytest.MonkeyPatch, truncates: bool
+) -> None:
+    """So that an opening after a crash, and readers in other processes, find their way without a walk over all."""
+    monkeypatch.setattr("logcore.log._RECOVERY_LAG_BYTES", 1_000)
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 100}
+    log = logcore.open("t-0", create=True, config=config, fs=disk)
+    for _ in range(3 if truncates else 20):
+        log.append(b"x" * 232)
+    if truncates:
+        log.truncate(1)
+        for _ in range(20):
+            log.append(b"x" * 232)
+    disk.kill()
+    assert len(disk.content(f"t-0/{0:020d}.index")) >= 10 * 8
+    with logcore.open("t-0", config=config, fs=disk) as log:
+        assert log._active.is_resumed
+        assert log.append(b"next").offset == 20 + truncates
+
+
+def test_an_abort_is_indexed_with_what_was_open_beside_it() -> None:
+    """And one without a transaction is not: Kafka's readers leave out what the file names."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        for producer_id in (1, 2, 3):
+            batch = encode(
+                [(b"k", b"v")], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+            )
+            log.append_batch(batch)
+        log.end_transaction(9, 0, commit=False)
+        assert not disk.exists(f"t-0/{0:020d}.txnindex")
+        log.end_transaction(3, 0, commit=False)
+        log.end_transaction(1, 0, commit=False)
+        log.end_transaction(2, 0, commit=True)
+        log.end_transaction(1, 0, commit=False)
+    entries = np.frombuffer(disk.content(f"t-0/{0:020d}.txnindex"), TXN_ENTRY)
+    assert entries.tolist() == [(0, 3, 2, 4, 0), (0, 1, 0, 5, 1)]
+
+
+def test_an_index_of_aborted_transactions_that_are_not_there_goes() -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append(b"x")
+        disk.kill()
+    path = f"t-0/{0:020d}.txnindex"
+    disk.replace(path, np.array([(0, 7, 0, 0, 0)], TXN_ENTRY).tobytes())
+    with logcore.open("t-0", fs=disk):
+        assert not disk.exists(path)
+
+
+def test_what_a_rewriting_could_not_remove_is_not_in_the_way_of_the_next() -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        disk.faults = FaultPlan(Fault("unlink", errno.EIO, path="*.cleaned", times=None))
+        with log.rewriting() as view:
+            view.create(0)
+        disk.faults = None
+        assert disk.exists(f"t-0/{0:020d}.log.cleaned")
+        with log.rewriting() as view:
+            view.create(0)
+        assert not [path for path in disk.files() if path.endswith(".cleaned")]
 
 
 def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
@@ -1262,5 +1731,12 @@ def test_what_was_staged_comes_behind_all_that_is_there(tmp_path: Path) -> None:
         assert values(log) == expected
         assert [record.offset for record in log.read(0)] == list(range(304))
         log.append(b"after")
+        before = log.statistics()
+        publish(path, "again", version=1, config=STAGED, count=300)
+        directory.tick()
+        after = log.statistics()
+        assert (after.appends - before.appends, after.records_appended - before.records_appended) == (1, 300)
+        assert after.bytes_appended - before.bytes_appended == after.size_bytes - before.size_bytes
+        assert after.rolls - before.rolls == after.segments - before.segments > 0
     with logcore.open(path / "t-0", read_only=True) as reader:
-        assert values(reader) == [*expected, b"after"]
+        assert values(reader) == [*expected, b"after", *staged_rows("again", 0, 300)]

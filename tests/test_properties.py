@@ -1,4 +1,5 @@
-"""The properties of logs, records, indexes and recovery, P01 to P29: one short test each, named by its id.
+"""The properties of logs, records, indexes and recovery, P01 to P29, and some of the rest: one short test each, named
+by its id.
 
 Each is tried harder elsewhere (docs/crashes.md has the table); here is the shortest thing that breaks when the property
 does. P30 to P46 are in test_retention.py and test_cleaner.py.
@@ -7,7 +8,10 @@ does. P30 to P46 are in test_retention.py and test_cleaner.py.
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
+import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import logcore
-from logcore.index import OffsetIndex, TimeIndex, load
+from logcore.index import OffsetIndex, TimeIndex, TransactionIndex, load
 from logcore.log import Log
 from logcore.recordbatch import encode, read_batches
-from logcore.testing import Fault, FaultPlan, SimulatedDisk, recover_log
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk, recover_log
 
 CONFIG: dict[str, Any] = {"segment.bytes": 500, "index.interval.bytes": 100}
 ROWS = [(b"k%d" % at, b"%d" % at * 20, (("h", b"x"),), 1_000 + at) for at in range(30)]
@@ -173,6 +177,26 @@ def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
             assert times == sorted(times) and times[-1][1] + segment.base_offset <= heads[-1][3]
 
 
+@pytest.mark.parametrize("writes", [True, False])
+def test_P14_a_lookup_reads_an_index_interval_and_a_batch(writes: bool) -> None:
+    """In whole reads of 32 KiB; without an index it would be half of the log."""
+    disk, config = CountingDisk(), {"index.interval.bytes": 1_000}
+    with opened(disk, config=config) as log:
+        for at in range(600):
+            log.append(b"%03d" % at * 100, timestamp_ms=1_000 + at)
+        log._active.offer_indexes()
+        with logcore.open("t-0", read_only=True, fs=disk) as reader:
+            reading = log if writes else reader
+            assert reading.get(0).offset == 0
+            for at in (0, 1, 200, 399, 598, 599):
+                disk.read_bytes = 0
+                assert reading.get(at).offset == at
+                assert disk.read_bytes <= 33 << 10
+                disk.read_bytes = 0
+                assert next(iter(reading.batches(at, at + 1))).base_offset == at
+                assert disk.read_bytes <= 3 * (33 << 10)
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\0" * 64, b"\x01" * 7])
 def test_P15_P16_a_broken_index_costs_time_only(content: bytes) -> None:
     disk = written()
@@ -197,6 +221,146 @@ def test_P17_a_rebuilt_index_is_the_one_that_grew() -> None:
         assert load(SimulatedDisk(rebuilt), path, OffsetIndex) == active.offset_index.array().tobytes()
         times = active.time_index.array().tobytes()
         assert bytes(load(SimulatedDisk(rebuilt), active.file(".timeindex"), TimeIndex)).startswith(times)
+
+
+@given(
+    times=st.lists(st.just(-1) | st.integers(1, 9), min_size=12, max_size=24),
+    moments=st.tuples(st.integers(0, 12), st.integers(3, 12)),
+    interval=st.sampled_from([0, 150, 300]),
+    index_bytes=st.sampled_from([60, 120, *range(88, 184, 8), 1 << 20]),
+    lost=st.none() | st.integers(0, 300),
+    later=st.sampled_from([(), (10, 20, 20, 21)]),
+)
+def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
+    times: list[int],
+    moments: tuple[int, int],
+    interval: int,
+    index_bytes: int,
+    lost: int | None,
+    later: tuple[int, ...],
+) -> None:
+    """Whatever the times, wherever the recovery point lies, and whatever a crash took of the end; None for a close."""
+    config = {"index.interval.bytes": interval}
+    flushed, ticked = sorted(moments)
+    disk = SimulatedDisk()
+    log = opened(disk, config=config, durability="os")
+    log.append(b"of an earlier segment", timestamp_ms=1)
+    log.roll()
+    for at, time in enumerate(times):
+        if at == flushed:
+            log.flush()
+        if at == ticked:  # the indexes come to their files, with entries for what is not on disk
+            disk.advance(6_000)
+            log.tick()
+        log.append_batch(encode([(None, b"x" * (at % 5), (), time)]))
+    point = log.recovery_point
+    if lost is None:
+        log.close()
+        point = len(times) + 1
+    else:
+        disk.kill()
+        data = disk.files()[newest(disk)]
+        disk.replace(newest(disk), data[: max(0, len(data) - lost)])
+    entries = struct.iter_unpack(">ii", bytes(load(disk, f"t-0/{1:020d}.index", OffsetIndex)))
+    has_use = any(1 + offset < point for offset, _ in entries)
+    config |= {"segment.ms": 15, "segment.index.bytes": index_bytes}
+    found: list[Any] = []
+    for suffixes in ((), (".index", ".timeindex")):
+        again = SimulatedDisk({path: data for path, data in disk.files().items() if not path.endswith(suffixes)})
+        try:
+            log = opened(again, config=config, durability="os")
+        except logcore.CorruptLogError:
+            found.append(None)
+            continue
+        with log:
+            assert log._active.is_resumed == (not suffixes and has_use)
+            assert log.log_end_offset >= point
+            found.append([log.newest(), contents(log), [log.offset_for_timestamp(time) for time in range(11)]])
+            for time in later:
+                log.append(b"later", timestamp_ms=time)
+            if later:
+                log.roll()
+        after = again.files()
+        found[-1] += [
+            {path: after[path] for path in after if path.endswith((".log", "index")) and f"{0:020d}" not in path}
+        ]
+    assert found[0] == found[1]
+
+
+@given(
+    old=st.none() | st.integers(0, 6).map(bytes) | st.lists(st.integers(1, 9), max_size=6).map(bytes),
+    new=st.lists(st.integers(1, 9), max_size=4),
+    keeps_rest=st.booleans(),
+    whole=st.booleans(),
+)
+@example(b"\1\2\3", [1, 2], False, True)
+@example(b"\1\2\3", [1, 2], True, True)
+@example(b"\1\2\0", [1, 2], False, True)
+@example(b"\7\7\7", [1, 2], False, True)
+@example(b"\1", [1, 2], False, False)
+@example(b"\7", [], False, True)
+def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
+    old: bytes | None, new: list[int], keeps_rest: bool, whole: bool
+) -> None:
+    """And no power cut leaves old entries among new ones. An entry is eight times the same byte here."""
+
+    def entries(numbers: Iterable[int]) -> bytes:
+        return b"".join(bytes([number] * 8) for number in numbers)
+
+    def add(number: int) -> None:
+        index.add(number * 0x01010101, number * 0x01010101)
+
+    before = None if old is None else entries(old)
+    disk = SimulatedDisk({"t-0/x.index": before, "t-0": None} if before is not None else {"t-0": None})
+    index, now = OffsetIndex("t-0/x.index", bytearray()), entries(new)
+    for number in new:
+        add(number)
+    index.write(disk, whole=whole, keeps_rest=keeps_rest)
+    found = disk.files().get("/t-0/x.index")
+    fits = before is not None and before[: len(now)] == now[: len(before)]
+    rest = before[len(now) :] if fits and keeps_rest and before is not None else b""
+    assert found == now + rest
+    if found == before:
+        assert not disk.operations, "what is there is not written again"
+    olds, news = (set(numbers) - {0} for numbers in (old or b"", new))
+    for after in disk.after_crash(kind="power"):
+        left = after.files().get("/t-0/x.index", b"")
+        numbers = {left[at] for at in range(0, len(left), 8) if left[at : at + 8] == entries([left[at]])}
+        assert fits or not (numbers & (olds - news) and numbers & (news - olds))
+    index.write(disk, sync=True, whole=whole, keeps_rest=keeps_rest)
+    assert {after.files().get("/t-0/x.index") for after in disk.after_crash(kind="power")} <= {now + rest, None}
+    disk.operations.clear()
+    index.write(disk, sync=True)
+    assert not disk.operations, "nor synced again"
+    if not rest:
+        disk.faults = FaultPlan(Fault("pread", path="*.index", times=None))
+        add(10)
+        index.write(disk)
+        assert [str(one) for one in disk.operations] == ["pwrite t-0/x.index"], "it grows and is not looked at"
+        assert disk.files()["/t-0/x.index"] == now + entries([10])
+        index.write(disk, sync=True)
+        assert [str(one) for one in disk.operations[1:]] == ["fsync t-0/x.index"]
+    assert not disk.open_handles
+
+
+@pytest.mark.parametrize("kind", [OffsetIndex, TimeIndex, TransactionIndex])
+@given(entries=st.lists(st.binary(min_size=34, max_size=34), max_size=4), zeros=st.integers(0, 100))
+@example([b"\0" * 33 + b"\1"], 0)
+@example([b"\1" + b"\0" * 33], 40)
+@example([], 40)
+def test_P15_zeros_behind_the_entries_of_an_index_are_none(
+    kind: type[OffsetIndex], entries: list[bytes], zeros: int
+) -> None:
+    """As Kafka leaves the index of its active segment, and a power cut the end of any file."""
+    stored = [entry[: kind.entry_size] for entry in entries]
+    while stored and not any(stored[-1]):
+        stored.pop()
+    disk = SimulatedDisk({"x.index": b"".join(stored) + bytes(zeros)})
+    assert bytes(load(disk, "x.index", kind)) == b"".join(stored)
+    assert not disk.open_handles
+    assert bytes(load(disk, "y.index", kind)) == b""
+    torn = SimulatedDisk({"x.index": b"".join(stored) + b"\1" * (zeros % kind.entry_size)})
+    assert bytes(load(torn, "x.index", kind)) == b"".join(stored), "an entry that is not whole"
 
 
 def test_P20_P21_P24_recovery_finds_a_prefix_whatever_is_cut_and_twice_the_same() -> None:
@@ -231,6 +395,27 @@ def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_
     assert disk.files()[path] == damaged[path]
 
 
+def test_P25_what_is_cut_is_on_disk_elsewhere_before_it_goes() -> None:
+    """The power may go at each step of the opening, and take any of what is not on disk."""
+    before = SimulatedDisk(written(config={}).files())
+    path = newest(before)
+    before.replace(path, before.files()[path] + b"garbage")
+    for step in itertools.count():
+        disk = SimulatedDisk(before.files())
+        disk.crash_in(step)
+        try:
+            opened(disk, config={}).close()
+        except SimulatedCrash:
+            for after in disk.after_crash(kind="power"):
+                files = after.files()
+                assert files[path].endswith(b"garbage") or b"garbage" in (
+                    content for name, content in files.items() if name.endswith(".quarantine")
+                )
+            continue
+        break
+    assert step > 5
+
+
 def test_P23_a_read_error_modifies_nothing() -> None:
     disk = written()
     before = disk.files()
@@ -240,10 +425,16 @@ def test_P23_a_read_error_modifies_nothing() -> None:
     assert disk.files() == before
 
 
-def test_P26_what_is_served_after_an_opening_is_on_disk() -> None:
+@pytest.mark.parametrize("failed", [False, True])
+def test_P26_what_is_served_after_an_opening_is_on_disk(failed: bool) -> None:
+    """Also after a sync that failed, when memory may be all that has it."""
     disk = SimulatedDisk()
     log = opened(disk, durability="os")
     log.append_many(ROWS)
+    if failed:
+        disk.faults = FaultPlan(Fault("fdatasync"))
+        with pytest.raises(logcore.DurabilityUnknownError):
+            log.flush()
     disk.kill()
     with opened(disk, durability="os") as again:
         shown = contents(again)
@@ -286,7 +477,7 @@ class CountingDisk(SimulatedDisk):
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: bool, producer_id: int) -> None:
     """After a crash, of a log with idempotent producers, the heads of the active segment too."""
-    interval, unsynced = 2_000, 20
+    interval, unsynced = 2_000, 60
     config = {"segment.bytes": 200_000, "index.interval.bytes": interval}
     for count in (300, 900, 6_000):
         disk = SimulatedDisk()
@@ -331,6 +522,105 @@ def test_P29_records_of_one_time_are_not_read_again() -> None:
     with opened(again, config=config) as log:
         assert again.read_bytes <= 2 * 1_000 + 6 * len(batch)
         assert (log.log_end_offset, log.newest()) == (300, (0, 5))
+
+
+def transactional(producer_id: int, sequence: int, *, epoch: int = 0) -> bytes:
+    return encode(
+        [(b"k", b"v")], producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, transactional=True
+    )
+
+
+@given(
+    st.lists(st.sampled_from(["plain", "unsynced", "send 1", "send 2", "end 1", "end 2", "abort 1", "flush"])),
+    st.sampled_from(["group", "os"]),
+)
+@example(["send 1", "send 2", "end 1", "plain", "abort 1", "end 2"], "group")
+def test_P53_the_last_stable_offset_is_not_above_the_high_watermark_nor_goes_back(
+    calls: list[str], policy: str
+) -> None:
+    disk, sequences = SimulatedDisk(), {1: 0, 2: 0}
+    open_since: dict[int, int] = {}
+    with opened(disk, durability=policy) as log, logcore.open("t-0", read_only=True, fs=disk) as reader:
+        before = (0, 0, 0)
+        for call in calls:
+            what, _, number = call.partition(" ")
+            producer_id = int(number or 0)
+            if what == "send":
+                open_since.setdefault(producer_id, log.log_end_offset)
+                log.append_batch(transactional(producer_id, sequences[producer_id]), durability="disk")
+                sequences[producer_id] += 1
+            elif what in ("end", "abort"):
+                log.end_transaction(producer_id, 0, commit=what == "end", durability="disk")
+                open_since.pop(producer_id, None)
+            elif what == "flush":
+                log.flush()
+            else:
+                log.append(b"x", durability="os" if what == "unsynced" else "disk")
+            now = log.last_stable_offset, log.high_watermark, log.log_end_offset
+            assert list(now) == sorted(now) and all(one <= other for one, other in zip(before, now, strict=True))
+            assert now[0] == min([now[1], *open_since.values()])
+            reader.refresh()
+            assert (reader.last_stable_offset, reader.high_watermark) == now[:2]
+            before = now
+
+
+def test_P55_an_end_that_comes_after_a_newer_one_is_refused() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as log:
+        log.append_batch(transactional(7, 0))
+        log.end_transaction(7, 1, commit=False)  # by a coordinator that gave the producer up
+        before = disk.files()
+        for commit in (True, False):
+            with pytest.raises(logcore.InvalidProducerEpochError):
+                log.end_transaction(7, 0, commit=commit)
+        with pytest.raises(logcore.InvalidProducerEpochError):
+            log.append_batch(transactional(7, 1))
+        assert disk.files() == before
+        assert list(log.read(0, isolation="read_committed")) == []
+
+
+@pytest.mark.parametrize("policy", ["always", "group", "os"])
+def test_P56_a_commit_is_on_disk_when_it_is_answered(policy: str) -> None:
+    disk = SimulatedDisk()
+    log = opened(disk, durability=policy)
+    log.append_batch(transactional(7, 0))
+    assert log.end_transaction(7, 0, commit=True, durability="disk").durability == "disk"
+    for after in disk.after_crash(kind="power"):
+        with opened(after) as again:
+            assert [record.value for record in again.read(0, isolation="read_committed")] == [b"v"]
+    log.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 5)), max_size=8))
+@example([(0, 3, 1), (1, 2, 0), (0, 2, 1), (1, 1, 5)])
+@example([(0, 2, 2), (1, 2, 0), (0, 2, 0), (1, 2, 9), (0, 0, 9)])
+def test_P62_a_follower_that_cuts_by_epochs_has_a_prefix_of_what_its_leader_has(
+    terms: list[tuple[int, int, int]],
+) -> None:
+    """Of each term: which of two logs leads, how many records it appends, and how many the other one takes over."""
+    logs = [opened(SimulatedDisk()) for _ in range(2)]
+    for epoch, (number, appended, taken) in enumerate(terms, 1):
+        leader, follower = logs[number], logs[1 - number]
+        leader.begin_epoch(epoch)
+        for at in range(appended):
+            leader.append(b"%d-%d" % (epoch, at))
+        while True:  # until both know the follower's epoch: what ended it here and there is the same then
+            asked = follower.leader_epoch
+            known, end = leader.end_of_epoch(asked)
+            follower.truncate_to_epoch(known, end)
+            if known in (asked, -1) or follower.leader_epoch == asked:
+                break
+        for batch in (
+            list(leader.batches(follower.log_end_offset))[:taken]
+            if follower.log_end_offset < leader.log_end_offset
+            else ()
+        ):
+            if batch.partition_leader_epoch > follower.leader_epoch:
+                follower.begin_epoch(batch.partition_leader_epoch)
+            follower.append_batch(batch.data)
+        assert contents(follower) == contents(leader)[: follower.log_end_offset]
+    for log in logs:
+        log.close()
 
 
 def test_every_id_that_the_table_claims_is_the_name_of_a_test() -> None:

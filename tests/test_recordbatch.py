@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,12 @@ import numpy as np
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
 from conftest import EXPECTED, VECTORS
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 
 import logcore
+from logcore import recordbatch
 from logcore.config import LogConfig
 from logcore.errors import (
     CorruptBatchError,
@@ -29,7 +31,7 @@ from logcore.errors import (
     RecordTooLargeError,
     UnsupportedCodecError,
 )
-from logcore.recordbatch import RecordBatch, encode, front_of, prepare_append, read_batches, stamp_crc
+from logcore.recordbatch import RecordBatch, empty_batch, encode, front_of, prepare_append, read_batches, stamp_crc
 
 T0 = 1_700_000_000_000
 NAMES = sorted(EXPECTED)
@@ -91,6 +93,8 @@ def test_a_control_batch_of_no_known_type_says_so() -> None:
         assert batch.control_type() == "UNKNOWN"
     (batch,) = read_batches(encode([(struct.pack(">hh", 5, 1), b"")], control=True))
     assert batch.control_type() == "COMMIT", "of whatever version its key is"
+    (batch,) = read_batches(encode([(struct.pack(">hhq", 9, 0, -1), b"")], control=True))
+    assert batch.control_type() == "ABORT", "whatever later versions put behind it"
     (batch,) = read_batches(encode([(struct.pack(">hh", 0, 1), b"")]))
     assert batch.control_type() == "UNKNOWN", "a key that looks like a marker's in a batch of data"
 
@@ -99,6 +103,9 @@ def test_a_batch_shows_what_it_is_and_whose_clock_its_times_are_of() -> None:
     (batch,) = read_batches(encode([(b"k", b"v")] * 3, base_offset=7, codec="lz4"))
     size = batch.size_bytes
     assert repr(batch) == f"<RecordBatch offsets 7..9 records=3 codec=lz4 size_bytes={size} position=0>"
+    for codec in (5, 7):
+        (odd,) = read_batches(mutated(attributes=codec))
+        assert odd.codec_name == f"unknown({codec})" in repr(odd)
     (stamped,) = read_batches(encode([(b"k", b"v")], append_time=True))
     old = [next(read_batches(vector(name))) for name in NAMES if name.startswith("v0")]
     assert (batch.timestamp_type, stamped.timestamp_type, {one.timestamp_type for one in old}) == (0, 1, {-1})
@@ -127,6 +134,8 @@ def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
 def test_a_sequence_counts_over_the_wrap() -> None:
     (batch,) = read_batches(vector("v2-txn-sequence-wrap.kafka-python.bin"))
     assert (batch.base_sequence, batch.last_sequence) == (2**31 - 2, 0)
+    (batch,) = read_batches(encode([(None, b"first")] * 2, producer_id=1, producer_epoch=0, base_sequence=0))
+    assert (batch.base_sequence, batch.last_sequence) == (0, 1)
     (batch,) = read_batches(encode([(None, b"of no producer")] * 2))
     assert (batch.base_sequence, batch.last_sequence) == (-1, -1)
 
@@ -139,6 +148,14 @@ def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
     if codec != "snappy":  # kafka-python reads snappy only with a package that is not needed for anything else
         found.append([(one.key, one.value) for one in KafkaPythonBatch(data)])
     assert all(one == rows for one in found)
+
+
+@pytest.mark.parametrize("magic", [-128, -1, 3, 127])
+def test_a_batch_of_no_known_magic_is_an_error_however_whole_it_is(magic: int) -> None:
+    raw = bytearray(encode([(b"k", b"v")]))
+    struct.pack_into(">b", raw, 16, magic)
+    with pytest.raises(CorruptBatchError, match=f"unknown magic.*expected 0, 1 or 2, found {magic}"):
+        RecordBatch.parse(raw)
 
 
 def test_an_incomplete_tail_ends_reading_quietly() -> None:
@@ -257,6 +274,7 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
     ("count 1 but 2 records", mutated(count=1, last_offset_delta=0), {}, InvalidRecordError),
     ("count 3 but 2 records", mutated(count=3, last_offset_delta=2), {}, InvalidRecordError),
     ("count 0", mutated(count=0), {}, InvalidRecordError),
+    ("count 0, last offset delta -1", mutated(count=0, last_offset_delta=-1), {}, InvalidRecordError),
     ("count -1", mutated(count=-1), {}, InvalidRecordError),
     ("last offset delta -1", mutated(last_offset_delta=-1), {}, InvalidRecordError),
     ("codec 5", mutated(attributes=5), {}, UnsupportedCodecError),
@@ -268,6 +286,7 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
     ("bits 7-15", mutated(attributes=0x7F80), {}, None),
     ("control batch", mutated(attributes=0x20), {}, InvalidRecordError),
     ("producer id without sequence", mutated(producer_id=5), {}, InvalidRecordError),
+    ("producer id 0 without sequence", mutated(producer_id=0), {}, InvalidRecordError),
     ("max timestamp too low", mutated(max_timestamp=T0), {}, None),
     ("LogAppendTime bit on CreateTime", mutated(attributes=8), {}, None),
     (
@@ -280,12 +299,31 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
     ("offset deltas 0, 0", rebuilt_body(lambda body: body.__setitem__(body[0] // 2 + 4, 0)), {}, None),
     ("7 bytes behind the batch", mutated(tail=b"garbage"), {}, None),
     ("a wrong CRC", mutated(crc=False, count=2, max_timestamp=T0 + 6), {}, CorruptBatchError),
+    ("a wrong CRC and a wrong count", mutated(crc=False, count=1), {}, CorruptBatchError),
     ("too large", mutated(), {"max.message.bytes": 80}, RecordTooLargeError),
+    (
+        "too large, gzip topic",
+        encode([(b"k", bytes(500))]),
+        {"max.message.bytes": 300, "compression.type": "gzip"},
+        RecordTooLargeError,
+    ),
     ("plain batch, gzip topic", mutated(), {"compression.type": "gzip"}, None),
     ("gzip batch, plain topic", mutated("gzip"), {"compression.type": "uncompressed"}, None),
     ("too old", mutated(), {"message.timestamp.before.max.ms": 50}, InvalidTimestampError),
     ("young enough", mutated(), {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0}, None),
-    ("from the future", mutated(), {"message.timestamp.after.max.ms": 0}, None),
+    (
+        "young enough, gzip topic",
+        mutated(),
+        {"message.timestamp.before.max.ms": 99, "compression.type": "gzip"},
+        None,
+    ),
+    ("all in the past", mutated(), {"message.timestamp.after.max.ms": 0}, None),
+    (
+        "from the future",
+        encode([(b"k", b"v", (), T0 + 107)]),
+        {"message.timestamp.after.max.ms": 7},
+        InvalidTimestampError,
+    ),
     ("no key, compacted topic", encode([(None, b"v", (), T0)]), {"cleanup.policy": "compact"}, InvalidRecordError),
     ("not a batch", b"garbage", {}, CorruptBatchError),
     ("magic 3", b"\0" * 11 + b"\x50" + b"\0" * 4 + b"\3" + bytes(80), {}, CorruptBatchError),
@@ -305,6 +343,7 @@ def test_a_leader_decides_as_kafka_does(
     batch, records = leader(data, **config)
     assert [(record.key, record.value) for record in records] == [(b"k1", b"hello"), (b"k2", b"world!")]
     assert (batch.base_offset, batch.last_offset, batch.partition_leader_epoch) == (100, 101, 7)
+    assert not batch.is_append_time
 
 
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 3, 2**31 - 1])
@@ -318,15 +357,124 @@ def test_a_count_that_is_not_that_of_the_records_is_an_error(count: int) -> None
             assert len(decode()) == 0, "as compaction leaves a batch"
 
 
+def test_records_at_the_limits_of_a_topic_are_taken() -> None:
+    """Of the time ahead, of the size, of what counts as a key; alone, and with another batch."""
+    data = encode([(b"", b"v", (), T0 + 106)])
+    config = {"message.timestamp.after.max.ms": 7, "max.message.bytes": len(data), "cleanup.policy": "compact"}
+    for sent in (data, data * 2):
+        prepared = prepare_append(sent, base_offset=0, leader_epoch=0, now_ms=T0 + 99, config=LogConfig.parse(config))
+        assert len(prepared[0]) == len(sent)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0, "cleanup.policy": "compact"},
+        {"compression.type": "uncompressed", "max.message.bytes": len(mutated())},
+    ],
+    ids=["default", "limits", "size"],
+)
+def test_a_usual_batch_is_not_looked_at_twice(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time of an append would go into it."""
+
+    def second_look(*_: object) -> None:
+        raise AssertionError("a second look")
+
+    monkeypatch.setattr(recordbatch, "read_batches", second_look)
+    topic = LogConfig.parse(config)
+    sent = [
+        mutated(),
+        encode([(b"k", b"v", (), -1)]),
+        encode(TWO, producer_id=2**62, producer_epoch=0, base_sequence=0),
+    ]
+    for data in sent[: 2 if "max.message.bytes" in config else 3]:
+        prepare_append(data, base_offset=0, leader_epoch=0, now_ms=T0 + 99, config=topic)
+    for name, value in (("compression.type", "gzip"), ("message.timestamp.type", "LogAppendTime")):
+        with pytest.raises(AssertionError, match="second look"):
+            prepare_append(
+                sent[0], base_offset=0, leader_epoch=0, now_ms=0, config=LogConfig.parse({**config, name: value})
+            )
+
+
 def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
     for name in (
         "v2-none-two-records.librdkafka.bin",
         "v2-lz4-40-records.kafka-python.bin",
         "v2-snappy-40-records.librdkafka.bin",
     ):
-        data = vector(name)
-        out, _ = prepare_append(data, base_offset=5, leader_epoch=3, now_ms=T0, config=LogConfig())
-        assert bytes(out) == struct.pack(">q", 5) + data[8:12] + struct.pack(">i", 3) + data[16:]
+        for base_offset in (0, 1_000):  # also as another log had it
+            data = struct.pack(">q", base_offset) + vector(name)[8:]
+            out, _ = prepare_append(data, base_offset=5, leader_epoch=3, now_ms=T0, config=LogConfig())
+            assert bytes(out) == struct.pack(">q", 5) + data[8:12] + struct.pack(">i", 3) + data[16:]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    kept=st.sampled_from(["producer", "uncompressed", "gzip"]),
+    append_time=st.booleans(),
+    producer=st.sampled_from([(-1, -1, -1), (2**56 + 5, 3, 0), (0, 0, 2**31 - 2)]),
+    is_transactional=st.booleans(),
+    now_ms=st.integers(T0 - 3, T0 + 20),
+    limits=st.tuples(st.none() | st.integers(0, 12), st.none() | st.integers(0, 12)),
+    data=st.data(),
+)
+@settings(max_examples=25)
+def test_what_a_leader_stores_is_what_was_sent(
+    codec: str,
+    counts: list[int],
+    kept: str,
+    append_time: bool,
+    producer: tuple[int, int, int],
+    is_transactional: bool,
+    now_ms: int,
+    limits: tuple[int | None, int | None],
+    data: st.DataObject,
+) -> None:
+    """The records, who sent them and with which codec, at the offsets and times that the topic gives."""
+    time = st.just(-1) | st.integers(T0, T0 + 15)
+    sent = [[(b"k", b"v%d" % at, (), data.draw(time)) for at in range(count)] for count in counts]
+    producer_id, producer_epoch, sequence = producer
+    is_transactional &= producer_id >= 0
+    raw = b"".join(
+        encode(
+            rows,
+            base_offset=50,
+            codec=codec,
+            transactional=is_transactional,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=sequence,
+        )
+        for rows in sent
+    )
+    config: dict[str, object] = {"compression.type": kept}
+    names = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+    config |= {name: limit for name, limit in zip(names, limits, strict=True) if limit is not None}
+    if append_time:
+        config["message.timestamp.type"] = "LogAppendTime"
+    given_times = [row[3] for rows in sent for row in rows if row[3] >= 0]
+    before, after = (1 << 62 if limit is None else limit for limit in limits)
+    topic = LogConfig.parse(config)
+    if not append_time and any(now_ms - time > before or time - now_ms > after for time in given_times):
+        with pytest.raises(InvalidTimestampError):
+            prepare_append(raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic)
+        return
+    out, stored = prepare_append(raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic)
+    batches = list(read_batches(bytes(out)))
+    assert stored == [(one.position, one.size_bytes, one.last_offset, one.max_timestamp) for one in batches]
+    first = 7
+    for rows, one in zip(sent, batches, strict=True):
+        times = [now_ms if append_time else row[3] for row in rows]
+        records = [(record.offset, record.timestamp_ms, record.key, record.value) for record in one.records()]
+        assert records == [(first + at, time, b"k", b"v%d" % at) for at, time in enumerate(times)]
+        assert one.max_timestamp == max(times)
+        assert (one.is_append_time, one.is_transactional, one.is_control) == (append_time, is_transactional, False)
+        assert (one.producer_id, one.producer_epoch, one.base_sequence) == producer
+        want = codec if kept == "producer" else kept
+        assert (one.partition_leader_epoch, one.codec_name) == (2, want.replace("uncompressed", "none"))
+        first += len(rows)
 
 
 def test_batches_of_different_formats_are_refused_together() -> None:
@@ -381,6 +529,22 @@ def test_the_old_formats_become_v2(name: str) -> None:
     assert batch.codec_name == next(read_batches(vector(name))).codec_name
     assert [tuple(record)[1:] for record in batch.records()] == [tuple(record)[1:] for record in old]
     assert [record.offset for record in batch.records()] == list(range(7, 7 + len(old)))
+
+
+def test_a_client_may_not_leave_it_to_the_topic_to_have_a_time() -> None:
+    with pytest.raises(InvalidTimestampError, match="LogAppendTime"):
+        leader(encode([(b"k", b"v", (), -1)], append_time=True))
+
+
+def test_an_old_batch_with_bits_that_mean_something_in_v2_is_no_transaction() -> None:
+    raw = bytearray(next(vector(name) for name in NAMES if name.startswith("v1-none")))
+    first = next(read_batches(bytes(raw)))
+    raw = raw[: first.size_bytes]
+    raw[17] |= 0x30
+    struct.pack_into(">I", raw, 12, zlib.crc32(raw[16:]))
+    batch, records = leader(bytes(raw))
+    assert (batch.magic, batch.is_transactional, batch.is_control) == (2, False, False)
+    assert records[0].value == first.records()[0].value
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -442,6 +606,11 @@ def test_the_front_of_a_batch_keeps_the_time_that_the_log_gave_it() -> None:
 
 def test_an_empty_batch_has_offsets_and_no_records() -> None:
     (batch,) = read_batches(vector("v2-empty-batch.kafka-java.bin"))
+    made = next(read_batches(empty_batch(batch.base_offset, batch.last_offset, 3)))
+    assert (made.base_offset, made.last_offset, made.partition_leader_epoch) == (100, 104, 3)
+    made.verify()
+    for nothing in (made.base_timestamp, made.max_timestamp, made.producer_id, made.producer_epoch, made.base_sequence):
+        assert nothing == -1
     assert (batch.records(), len(batch.columns()), batch.next_offset) == ([], 0, 105)
 
 

@@ -356,6 +356,7 @@ def test_a_compacted_segment_has_a_seal_at_once() -> None:
         assert bases_with(files, SEAL) == [0]
         seal = Seal.unpack(files[at(0, SEAL)])
         assert seal is not None and seal.next_base_offset == 12 and seal.crc32c == seals.crc_of(files[at(0)])
+        assert seal.end_offset == list(log.batches(0, 12))[-1].next_offset
         assert log.scrub().sealed == 0
     for bit in range(len(files[at(0)]) * 8):
         assert scrubbed({**disk.files(), at(0): flipped(files[at(0)], bit)}).findings, bit

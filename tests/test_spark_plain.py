@@ -240,7 +240,7 @@ def test_offsets_by_time(data: Path) -> None:
     assert offsets(data, subscribe="orders", **late) == {0: list(range(25, 30))}
 
 
-def test_records_that_are_gone_are_an_error_or_a_warning(data: Path) -> None:
+def test_P64_records_that_are_gone_are_an_error_or_a_warning(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         directory.partition("orders", 0).delete_records(17)
     asked = {"subscribe": "orders", "startingOffsets": json.dumps({"orders": {"0": 5, "1": -2}})}
@@ -266,7 +266,7 @@ def test_records_that_go_between_plan_and_task(data: Path) -> None:
                 assert [row for batch in reader.read(part) for row in batch.column(0).to_pylist()] == list(range(30))
 
 
-def test_a_plan_does_not_move(data: Path) -> None:
+def test_P64_a_plan_does_not_move(data: Path) -> None:
     made = source(data, subscribe="orders")
     reader = made.reader(columns.spark_schema(("offset",)))
     parts = reader.partitions()
@@ -628,7 +628,7 @@ def test_a_log_is_not_overwritten(tmp_path: Path) -> None:
         source(tmp_path / "data", topic="t").writer(spark_types(frame(value=[b"a"])), True)
 
 
-def test_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
+def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
     """Attempt 0 dies half way, attempts 1 and 2 both end, only 2 counts; a latecomer stages after the commit."""
     path = tmp_path / "data"
     batch = frame(value=[b"%d" % number for number in range(10)])
@@ -650,7 +650,7 @@ def test_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
     assert os.listdir(staging_path(str(path))) == []
 
 
-def test_a_named_write_is_done_once(tmp_path: Path) -> None:
+def test_P63_a_named_write_is_done_once(tmp_path: Path) -> None:
     path, batch = tmp_path / "data", frame(value=[b"1"])
     for version in (7, 7, 6, 8):
         write(path, batch, topic="t", txnAppId="job", txnVersion=version)

@@ -512,7 +512,7 @@ def _check_client_head(batch: RecordBatch) -> None:
 
 def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int | None = None) -> None:
     """Refuses record times, an array of int64 ms, outside the topic's limits; -1 is no time. InvalidTimestampError."""
-    given = times[times != -1].astype(object) if times.size and times.min() < -(1 << 61) else times[times != -1]
+    given = times[times != -1]
     if not len(given):
         return
     oldest, newest = int(given.min()), int(given.max())
@@ -532,7 +532,6 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
     A v2 batch keeps its head, codec and the bytes of the records that stay; it covers the offsets up to offset - 1
     also where they hold no record. Entries of the old formats become v2 batches of a record each.
     """
-    batch.verify()
     records = batch.records(max_size=config.max_decompressed_bytes)
     kept = list(itertools.takewhile(lambda record: record.offset < offset, records))
     if batch.magic < 2:

@@ -194,9 +194,9 @@ class Segment:
         """(data, at, limit) with enough bytes at position for the whole batch that seems to stand there."""
         piece = self.piece(position, layout.HEADER_SIZE)
         if piece.limit - piece.at >= layout.PREFIX_SIZE:
-            length = int.from_bytes(piece.data[piece.at + 8 : piece.at + 12], "big", signed=True)
-            if length > 0 and position + length + layout.LOG_OVERHEAD <= self.size_bytes:
-                piece = self.piece(position, length + layout.LOG_OVERHEAD)
+            size = int.from_bytes(piece.data[piece.at + 8 : piece.at + 12], "big") + layout.LOG_OVERHEAD
+            if layout.HEADER_SIZE < size <= self.size_bytes - position:
+                piece = self.piece(position, size)
         return piece.data, piece.at, piece.limit
 
     def batch(self, position: int) -> RecordBatch | None:
