@@ -304,8 +304,11 @@ class Stretch:
         if base <= start and base != expected:  # one of the two is damaged: the batch behind bears this one out, or not
             piece = segment.piece(position + behind, 8)
             head = piece.data[piece.at : piece.at + 8]
-            if last + 1 == (int.from_bytes(head, "big", signed=True) if len(head) == 8 else end):
+            following = int.from_bytes(head, "big", signed=True) if len(head) == 8 else -1
+            if last + 1 in (following, end):
                 return position, base
+            if 0 <= following <= last:
+                return position, last + 1
         return position, expected
 
     def _begins_late(self, data: memoryview, at: int) -> bool:
