@@ -305,7 +305,7 @@ class Stretch:
             piece = segment.piece(position + behind, 8)
             head = piece.data[piece.at : piece.at + 8]
             following = int.from_bytes(head, "big", signed=True) if len(head) == 8 else -1
-            if last + 1 in (following, end):
+            if last + 1 == (end if following < 0 else following):
                 return position, base
             if 0 <= following <= last:
                 return position, last + 1
