@@ -493,6 +493,24 @@ def test_a_scrub_goes_on_beside_a_writer_and_a_cleaner(tmp_path: Path) -> None:
         assert report.is_sound and not report.skipped and report.segments > 1
 
 
+def test_a_file_that_goes_at_the_end_of_a_scrub_is_passed_over() -> None:
+    files, asked = files_of(), 0
+    disk = SimulatedDisk(files, now_ms=T0)
+    real = disk.modified_ms
+
+    def modified_ms(path: str) -> int:
+        nonlocal asked
+        asked += path == at(4)
+        if path == at(4) and asked == 2:
+            disk.unlink(path)
+        return real(path)
+
+    disk.modified_ms = modified_ms  # type: ignore[method-assign]
+    with logcore.open(PATH, fs=disk, read_only=True) as log:
+        report = log.scrub()
+    assert asked == 2 and report.skipped == 1 and report.is_sound
+
+
 def test_a_disk_that_cannot_be_read_is_no_damage() -> None:
     files = files_of()
     plan = FaultPlan(Fault("pread", errno.EIO, path="*" + file_name(4, LOG)))

@@ -301,7 +301,10 @@ class _Scrub:
         with self.placing(base) as after:
             is_same = after == place and segment.is_current() and fs.size(segment.handle) >= size
             if is_same and (is_sealed or place.next_base is not None):
-                is_same = fs.modified_ms(path) == modified_ms and read(fs, self.directory, base) == known
+                try:
+                    is_same = fs.modified_ms(path) == modified_ms and read(fs, self.directory, base) == known
+                except FileNotFoundError:  # its writer is another process, and has just taken it away
+                    is_same = False
             if not is_same:
                 self.skipped += 1
             elif finding:
