@@ -41,7 +41,7 @@ import hypothesis
 import pytest
 
 SOURCE: Final = Path(__file__).resolve().parents[1] / "src" / "logcore"
-CORE: Final = ("recordbatch", "segment", "index", "recovery", "log")
+CORE: Final = ("recordbatch", "segment", "index", "recovery", "segmentfiles", "producerstate", "claim", "log")
 CHAIN: Final = (
     *(f"test_{name}.py" for name in (
         "recordbatch", "legacy", "log", "log_documents", "recovery", "properties", "retention", "sequences",
