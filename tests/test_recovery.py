@@ -981,3 +981,27 @@ def test_a_directory_that_goes_under_a_reader(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "t-0")
         with pytest.raises(logcore.LogNotFoundError):
             log.refresh()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_length_that_turned_makes_no_tail_of_the_last_batch(is_clean: bool, count: int) -> None:
+    """One bit less in its length, and what was left of the last batch that was on disk looked like a torn tail: it was
+    cut off the file, and opening called the rest sound.
+    """
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 200}
+    with logcore.open("t-0", create=True, fs=disk, config=config) as log:
+        for number in range(count):
+            log.append(b"%d" % number * 40)
+        at = next(batch.position for batch in log.batches(count - 1))
+        path = log._active.path
+    files = {name: data for name, data in disk.files().items() if is_clean or "clean" not in name}
+    for bit in [bit for bit in (1, 2, 4, 8, 16, 32) if files[path][at + 11] & bit]:
+        bad = bytearray(files[path])
+        bad[at + 11] ^= bit
+        left = SimulatedDisk({**files, path: bytes(bad)})
+        with pytest.raises(logcore.CorruptLogError, match="this batch was on disk"):
+            logcore.open("t-0", fs=left, config=config)
+        assert left.files()[path] == bytes(bad)
+        with logcore.open("t-0", fs=left, config=config, on_corruption="quarantine") as log:
+            assert log.recovery_report is not None and log.recovery_report.damage[0].first_offset == count - 1

@@ -160,6 +160,9 @@ def recover(
     if bad is None:
         bad, why = size, layout.WALK_SHORT
     reason = layout.WALK_REASONS[why]
+    if bad == recovery_position:
+        last = next((int(facts["position"][-1]) for facts in reversed(below) if len(facts)), None)
+        _check_before(segment, start - segment.since_entry_bytes if last is None else last)
     only_zeros, next_batch_bytes = _look_behind(segment, bad, end_offset)
     # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone.
     known = recovery_position if end_offset >= recovery_point else size + 1
@@ -182,6 +185,23 @@ def recover(
     return RecoveryReport(segment.path, size - recovery_position, bad, size - bad, reason, quarantine)
 
 
+def _check_before(segment: ActiveSegment, position: int) -> None:
+    """Raises CorruptLogError when the last batch below the recovery point is not sound: what seems to be a tail may be
+    a part of it, for its length, which only its head says, may be what was damaged.
+    """
+    if position < 0 or segment.last_offset < segment.base_offset:
+        return
+    facts, _, why = active.walk(*segment.head(position), 1, True)
+    if not len(facts):
+        heads, _, _ = active.walk(*segment.head(position), 1, False)
+        raise CorruptLogError(
+            f"{layout.WALK_REASONS[why]}, but this batch was on disk, and what follows it may be a part of it",
+            path=segment.path,
+            position=position,
+            offset=int(heads["base_offset"][0]) if len(heads) else segment.last_offset,
+        )
+
+
 def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: int) -> RecoveryReport:
     """Notes the whole batches behind the damage that recover() met, as far as lengths in damaged heads lead there."""
     if _has_failed_sync(segment):
@@ -189,6 +209,8 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
         segment.reopen()
     bad = at = error.position if error.position is not None else segment.size_bytes
     first_offset, next_offset = segment.last_offset + 1, None
+    if error.offset is not None:  # the batch itself may have been taken note of
+        first_offset = min(first_offset, max(error.offset, segment.base_offset))
     while at < segment.size_bytes:
         facts, _, _ = active.walk(*segment.head(at), 1, False)
         next_offset = None
