@@ -16,12 +16,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from disks import FaultyFS, always, once
 from test_crash_explorer import COMPACTED, ERRNOS, FAILING, Program, Recoveries
 
 import logcore
+from logcore import log as log_module
 from logcore.cleaner import clean
 from logcore.index import TXN_ENTRY
 from logcore.log import open_log
@@ -658,3 +660,32 @@ def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
         for after in disk.after_crash(kind="power"):
             with logcore.open("t-0", durability="os", fs=after) as again:
                 assert [record.value for record in again.read(0)] == [b"one", b"two"]
+
+
+def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new file was there, and no memory to look: the next append would give its offset out in the old segment."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    log.append(b"one")
+    real = disk.open
+
+    def no_room(path: str, **options: Any) -> int:
+        disk.close(real(path, **options))
+        raise logcore.ResourceError("no descriptors", path=path)
+
+    def no_memory(path: str) -> bool:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_module.ActiveSegment, "seal", lambda self: self)
+        patch.setattr(disk, "open", no_room)
+        patch.setattr(disk, "exists", no_memory)
+        with pytest.raises(MemoryError):
+            log.roll()
+    assert disk.exists("/t-0/00000000000000000001.log")
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"two")
+    log.close()
+    with logcore.open("t-0", fs=disk) as log:
+        assert log.append(b"two").offset == 1
+        assert [record.value for record in log.read(0)] == [b"one", b"two"]

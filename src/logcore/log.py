@@ -1215,8 +1215,12 @@ class Log(LogReader):
             except BaseException as error:
                 # Once the new file is there it says where it begins, and an append to the old segment would give
                 # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
-                if not isinstance(error, (DiskFullError, ResourceError)) or self._fs.exists(path):
-                    self._commit.poison(error)
+                goes_on = False  # also where there is no memory to look
+                try:
+                    goes_on = isinstance(error, (DiskFullError, ResourceError)) and not self._fs.exists(path)
+                finally:
+                    if not goes_on:
+                        self._commit.poison(error)
                 if isinstance(error, (FileExistsError, FileNotFoundError)):
                     raise CorruptLogError("another program changed the directory", path=path) from error
                 raise
