@@ -107,7 +107,7 @@ def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
         assert at < 8 or found == sound[name]
     assert refused > count // 2
     print(
-        f"\n{FLIPS} flips of batches: {refused} refused; {outside} in bytes that no CRC covers, which change no value"
+        f"\n{count} flips of batches: {refused} refused; {outside} in bytes that no CRC covers, which change no value"
     )
 
 
