@@ -662,7 +662,10 @@ def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
                 assert [record.value for record in again.read(0)] == [b"one", b"two"]
 
 
-def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", ["exists", "poison"])
+def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
+    monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     """The new file was there, and no memory to look: the next append would give its offset out in the old segment."""
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
@@ -676,7 +679,12 @@ def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(monkeyp
     def no_memory(path: str) -> bool:
         raise MemoryError
 
+    def not_called(cause: BaseException) -> None:
+        raise MemoryError
+
     with monkeypatch.context() as patch:
+        if which == "poison":
+            patch.setattr(log._commit, "poison", not_called)
         patch.setattr(log_module.ActiveSegment, "seal", lambda self: self)
         patch.setattr(disk, "open", no_room)
         patch.setattr(disk, "exists", no_memory)
@@ -685,6 +693,8 @@ def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(monkeyp
     assert disk.exists("/t-0/00000000000000000001.log")
     with pytest.raises(logcore.LogFailedError):
         log.append(b"two")
+    with pytest.raises(logcore.LogFailedError):
+        log.truncate(0)
     log.close()
     with logcore.open("t-0", fs=disk) as log:
         assert log.append(b"two").offset == 1

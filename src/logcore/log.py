@@ -453,6 +453,7 @@ class Log(LogReader):
         self._clocks = retention.Clocks(fs.now_ms(), fs.monotonic_ms())
         self._next_retention_ms = fs.monotonic_ms() + retention.FIRST_CHECK_MS
         self._appends = self._rolls = 0
+        self._is_rolling = False  # a file for the next segment may be there, and is not known yet
         self._opened_end = self._end
         self._commit = GroupCommit(
             fs,
@@ -615,6 +616,13 @@ class Log(LogReader):
     def _check_writable_locked(self) -> None:
         if self._closed or not self._writable or self._commit.failure or self._fs.forks != self._forks:
             self._refuse_locked()
+        if self._is_rolling:
+            self._refuse_roll_locked()
+
+    def _refuse_roll_locked(self) -> NoReturn:
+        """A roll ended half way, and there was not even the memory to call for an end of the writing."""
+        self._commit.poison(MemoryError("while a segment was begun"))
+        self._refuse_locked()
 
     def _refuse_locked(self) -> NoReturn:
         if self._closed:
@@ -1000,6 +1008,8 @@ class Log(LogReader):
         error it is as before, or poisoned.
         """
         size = len(data)
+        if self._is_rolling:
+            self._refuse_roll_locked()
         if self.is_held:
             raise DiskFullError("the disk is nearly full, below the directory's min_free_bytes", path=self.path)
         segment = self._active
@@ -1207,11 +1217,13 @@ class Log(LogReader):
         with self._commit.held():
             try:
                 sealed = old.seal()
+                self._is_rolling = True
                 new = ActiveSegment(self._fs, self.path, self._end, self.config, create=True)
                 self._fs.sync_dir(self.path)
                 self._segments = [*self._segments[:-1], sealed, new]
                 self._active = new
                 self._commit.advance(self._end, self._written_bytes)
+                self._is_rolling = False
             except BaseException as error:
                 # Once the new file is there it says where it begins, and an append to the old segment would give
                 # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
@@ -1219,7 +1231,9 @@ class Log(LogReader):
                 try:
                     goes_on = isinstance(error, (DiskFullError, ResourceError)) and not self._fs.exists(path)
                 finally:
-                    if not goes_on:
+                    if goes_on:
+                        self._is_rolling = False
+                    else:
                         self._commit.poison(error)
                 if isinstance(error, (FileExistsError, FileNotFoundError)):
                     raise CorruptLogError("another program changed the directory", path=path) from error
