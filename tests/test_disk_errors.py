@@ -699,3 +699,30 @@ def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
     with logcore.open("t-0", fs=disk) as log:
         assert log.append(b"two").offset == 1
         assert [record.value for record in log.read(0)] == [b"one", b"two"]
+
+
+def test_a_write_that_could_not_be_taken_back_ends_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was in the file, with no memory to note it or to call what takes it back: the next one got its offset."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    log.append(b"one")
+    real = log_module.ActiveSegment.append
+
+    def append(self: Any, *arguments: Any) -> None:
+        real(self, *arguments)
+        raise MemoryError
+
+    def not_called(self: Any, *arguments: Any) -> bool:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_module.ActiveSegment, "append", append)
+        patch.setattr(log_module.Log, "_take_back_locked", not_called)
+        with pytest.raises(MemoryError):
+            log.append(b"two")
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"three")
+    log.close()
+    with logcore.open("t-0", fs=disk) as log:
+        assert [(record.offset, record.value) for record in log.read(0)] in ([(0, b"one")], [(0, b"one"), (1, b"two")])
+        assert log.append(b"three").offset == log.log_end_offset - 1

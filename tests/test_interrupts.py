@@ -234,8 +234,10 @@ class RealLife(Life):
 
     def go_on(self) -> None:
         if self.log is not None and not self.log.is_closed:
-            self.history.take_end(max(self.log.log_end_offset, self.history.written_end))
+            # One that refuses writes may have the last record in the file, or not.
             with contextlib.suppress(logcore.LogFailedError, logcore.LogClosedError):
+                self.log._check_writable_locked()
+                self.history.take_end(max(self.log.log_end_offset, self.history.written_end))
                 self.append()
             self.log.close()
         self.log = None

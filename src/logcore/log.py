@@ -453,7 +453,7 @@ class Log(LogReader):
         self._clocks = retention.Clocks(fs.now_ms(), fs.monotonic_ms())
         self._next_retention_ms = fs.monotonic_ms() + retention.FIRST_CHECK_MS
         self._appends = self._rolls = 0
-        self._is_rolling = False  # a file for the next segment may be there, and is not known yet
+        self._is_midway = False  # the files may have more than is known here: set and looked at where memory may lack
         self._opened_end = self._end
         self._commit = GroupCommit(
             fs,
@@ -616,12 +616,12 @@ class Log(LogReader):
     def _check_writable_locked(self) -> None:
         if self._closed or not self._writable or self._commit.failure or self._fs.forks != self._forks:
             self._refuse_locked()
-        if self._is_rolling:
-            self._refuse_roll_locked()
+        if self._is_midway:
+            self._refuse_midway_locked()
 
-    def _refuse_roll_locked(self) -> NoReturn:
-        """A roll ended half way, and there was not even the memory to call for an end of the writing."""
-        self._commit.poison(MemoryError("while a segment was begun"))
+    def _refuse_midway_locked(self) -> NoReturn:
+        """A write or a roll ended half way, and there was not even the memory to call for taking it back."""
+        self._commit.poison(MemoryError("in the middle of a write"))
         self._refuse_locked()
 
     def _refuse_locked(self) -> NoReturn:
@@ -1008,8 +1008,8 @@ class Log(LogReader):
         error it is as before, or poisoned.
         """
         size = len(data)
-        if self._is_rolling:
-            self._refuse_roll_locked()
+        if self._is_midway:
+            self._refuse_midway_locked()
         if self.is_held:
             raise DiskFullError("the disk is nearly full, below the directory's min_free_bytes", path=self.path)
         segment = self._active
@@ -1019,17 +1019,21 @@ class Log(LogReader):
         elif self._written_bytes + size - self._commit.synced_bytes > self._unsynced_limit:
             self._sync_locked()
         start, end, written_bytes = segment.size_bytes, self._end, self._written_bytes
+        self._is_midway = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
             self._written_bytes = written_bytes + size
             self._end = last_offset + 1
+            self._is_midway = False
         except DiskFullError:
+            self._is_midway = False
             raise
         except StorageWriteError as error:
             self._commit.poison(error)
             raise
         except BaseException:  # an interrupt between the write and here: nobody was told of these records
             self._take_back_locked(start, end, written_bytes)
+            self._is_midway = False
             raise
 
     def _write_parts_locked(
@@ -1217,13 +1221,13 @@ class Log(LogReader):
         with self._commit.held():
             try:
                 sealed = old.seal()
-                self._is_rolling = True
+                self._is_midway = True
                 new = ActiveSegment(self._fs, self.path, self._end, self.config, create=True)
                 self._fs.sync_dir(self.path)
                 self._segments = [*self._segments[:-1], sealed, new]
                 self._active = new
                 self._commit.advance(self._end, self._written_bytes)
-                self._is_rolling = False
+                self._is_midway = False
             except BaseException as error:
                 # Once the new file is there it says where it begins, and an append to the old segment would give
                 # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
@@ -1232,7 +1236,7 @@ class Log(LogReader):
                     goes_on = isinstance(error, (DiskFullError, ResourceError)) and not self._fs.exists(path)
                 finally:
                     if goes_on:
-                        self._is_rolling = False
+                        self._is_midway = False
                     else:
                         self._commit.poison(error)
                 if isinstance(error, (FileExistsError, FileNotFoundError)):
