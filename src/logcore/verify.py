@@ -132,28 +132,30 @@ def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
     """Partitions that had records, by the checkpoints, and have no directory. Looked at twice: who deletes a topic
     renames its directories, and then takes it out of the checkpoints.
     """
-    for _ in range(2):
-        points, starts = (
-            or_else({}, checkpoint.read_offsets, fs, directory, name)
-            for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
-        )
-        names = fs.listdir(directory)
-        present = {partition_of(name) for name in names}
-        # Kafka's, which is to take the lines out a minute later, or does not know whose they are.
-        going = [name for name in names if name.endswith(("-delete", "-stray"))]
-        missing = [
-            (key, end)
-            for key, end in sorted(points.items())
-            if end > starts.get(key, 0)
-            and key not in present
-            and not any(name.startswith("{}-{}.".format(*key)) for name in going)
-        ]
-        if not missing:
-            return
-    for (topic, number), end in missing:
+    missing = _missing(fs, directory) and _missing(fs, directory)
+    for (topic, number), end in missing.items():
         path = os.path.join(directory, f"{topic}-{number}")
         detail = f"the directory of a partition that reached offset {end} is gone"
         yield Verdict(path=path, kind="other", status="damaged", detail=detail)
+
+
+def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
+    """(topic, number) -> the offset that was reached."""
+    points, starts = (
+        or_else({}, checkpoint.read_offsets, fs, directory, name)
+        for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
+    )
+    names = fs.listdir(directory)
+    present = {partition_of(name) for name in names}
+    # Kafka's, which is to take the lines out a minute later, or does not know whose they are.
+    going = [name for name in names if name.endswith(("-delete", "-stray"))]
+    return {
+        key: end
+        for key, end in sorted(points.items())
+        if end > starts.get(key, 0)
+        and key not in present
+        and not any(name.startswith("{}-{}.".format(*key)) for name in going)
+    }
 
 
 def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
