@@ -692,9 +692,9 @@ def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
             log.roll()
     assert disk.exists("/t-0/00000000000000000001.log")
     with pytest.raises(logcore.LogFailedError):
-        log.append(b"two")
-    with pytest.raises(logcore.LogFailedError):
         log.truncate(0)
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"two")
     log.close()
     with logcore.open("t-0", fs=disk) as log:
         assert log.append(b"two").offset == 1
