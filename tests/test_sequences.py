@@ -443,3 +443,14 @@ def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
         assert indexed() == expected[:2]
         log.end_transaction(7, 0, commit=False)
         assert indexed() == expected
+
+
+def test_an_empty_snapshot_says_that_nobody_is_known() -> None:
+    """It counts as one that is there: what lies below it is not looked at again."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
+    (path,) = (path for path in disk.files() if path.endswith(".snapshot"))
+    disk.replace(path, Producers().pack())
+    with logcore.open("t-0", fs=disk) as log:
+        assert len(log._producers.known()) == 0

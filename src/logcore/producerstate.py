@@ -65,7 +65,9 @@ class ProducerState:
 
     def _looked_up(self) -> Producers:
         segments, log_start, end = self._extent()
-        producers = self._loaded(log_start, end) or Producers(next_offset=segments[0].base_offset)
+        producers = self._loaded(log_start, end)
+        if producers is None:  # and not an empty one, which says that nobody is known up to there
+            producers = Producers(next_offset=segments[0].base_offset)
         for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
             start = max(producers.next_offset, segment.base_offset)
             for facts, position, why in segment.walk(segment.find(start), crc=False):
