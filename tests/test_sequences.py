@@ -17,6 +17,7 @@ import logcore
 from logcore import recordbatch
 from logcore.index import TXN_ENTRY
 from logcore.log import Log
+from logcore.recordbatch import encode
 from logcore.sequences import Producers, SequencedBatch, last_sequence, snapshot_entries
 from logcore.testing import SimulatedDisk
 
