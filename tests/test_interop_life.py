@@ -321,6 +321,7 @@ class Twins:
 
     def start(self) -> None:
         self.open()
+        self.epoch()  # as a leader that comes back; Kafka's log forgets an epoch without records, ours does not
         self.is_reopened = True
         if self.is_deleted:
             self.renew()

@@ -2,6 +2,8 @@
 
 Rules (storage format section 6, leader-epoch-checkpoint; section 11.4, OffsetForLeaderEpoch):
 - Entries (epoch, start offset) rise strictly in the epoch and never fall in the offset.
+- The latest epoch of a log that clients read never falls: they believe no smaller one than they know. Kafka's log
+  forgets an epoch without records, and its leader begins one again; here a log leads itself, so it keeps the epoch.
 - A follower cuts its log where its leader says that the last epoch they share has ended.
 
 Pure functions over a list of entries: log.py keeps the list and its file.
@@ -26,6 +28,12 @@ def assign(entries: list[Entry], epoch: int, start_offset: int) -> list[Entry]:
 def truncate_end(entries: list[Entry], end_offset: int) -> list[Entry]:
     """Without epochs that began at or above end_offset, where the log ends now."""
     return [entry for entry in entries if entry[1] < end_offset]
+
+
+def cut_end(entries: list[Entry], end_offset: int) -> list[Entry]:
+    """As truncate_end(), for who leads: the latest epoch stays in force, and begins at end_offset if it began above."""
+    kept = truncate_end(entries, end_offset)
+    return kept if len(kept) == len(entries) else [*kept, (entries[-1][0], end_offset)]
 
 
 def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:

@@ -433,10 +433,10 @@ class Log(LogReader):
         self._producers.remove_above(self._end)
         self._epochs, self._leader_epoch = [], -1  # until they are set
         known = checkpoint.read_epochs(fs, self.path)
-        kept = epochs.truncate_end(known, self._end) or known[:1] or self._walked_epochs()
-        kept = epochs.truncate_start(kept, self._log_start)
+        cut = epochs.cut_end(known, self._end) or self._walked_epochs()
+        kept = epochs.truncate_start(cut, self._log_start)
         # One above the end that stayed in the file would count again once the end has passed it.
-        self._set_epochs(kept, write=len(kept) != len(known))
+        self._set_epochs(kept, write=cut != known or len(kept) != len(cut))
 
     def _begin_writing(self) -> None:
         """The state of a writer that has done nothing yet."""
@@ -699,15 +699,15 @@ class Log(LogReader):
     def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
         """Cuts what this log has and a leader has not, by the leader's answer to end_of_epoch(); returns the new end.
 
-        leader_epoch, end_offset: where the leader says that the last epoch known to both has ended. Errors as
-        truncate().
+        leader_epoch, end_offset: where the leader says that the last epoch known to both has ended. Epochs that began
+        above it are forgotten: what comes in their place is stamped with the leader's. Errors as truncate().
         """
         with self._lock:
             self._check_writable_locked()
         own_epoch, own_end = self.end_of_epoch(leader_epoch)
         offset = min(end_offset, own_end) if own_epoch >= 0 else end_offset
         offset = max(self._log_start, min(offset, self._end))
-        self.truncate(offset)
+        self._truncate(offset, epochs.truncate_end)
         return offset
 
     def _set_epochs(self, entries: list[epochs.Entry], *, write: bool = True) -> None:
@@ -1449,8 +1449,12 @@ class Log(LogReader):
 
         The rest of the log is untouched: later segments are removed from the last on, then the one with the cut is
         replaced by a copy of its front, so that a crash leaves a longer log or the one asked for. Iterators that were
-        made before keep what they hold. Raises OffsetOutOfRangeError outside [log start, log end].
+        made before keep what they hold. The leader epoch stays in force. Raises OffsetOutOfRangeError outside
+        [log start, log end].
         """
+        self._truncate(offset, epochs.cut_end)
+
+    def _truncate(self, offset: int, cut_epochs: Callable[[list[epochs.Entry], int], list[epochs.Entry]]) -> None:
         offset = operator.index(offset)
         with self._lock:
             self._check_writable_locked()
@@ -1470,6 +1474,7 @@ class Log(LogReader):
                 position, tail = self._plan_cut(self._segments[slot], offset)
                 try:
                     self._truncate_locked(offset, slot, position, tail)
+                    self._set_epochs(cut_epochs(self._epochs, offset) or self._epochs[:1])
                 except BaseException as error:  # half done: the files are sound, but memory does not mirror them
                     self._commit.poison(error)
                     raise
@@ -1526,7 +1531,6 @@ class Log(LogReader):
         self._commit.set_back(offset)
         self._transactions = None
         self._producers.forget()
-        self._set_epochs(epochs.truncate_end(self._epochs, offset) or self._epochs[:1])
 
     def scrub(self) -> seals.ScrubReport:
         """Looks at every byte on the disk, and says what is damaged.

@@ -858,6 +858,7 @@ class LogDir:
                 log.retain_by(self.upkeep.retention, lambda: committed(topic, number))
                 log.is_held = self._is_low
             self._logs[topic, number] = log
+            self._leader_epochs.pop((topic, number), None)  # from now on the log knows, and it may rise
             return log
 
     def table(self, topic: str, *, isolation: Isolation = "read_uncommitted") -> TopicTable:
@@ -891,7 +892,9 @@ class LogDir:
         epoch = self._leader_epochs.get((topic, number))
         if epoch is None:
             epochs = checkpoint.read_epochs(self._fs, self._partition_path(topic, number))
-            epoch = self._leader_epochs[topic, number] = epochs[-1][0] if epochs else 0
+            epoch = epochs[-1][0] if epochs else 0
+            if self._lock_held is not None:  # else its writer may begin another
+                self._leader_epochs[topic, number] = epoch
         return epoch
 
     def size_bytes(self, topic: str, number: int) -> int:

@@ -106,13 +106,17 @@ class LogStateMachine(RuleBasedStateMachine):
         self.log = open_log(self.path, create=True, config=self.config, durability=self.durability, fs=self.disk)
 
     def _forget(self) -> None:
-        """The log was opened or cut: it has to know the last batch of each producer, and the epochs with records."""
+        """The log was opened or cut: it has to know the last batch of each producer, the epochs with records, and the
+        latest epoch.
+        """
         self._forget_batches()
-        self.epochs = self._with_records(self.epochs)
+        self.epochs = self._below_end(self.epochs)
 
-    def _with_records(self, entries: list[epochs.Entry]) -> list[epochs.Entry]:
+    def _below_end(self, entries: list[epochs.Entry]) -> list[epochs.Entry]:
         end = len(self.history.records)
-        kept = [entry for entry in entries if entry[1] < end] or entries[:1]
+        kept = [entry for entry in entries if entry[1] < end]
+        if kept != entries:
+            kept.append((entries[-1][0], end))  # clients may know it, so it never falls
         return epochs.truncate_start(kept, self.log.log_start_offset)
 
     def _forget_batches(self) -> None:
@@ -281,7 +285,9 @@ class LogStateMachine(RuleBasedStateMachine):
             assert ends == [offset]
             self.history.truncated()
             if offset < end:
+                kept = [entry for entry in self.epochs if entry[1] < offset] or self.epochs[:1]
                 self._forget()
+                self.epochs = kept
 
     @rule(more=st.integers(0, 2), crash=_crash)
     def begin_epoch(self, more: int, crash: CrashPoint | None) -> None:
@@ -293,7 +299,7 @@ class LogStateMachine(RuleBasedStateMachine):
         if self.call(lambda: self.log.begin_epoch(leader_epoch), crash):
             assert self.log.leader_epoch == leader_epoch
             return
-        allowed = [self._with_records(entries) for entries in (before, self.epochs)]
+        allowed = [self._below_end(entries) for entries in (before, self.epochs)]
         (self.epochs, *_) = [entries for entries in allowed if entries[-1][0] == self.log.leader_epoch]
 
     @rule()

@@ -263,9 +263,14 @@ def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple
                 continue
             if partition.last_fetched_epoch >= 0:
                 epoch, end = log.end_of_epoch(partition.last_fetched_epoch)
-                if 0 <= end < partition.fetch_offset:
+                if end < 0 or partition.fetch_offset < log.log_start_offset:
+                    part.error_code = codes.OFFSET_OUT_OF_RANGE
+                    settled = True
+                    continue
+                if epoch < partition.last_fetched_epoch or end < partition.fetch_offset:
                     part.diverging_epoch = partition_type.DivergingEpoch(epoch=epoch, end_offset=end)
                     part.high_watermark, part.log_start_offset = log.high_watermark, log.log_start_offset
+                    part.last_stable_offset = log.last_stable_offset if committed else log.high_watermark
                     settled = True
                     continue
             offset = partition.fetch_offset
