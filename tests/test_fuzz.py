@@ -123,6 +123,12 @@ def sealed(data: bytes) -> bytes:
     return bytes(raw)
 
 
+def checked(data: bytes) -> bytes:
+    """With the CRC of the first line put right."""
+    text = data.partition(b"\n")[0].partition(b" ")[2]
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
 def resnapped(data: bytes) -> bytes:
     return data[:2] + crc32c(data[6:]).to_bytes(4, "big") + data[6:]
 
@@ -257,8 +263,12 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         "body": (body, bodies, None),
         "small": (small, text, None),
         "producers": (partial(Producers.unpack, offset=9), [data for data in kafkas if data[:2] == b"\0\1"], resnapped),
-        "manifest": (partial(staging.Manifest.unpack, path="m"), [manifest], None),
-        "state": (state, [b'{"app_id": "app", "version": 3, "txid": "x", "ranges": {}}'], None),
+        "manifest": (partial(staging.Manifest.unpack, path="m"), [manifest], checked),
+        "state": (
+            state,
+            [checkpoint.pack_checked({"app_id": "app", "version": 3, "txid": "x", "ranges": {}})],
+            checked,
+        ),
         "request": (request, [], None),
         "response": (response, [], None),
         "committed": (committed, [], None),
@@ -306,8 +316,8 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
 
 
 def _manifest() -> dict[str, Any]:
-    one = staging.StagedFile(topic="t", partition=0, name="a/b", count=3, **_rest(staging.StagedFile))
-    return {"files": (one,), "txid": "x", **_rest(staging.Manifest)}
+    one = staging.StagedFile(topic="t", partition=0, name="x/b", count=3, **_rest(staging.StagedFile))
+    return {"files": (one,), "txid": "x", **_rest(staging.Manifest), "topics": {"t": 1}}
 
 
 def _rest(kind: Any) -> dict[str, Any]:

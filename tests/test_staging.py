@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from crashes import Crash, CrashFS
 
 import logcore
-from logcore import staging
+from logcore import checkpoint, staging
 from logcore.config import LogConfig
 from logcore.errors import CorruptLogError, InvalidConfigError, LogFailedError, LogNotFoundError
 from logcore.fs import FS, OS, OsFS
@@ -112,8 +114,8 @@ def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str
         tail = [b"after"] if partition == 0 else []
         assert values(path, partition) == [b"before", *rows("first", partition, 300), *tail]
     assert staged(path) == ["app.state"]
-    state = json.loads((tmp_path / "data.staging" / "app.state").read_text())
-    assert state["ranges"] == {"t": {"0": [1, 301], "1": [1, 301]}}
+    state = staging.read_state(OS, str(tmp_path / "data.staging"), "app")
+    assert state is not None and state["ranges"] == {"t": {"0": [1, 301], "1": [1, 301]}}
     assert {one.status for one in verify(str(path))} == {"ok"}
 
 
@@ -274,7 +276,105 @@ def test_garbage_goes_after_a_day_and_nothing_else(data: Path) -> None:
     os.utime(next((root / "running").iterdir()))  # a task of it has just written
     os.utime(root / "running", (1, 1))
     publish(data, "first")
-    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["first", "running"]
+    marks = checkpoint.unpack_checked((root / "logcore.garbage").read_bytes())
+    assert marks is not None and list(marks) == ["left"] and (root / "left").is_dir()
+    (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"left": marks["left"] - staging.GARBAGE_MS - 1}))
+    publish(data, "second", version=1)
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["first", "running", "second"]
+
+
+@pytest.mark.parametrize("first", ["publisher", "another"])
+def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -> None:
+    """publish() removed what the clock said was older than a day: its own files, and those of jobs that run."""
+    days = [0]
+
+    class Clock(OsFS):
+        def modified_ms(self, path: str) -> int:
+            return super().modified_ms(path) - days[0] * staging.GARBAGE_MS
+
+    fs = Clock()
+    mine = stage(data, "mine", fs=fs)
+    others = stage(data, "others", fs=fs)
+    days[0] = 2  # as seen from a clock that went on by so much
+    for version, (txid, files) in enumerate([("mine", mine), ("others", others)][:: 1 if first == "publisher" else -1]):
+        Staging(fs, str(data)).publish(manifest(files, txid, version=version))
+    with logcore.open_dir(data):
+        assert {Staging(OS, str(data)).outcome("app", version) for version in (0, 1)} == {"done"}
+    assert sorted(values(data, 0)) == sorted([b"before", *rows("mine", 0), *rows("others", 0)])
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "assigned"])
+def test_a_rotten_digit_of_a_manifest_is_never_carried_out(tmp_path: Path, ready: bool) -> None:
+    """One digit had other records stored, or a partition closed for good. For each digit: all or nothing."""
+    path = create(tmp_path / "whole" / "data")
+    publish(path, "first", count=3, tasks=1)
+    root = Path(staging_path(str(path)))
+    name = staging._manifest_name("app", 0, ".json")
+    if not ready:
+        read = staging._read_manifest(OS, str(root), name)
+        assert read is not None
+        places = {key: staging.Place(base=1, leader_epoch=0) for key in read.partitions()}
+        (root / name).unlink()
+        name = staging._manifest_name("app", 0, ".assigned")
+        (root / name).write_bytes(attrs.evolve(read, places=places).pack())
+    content = (root / name).read_bytes()
+    digits = [at for at, byte in enumerate(content) if chr(byte).isdigit()]
+    assert len(digits) > 20
+    for at in digits[:: 1 if ready else 2]:
+        there = tmp_path / f"{at}"
+        shutil.copytree(tmp_path / "whole", there)
+        rotten = bytearray(content)
+        rotten[at] = ord("0") + (rotten[at] - ord("0") + 1) % 10
+        (there / "data.staging" / name).write_bytes(rotten)
+        for _ in range(2):
+            with logcore.open_dir(there / "data") as directory:
+                directory.partition("t", 0).append(b"after")
+        staged_rows = [] if ready else rows("first", 0, 3)
+        assert values(there / "data", 0) == [b"before", *staged_rows, b"after", b"after"], at
+        shutil.rmtree(there)
+
+
+def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(data: Path) -> None:
+    one = publish(data, "first")
+    root = Path(one.path)
+    (root / staging._manifest_name("app", 0, ".json")).unlink()
+    (root / staging._manifest_name("app", 0, ".assigned")).write_bytes(b"\0" * 100)
+    for _ in range(2):
+        with logcore.open_dir(data) as directory:
+            directory.partition("t", 0).append(b"after")
+    assert values(data, 0) == [b"before", b"after", b"after"]
+    again = manifest(stage(data, "again"), "again")
+    for ask in (lambda: one.outcome("app", 0), lambda: one.publish(again)):
+        with pytest.raises(CorruptLogError, match="damaged when offsets had been given out") as caught:
+            ask()
+    one.abort("app", 0, "first")
+    assert (root / "first").is_dir(), "what it named is for a person to look at"
+    assert caught.value.path is not None
+    os.unlink(caught.value.path)
+    one.publish(again)
+    with logcore.open_dir(data):
+        assert one.outcome("app", 0) == "done"
+
+
+@pytest.mark.parametrize("at", range(0, 60, 3))
+def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
+    """A version that a rotten byte raised had all writes up to it skipped as done."""
+    publish(data, "first", version=3)
+    with logcore.open_dir(data):
+        pass
+    path = Path(staging_path(str(data)), "app.state")
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    assert staging.read_state(OS, str(path.parent), "app") == {
+        "app_id": "app",
+        "version": 3,
+        "txid": "first",
+        "ranges": {"t": {"0": [1, 31], "1": [1, 31]}},
+    }
+    path.write_bytes(content[: len(content) // 2 - 1])
+    with pytest.raises(CorruptLogError, match="nobody knows which versions are done"):
+        staging.read_state(OS, str(path.parent), "app")
 
 
 def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
@@ -285,10 +385,11 @@ def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         apply_ready(OS, directory)
     assert sorted(os.listdir(root)) == ["app@1.refused", "app@2.refused"]
-    assert "not a manifest" in (root / "app@1.refused").read_text()
+    assert "is damaged" in (root / "app@1.refused").read_text()
     for text in ('{"format": 1, "files": [{"name": "../../etc/passwd"}]}', "[]", "{"):
-        with pytest.raises(CorruptLogError):
-            Manifest.unpack(text.encode(), "x")
+        for content in (text.encode(), b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode())):
+            with pytest.raises(CorruptLogError):
+                Manifest.unpack(content, "x")
 
 
 FILE = {
@@ -316,15 +417,22 @@ PLACE = {"topic": "t", "partition": 0, "base": 1, "leader_epoch": 0, "segment": 
         (".json", {"files": [{**FILE, "partition": float("inf")}]}),
         (".json", {"app_id": "\ud800"}),
         (".json", {"version": "1"}),
+        (".json", {"topics": []}),
+        (".json", {"topics": {"t": "2"}}),
+        (".json", {"files": [{**FILE, "name": "../a"}]}),
+        (".assigned", {"places": [{**PLACE, "base": -1}]}),
+        (".assigned", {"places": [{**PLACE, "base": 1 << 63}]}),
+        (".assigned", {"places": [{**PLACE, "leader_epoch": 1 << 31}]}),
     ],
 )
 def test_a_manifest_says_all_of_it_and_in_the_right_types(suffix: str, wrong: dict[str, Any]) -> None:
-    right = {"format": 1, "app_id": "a", "version": 1, "txid": "tx", "files": [FILE], "topics": {}, "places": None}
+    right = {"format": 2, "app_id": "a", "version": 1, "txid": "tx", "files": [FILE], "topics": {}, "places": None}
     placed = {**right, "places": [PLACE]}
-    assert Manifest.unpack(json.dumps(placed).encode(), "a@1.assigned").ranges() == {"t": {"0": [1, 2]}}
-    assert Manifest.unpack(json.dumps(right).encode(), "a@1.json").places is None
+    pack = checkpoint.pack_checked
+    assert Manifest.unpack(pack(placed), "a@1.assigned").ranges() == {"t": {"0": [1, 2]}}
+    assert Manifest.unpack(pack(right), "a@1.json").places is None
     with pytest.raises(CorruptLogError, match="not a manifest"):
-        Manifest.unpack(json.dumps({**right, **wrong}).encode(), "a@1" + suffix)
+        Manifest.unpack(pack({**right, **wrong}), "a@1" + suffix)
 
 
 def test_two_threads_carry_it_out_once(data: Path) -> None:

@@ -189,6 +189,25 @@ def pack_producer_ids(end: int) -> bytes:
     return b"%d %08x\n" % (end, zlib.crc32(b"%d" % end))
 
 
+def pack_checked(facts: Mapping[str, Any], *, copies: int = 1) -> bytes:
+    """A JSON object on a line behind the CRC-32 of its text. copies: what must outlive a rotten byte is there twice."""
+    text = json.dumps(facts, separators=(",", ":")).encode()
+    return (b"%08x %s\n" % (zlib.crc32(text), text)) * copies
+
+
+def unpack_checked(content: bytes) -> dict[str, Any] | None:
+    """The object of the first line whose CRC is right, None when there is no such line."""
+    for line in content.splitlines():
+        crc, _, text = line.partition(b" ")
+        try:
+            if len(crc) == 8 and int(crc, 16) == zlib.crc32(text):
+                facts = json.loads(text)
+                return facts if isinstance(facts, dict) else None
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
 def pack_durable_end(offset: int) -> bytes:
     """Content of logcore.durable: the offset up to which readers in other processes may read, with its own CRC."""
     return _DURABLE.pack(offset, zlib.crc32(offset.to_bytes(8, "big")))

@@ -346,6 +346,8 @@ class _Staged:
         elif suffix in (staging.READY, staging.CLAIM) and stem + staging.ASSIGNED not in self.names:
             self.txids.add(self._manifest(name).txid)
             self.kept.append(name)
+        elif suffix == staging.DAMAGED:
+            self.lost.append(Part(path=os.path.join(self.path, name), reason="a staged write with a damaged manifest"))
         elif suffix == staging.ASSIGNED:
             manifest = self._manifest(name)
             self.unplaced.add(manifest.txid)

@@ -7,6 +7,8 @@
     data.staging/<app>@<version>.assigned                   a manifest with offsets, carried out whatever happens
     data.staging/<app>.state                                the last version of an application that is done
     data.staging/<app>@<version>.refused                    why a manifest was not carried out
+    data.staging/<app>@<version>.damaged                    an assigned manifest that rotted, kept for a person to see
+    data.staging/logcore.garbage                            what was old when publish() last looked, and since when
 
 The road of a write: tasks stage segments whose offsets begin at 0, under names no other attempt has, and sync them.
 Whoever drives them publishes a manifest: this is the moment from which all of it will be there. A writer of the
@@ -19,7 +21,10 @@ Rules:
   is first cut back to the place written down.
 - Nothing of a manifest is shown before all partitions of it are in place.
 - A version at or below an application's state is done: its manifest and its files are removed, and that is success.
-- What no manifest names is nobody's: attempts that lost, or came late, are garbage after a day.
+- What no manifest names is nobody's: attempts that lost, or came late, are garbage after a day. They go when they were
+  old by two looks a day apart, so that one jump of the wall clock takes nothing.
+- Manifests and states carry a CRC. One that is damaged is an error and is not carried out; what is damaged of an
+  assigned one, or of a state, is made good from its second copy.
 - A staged segment differs from a real one in its name and in the base offsets and leader epochs of its heads.
 
 This module works on files and on logs that are handed to it. It takes no lock of a directory, and starts nothing.
@@ -30,7 +35,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import re
 import struct
@@ -45,7 +49,7 @@ import numpy.typing as npt
 from logcore import checkpoint
 from logcore.columns import InputColumn
 from logcore.compression import Codec
-from logcore.config import LogConfig
+from logcore.config import INT32_MAX, INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptLogError,
     InvalidConfigError,
@@ -56,6 +60,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS
 from logcore.kernels import active, layout
+from logcore.notices import ERROR, tell
 from logcore.reader import list_bases, parse_partition_name
 from logcore.recordbatch import check_timestamps, compressor, target_codec
 from logcore.segment import LOG, ActiveSegment, GrowingSegment, Segment, file_name
@@ -64,13 +69,18 @@ _INDEXES: Final = (".index", ".timeindex")
 _STAMP: Final = struct.Struct(">qii")  # base offset, batch length, leader epoch: what precedes the magic
 #: A manifest comes from a file; what makes one of it raises TypeError for other values.
 _NUMBER: Final = attrs.validators.instance_of(int)
+_COUNT: Final = attrs.validators.and_(_NUMBER, attrs.validators.ge(0), attrs.validators.le(INT64_MAX))
+_EPOCH: Final = attrs.validators.and_(_NUMBER, attrs.validators.ge(0), attrs.validators.le(INT32_MAX))
 _TEXT: Final = attrs.validators.instance_of(str)
 STATE, READY, CLAIM, ASSIGNED, REFUSED = ".state", ".json", ".claim", ".assigned", ".refused"
+DAMAGED: Final = ".damaged"
+_MARKS: Final = "logcore.garbage"
 _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 #: Staged files that no manifest names, and the state of applications that write no more, are removed at these ages.
 GARBAGE_MS: Final = 24 * 3_600_000
 MANIFEST_BYTES: Final = 32 << 20
 STATE_MS: Final = 30 * 24 * 3_600_000
+_FORMAT: Final = 2
 _WALK_BATCHES: Final = 1 << 16
 #: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
 #: than a file of their own, are moved in place.
@@ -87,11 +97,11 @@ class StagedFile:
     """
 
     topic: str = attrs.field(validator=_TEXT)
-    partition: int = attrs.field(validator=_NUMBER)
+    partition: int = attrs.field(validator=_COUNT)
     name: str = attrs.field(validator=_TEXT)
-    count: int = attrs.field(validator=_NUMBER)
-    size_bytes: int = attrs.field(validator=_NUMBER)
-    batches: int = attrs.field(validator=_NUMBER)
+    count: int = attrs.field(validator=_COUNT)
+    size_bytes: int = attrs.field(validator=_COUNT)
+    batches: int = attrs.field(validator=_COUNT)
     max_timestamp: int = attrs.field(validator=_NUMBER)
     crc: int = attrs.field(validator=_NUMBER)
 
@@ -271,10 +281,10 @@ class Place:
     then so long; None to move the files in place as segments of their own.
     """
 
-    base: int = attrs.field(validator=_NUMBER)
-    leader_epoch: int = attrs.field(validator=_NUMBER)
-    segment: int | None = attrs.field(default=None, validator=attrs.validators.optional(_NUMBER))
-    position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_NUMBER))
+    base: int = attrs.field(validator=_COUNT)
+    leader_epoch: int = attrs.field(validator=_EPOCH)
+    segment: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
+    position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
 
 
 @attrs.frozen(kw_only=True)
@@ -308,21 +318,28 @@ class Manifest:
 
     def pack(self) -> bytes:
         facts = attrs.asdict(self, recurse=False)
-        facts["format"] = 1
+        facts["format"] = _FORMAT
         facts["files"] = [attrs.asdict(file) for file in self.files]
         if self.places is not None:
             facts["places"] = [
                 {"topic": topic, "partition": partition, **attrs.asdict(place)}
                 for (topic, partition), place in self.places.items()
             ]
-        return json.dumps(facts, indent=1).encode() + b"\n"
+        return checkpoint.pack_checked(facts, copies=1 if self.places is None else 2)
 
     @classmethod
     def unpack(cls, content: bytes, path: str) -> Manifest:
         """Raises CorruptLogError for what is no manifest."""
+        facts = checkpoint.unpack_checked(content)
+        if facts is None:
+            raise CorruptLogError(
+                "the manifest of staged segments is damaged",
+                path=path,
+                expected="a line that begins with the CRC-32 of its rest",
+                found=repr(content[:40]),
+            )
         try:
-            facts = json.loads(content)
-            if facts.pop("format") != 1:
+            if facts.pop("format") != _FORMAT:
                 raise ValueError
             facts["files"] = [StagedFile(**file) for file in facts["files"]]
             if facts["places"] is not None:
@@ -335,8 +352,11 @@ class Manifest:
             check_txid(found.txid)
             for file in found.files:
                 parse_partition_name(f"{file.topic}-{file.partition}")
-                if not re.fullmatch(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", file.name) or file.count < 1:
+                directory, _, stem = file.name.partition("/")
+                if directory != found.txid or not re.fullmatch(r"[A-Za-z0-9._-]+", stem) or file.count < 1:
                     raise ValueError
+            if not all(isinstance(count, int) for count in found.topics.values()):
+                raise ValueError
             given = found.places
             if path.endswith(ASSIGNED) if given is None else not given.keys() >= found.partitions().keys():
                 raise ValueError
@@ -371,8 +391,9 @@ class Staging:
 
     def publish(self, manifest: Manifest) -> None:
         """Makes the write one that will be there. Durable when this returns; nothing of it is shown yet."""
+        self._check_undamaged(manifest.app_id, manifest.version)
         with contextlib.suppress(LogcoreError, OSError):  # others may clean up too; no write is to fail for it
-            self._collect_garbage()
+            self._collect_garbage(manifest.txid)
         content = manifest.pack()
         if len(content) > MANIFEST_BYTES:
             raise InvalidConfigError(
@@ -385,7 +406,10 @@ class Staging:
         checkpoint.write(self._fs, self.path, _manifest_name(manifest.app_id, manifest.version, READY), content)
 
     def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
-        """What has become of a write. Raises CorruptLogError when it was refused, which is forgotten with this."""
+        """What has become of a write. Raises CorruptLogError when it was refused, which is forgotten with this, and
+        when its manifest was damaged after offsets had been given out, which is not.
+        """
+        self._check_undamaged(app_id, version)
         pending = any(
             self._fs.exists(os.path.join(self.path, _manifest_name(app_id, version, suffix)))
             for suffix in (READY, CLAIM, ASSIGNED)
@@ -421,7 +445,8 @@ class Staging:
 
     def abort(self, app_id: str, version: int, txid: str) -> None:
         """Removes all that was staged for a write, unless it has been published."""
-        if self.outcome(app_id, version) == "unknown":
+        damaged = os.path.join(self.path, _manifest_name(app_id, version, DAMAGED))
+        if not self._fs.exists(damaged) and self.outcome(app_id, version) == "unknown":
             self.abort_files(txid)
 
     def abort_files(self, txid: str) -> None:
@@ -438,35 +463,64 @@ class Staging:
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, _app_name(app_id) + STATE))
 
-    def _collect_garbage(self) -> None:
+    def _check_undamaged(self, app_id: str, version: int) -> None:
+        """Raises CorruptLogError when part of a write may be in place and nobody can tell which."""
+        path = os.path.join(self.path, _manifest_name(app_id, version, DAMAGED))
+        if self._fs.exists(path):
+            raise CorruptLogError(
+                f"the manifest of version {version} of {app_id!r} was damaged when offsets had been given out; parts "
+                "of the write may be in the log. Look there, then remove this file to write that version again",
+                path=path,
+            )
+
+    def _collect_garbage(self, txid: str) -> None:
+        """Removes what nobody names and has been old for a day of looks; never what belongs to txid."""
         fs, now_ms = self._fs, self._fs.now_ms()
         names = fs.listdir(self.path)
-        if all(name.endswith(STATE) or fs.modified_ms(os.path.join(self.path, name)) > now_ms - GARBAGE_MS
-               for name in names):  # fmt: skip
-            old = [name for name in names if name.endswith(STATE)]
-            kept: set[str] = set()
-        else:
-            old = names
+        old = [name for name in names if name != txid and self._is_old(name, now_ms)]
+        if any(fs.is_directory(os.path.join(self.path, name)) for name in old):
             kept = {manifest.txid for manifest in self._manifests(names)}
+            old = [name for name in old if name not in kept]
+        before = checkpoint.unpack_checked(checkpoint.read(fs, self.path, _MARKS) or b"") or {}
+        marks = {}
         for name in old:
-            path = os.path.join(self.path, name)
+            since = before.get(name)
+            # A mark of the future is one of a clock that was wrong: it begins again.
+            since = since if isinstance(since, int) and since <= now_ms else now_ms
+            if now_ms - since > GARBAGE_MS:
+                self._remove(name)
+            else:
+                marks[name] = since
+        if marks != before:
+            checkpoint.write(fs, self.path, _MARKS, checkpoint.pack_checked(marks))
+
+    def _is_old(self, name: str, now_ms: int) -> bool:
+        fs, path = self._fs, os.path.join(self.path, name)
+        if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)) or name == _MARKS:
+            return False
+        try:
+            newest = fs.modified_ms(path)
+            if fs.is_directory(path):
+                inside = (fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path))
+                newest = max(newest, *inside, 0)
+        except FileNotFoundError:
+            return False  # others clean up too
+        if name.endswith(STATE):
+            return now_ms - newest > STATE_MS and _is_unnamed(fs, self.path, name)
+        return now_ms - newest > GARBAGE_MS
+
+    def _remove(self, name: str) -> None:
+        path = os.path.join(self.path, name)
+        if self._fs.is_directory(path):
+            remove_tree(self._fs, path)
+        else:
             with contextlib.suppress(FileNotFoundError):
-                age_ms = now_ms - fs.modified_ms(path)
-                if name.endswith((READY, CLAIM, ASSIGNED)) or name in kept:
-                    continue
-                if fs.is_directory(path):
-                    inside = (fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path))
-                    if now_ms - max(inside, default=0) > GARBAGE_MS < age_ms:
-                        remove_tree(fs, path)
-                elif name.endswith(STATE):
-                    if age_ms > STATE_MS and _is_unnamed(fs, self.path, name):
-                        fs.unlink(path)
-                elif age_ms > GARBAGE_MS:
-                    fs.unlink(path)
+                self._fs.unlink(path)
 
     def _manifests(self, names: Iterable[str]) -> Generator[Manifest, None, None]:
+        """Raises CorruptLogError when one is damaged: nobody knows then which files it names."""
         for name in names:
-            if name.endswith((READY, CLAIM, ASSIGNED)):
+            if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)):
                 found = _read_manifest(self._fs, self.path, name)
                 if found is not None:
                     yield found
@@ -474,11 +528,8 @@ class Staging:
 
 def _is_unnamed(fs: FS, path: str, name: str) -> bool:
     """Whether a state is of a write without a name, which nobody can repeat; that of a name is kept for ever."""
-    try:
-        state = json.loads(checkpoint.read(fs, path, name) or b"")
-        return bool(state["app_id"] == state["txid"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+    state = checkpoint.unpack_checked(checkpoint.read(fs, path, name) or b"") or {}
+    return state.get("app_id") is not None and state.get("app_id") == state.get("txid")
 
 
 def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
@@ -490,15 +541,15 @@ def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
     content = checkpoint.read(fs, path, name)
     if content is None:
         return None
-    try:
-        state: dict[str, Any] = json.loads(content)
-        if state["app_id"] != app_id or not isinstance(state["version"], int):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    state = checkpoint.unpack_checked(content) or {}
+    if state.get("app_id") != app_id or not isinstance(state.get("version"), int):
         raise CorruptLogError(
-            "not the state of this application; remove it to forget what was written",
+            f"the state of application {app_id!r} is damaged, so nobody knows which versions are done; remove it to "
+            "forget what was written",
             path=os.path.join(path, name),
-        ) from error
+            expected="a line that begins with the CRC-32 of its rest",
+            found=repr(content[:40]),
+        )
     return state
 
 
@@ -699,7 +750,11 @@ def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
         fs.rename(os.path.join(path, ready), os.path.join(path, claim))
     except FileNotFoundError:
         return False
-    claimed = _read_manifest(fs, path, claim)
+    try:
+        claimed = _read_manifest(fs, path, claim)
+    except CorruptLogError:
+        fs.rename(os.path.join(path, claim), os.path.join(path, ready))
+        raise
     if claimed is None or claimed.txid != assigned.txid:  # withdrawn, and another of that name published meanwhile
         fs.rename(os.path.join(path, claim), os.path.join(path, ready))
         return False
@@ -851,7 +906,7 @@ def _write_state(fs: FS, path: str, assigned: Manifest) -> None:
         "txid": assigned.txid,
         "ranges": assigned.ranges(),
     }
-    checkpoint.write(fs, path, _app_name(assigned.app_id) + STATE, json.dumps(state).encode() + b"\n")
+    checkpoint.write(fs, path, _app_name(assigned.app_id) + STATE, checkpoint.pack_checked(state, copies=2))
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
@@ -867,7 +922,9 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
 
     For whoever has just taken the lock of the directory, before any log of it is open. Returns the names of partition
     directories that must not be written, each with the reason: offsets in them are given out for records that could
-    not be put in place. Raises LogcoreError when the staging directory itself cannot be read.
+    not be put in place. A manifest that is damaged is set aside as `.damaged`: where its records went is not known, so
+    no partition waits for it, and whoever asks for its outcome is told. Raises LogcoreError when the staging directory
+    itself cannot be read.
     """
     path = staging_path(directory)
     blocked: dict[str, LogcoreError] = {}
@@ -882,11 +939,20 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
     for name in sorted(names):
         if not name.endswith(ASSIGNED):
             continue
-        manifest = _read_manifest(fs, path, name)
+        try:
+            manifest = _read_manifest(fs, path, name)
+        except CorruptLogError as error:
+            fs.rename(os.path.join(path, name), os.path.join(path, name[: -len(ASSIGNED)] + DAMAGED))
+            fs.sync_dir(path)
+            tell("staging", ERROR, "a staged write was set aside, and may be in the log in part: %s", error)
+            continue
         if manifest is None:
             continue
         try:
-            state = read_state(fs, path, manifest.app_id)
+            try:
+                state = read_state(fs, path, manifest.app_id)
+            except CorruptLogError:  # this version came after all that it told of, and is told of next
+                state = None
             if state is None or state["version"] < manifest.version:
                 _finish(fs, directory, path, manifest)
             _clear(fs, path, manifest, ASSIGNED)
@@ -900,7 +966,10 @@ def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
     """Takes topics that are being deleted out of writes that are half in place, so that these end without them."""
     path = staging_path(directory)
     for name in _names(fs, path, ASSIGNED):
-        manifest = _read_manifest(fs, path, name)
+        try:
+            manifest = _read_manifest(fs, path, name)
+        except CorruptLogError:  # the next opening sets it aside
+            continue
         if manifest is None or not any(file.topic in topics for file in manifest.files):
             continue
         assert manifest.places is not None
