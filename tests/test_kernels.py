@@ -124,12 +124,13 @@ def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(values: list[
     body = body[: draw.draw(st.integers(0, len(body)))]
     count = draw.draw(st.integers(-1, len(values) + 2))
 
-    def columns(kernel: Any) -> Any:
+    def columns(kernel: Any, strict: bool) -> Any:
         block = np.zeros(max(count, 0) * layout.ROW_SIZE, np.uint8)
-        kernel.decode_body_columns(bytes(body), count, 5, T0, None, block, "f", 3)
+        kernel.decode_body_columns(bytes(body), count, 5, T0, None, block, "f", 3, strict)
         return block.tolist()
 
-    assert outcome(lambda: columns(plain)) == outcome(lambda: columns(compiled))
+    for strict in (False, True):
+        assert outcome(lambda: columns(plain, strict)) == outcome(lambda: columns(compiled, strict))  # noqa: B023
     assert outcome(lambda: plain.decode_body_objects(bytes(body), count, 5, T0, 9, "f", 3)) == outcome(
         lambda: compiled.decode_body_objects(bytes(body), count, 5, T0, 9, "f", 3)
     )

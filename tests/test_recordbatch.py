@@ -19,9 +19,11 @@ from conftest import EXPECTED, VECTORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
+from test_kernels import KERNELS
 
 import logcore
-from logcore import recordbatch
+from logcore import recordbatch, varint
+from logcore.compression import codec_named, compress
 from logcore.config import LogConfig
 from logcore.errors import (
     CorruptBatchError,
@@ -328,6 +330,99 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
     ("not a batch", b"garbage", {}, CorruptBatchError),
     ("magic 3", b"\0" * 11 + b"\x50" + b"\0" * 4 + b"\3" + bytes(80), {}, CorruptBatchError),
 ]
+
+
+def _varint(number: int, surplus: int | None = None) -> bytes:
+    """As records have it; surplus: in five bytes, with these bits above the 32 of a length."""
+    if surplus is None:
+        return varint.encode(number)
+    zigzag = number << 1 if number >= 0 else -number * 2 - 1
+    return bytes([zigzag & 0x7F | 0x80, 0x80, 0x80, 0x80, surplus << 4])
+
+
+def _odd_body(field: str, number: bytes | None) -> bytes:
+    """One record with a header; the length, delta or count named by field as given."""
+    fields = {
+        "timestamp delta": _varint(0),
+        "offset delta": _varint(0),
+        "key length": _varint(1),
+        "value length": _varint(1),
+        "header count": _varint(1),
+        "header key length": _varint(1),
+        "header value length": _varint(1),
+    }
+    follows = {"key length": b"k", "value length": b"v", "header key length": b"h", "header value length": b"x"}
+    if number is not None:
+        fields[field] = number
+        if number[-1] & 1 and len(number) == 1:  # negative: nothing follows
+            follows.pop(field, None)
+    content = b"\0" + b"".join(part + follows.get(name, b"") for name, part in fields.items())
+    return _varint(len(content)) + content
+
+
+def _odd_batch(field: str, number: bytes | None, codec: str, beside: int) -> bytes:
+    raw = bytearray(encode([(b"k", b"v", (), T0)] * (1 + beside), codec=codec))
+    body = _odd_body(field, number) + _odd_body("nothing", None) * beside
+    raw[61:] = body if codec == "uncompressed" else compress(codec_named(codec), body)
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    stamp_crc(raw)
+    return bytes(raw)
+
+
+LENGTHS = ["key length", "value length", "header key length", "header value length"]
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("beside", [0, 20])
+@pytest.mark.parametrize(
+    ("field", "number", "is_taken"),
+    [
+        ("nothing", None, True),
+        *((field, _varint(-1), field != "header key length") for field in LENGTHS),
+        *((field, _varint(low), False) for field in LENGTHS for low in (-2, -54)),
+        *((field, _varint(1, surplus=1), False) for field in [*LENGTHS, "header count"]),
+        *((field, _varint(1, surplus=0), True) for field in [*LENGTHS, "header count"]),
+        ("offset delta", _varint(0, surplus=7), False),
+        ("header count", _varint(-1), False),
+        ("header count", _varint(-2), False),
+    ],
+)
+def test_a_leader_takes_no_record_that_only_some_readers_take(
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Any,
+    codec: str,
+    beside: int,
+    field: str,
+    number: bytes | None,
+    is_taken: bool,
+) -> None:
+    """A key length of -54 was stored, and no consumer on librdkafka ever came past it."""
+    monkeypatch.setattr(recordbatch, "active", kernel)
+    data = _odd_batch(field, number, codec, beside)
+    if not is_taken:
+        with pytest.raises(InvalidRecordError):
+            leader(data)
+    else:
+        assert len(leader(data)[1]) == 1 + beside
+    stored = next(iter(read_batches(data)))
+    if field.startswith("header") and number is not None and number[-1] & 1 and "value" not in field:
+        return
+    assert stored.records()[0].value in (b"v", None), "what is stored already is read as Kafka reads it"
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
+@pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 5), (3, 4)])
+def test_records_get_offsets_of_their_own_whatever_their_sender_says(codec: str, deltas: tuple[int, int]) -> None:
+    raw = bytearray(encode(TWO))
+    body = raw[61:]
+    body[3], body[body[0] // 2 + 4] = 2 * deltas[0], 2 * deltas[1]
+    raw = bytearray(encode(TWO, codec=codec))
+    raw[61:] = body if codec == "uncompressed" else compress(codec_named(codec), body)
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    stamp_crc(raw)
+    batch, records = leader(bytes(raw))
+    assert [record.offset for record in records] == [100, 101] and batch.last_offset == 101
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,10 @@ class RecordBatch:
 
     def columns(self, *, max_size: int = DEFAULT_MAX_SIZE) -> RecordColumns:
         """The same as numpy columns. Arguments and errors as records()."""
+        return self._columns(max_size)
+
+    def _columns(self, max_size: int, *, strict: bool = False) -> RecordColumns:
+        """strict: refuses lengths that only some readers take."""
         self.verify()
         if self.magic < 2:
             return RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
@@ -267,7 +271,7 @@ class RecordBatch:
         # The kernel checks the count against the bytes before it writes; so must the allocation.
         block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
         active.decode_body_columns(
-            body, count, base_offset, base_timestamp, append_time, block, self.path, self.position
+            body, count, base_offset, base_timestamp, append_time, block, self.path, self.position, strict
         )
         return RecordColumns.from_block(memoryview(body), block, count)
 
@@ -372,7 +376,7 @@ def prepare_append(
     data: whole batches, any magic; incomplete bytes behind the last one are dropped, as Kafka does. Returns the bytes
     to store, offsets running from base_offset, and where each batch lies in them. The bytes are the client's own except
     base offset, leader epoch and, where they must be corrected, max timestamp, timestamp type and CRC; a batch is
-    rebuilt only when its codec is not the topic's, its offsets are not 0, 1, 2, ... (compressed) or it is v0 or v1.
+    rebuilt only when its codec is not the topic's, its offsets are not 0, 1, 2, ... or it is v0 or v1.
 
     Raises CorruptBatchError (also when there is no whole batch), InvalidRecordError, InvalidTimestampError,
     RecordTooLargeError, UnsupportedCodecError; nothing is to be stored then. The rules that belong to the Produce
@@ -444,7 +448,7 @@ def _prepare_one(
     where = first.position
     if first.magic == 2:
         _check_client_head(first)
-    parts = [batch.columns(max_size=config.max_decompressed_bytes) for batch in group]
+    parts = [batch._columns(config.max_decompressed_bytes, strict=True) for batch in group]
     count = sum(map(len, parts))
     times = np.concatenate([part.timestamps_ms for part in parts])
     if config.is_compacted and any(np.any(part.key_sizes < 0) for part in parts):
@@ -456,7 +460,7 @@ def _prepare_one(
         check_timestamps(times, now_ms, config, where)
     source = Codec(first.attributes & CODEC_MASK)
     target = target_codec(config, source)
-    dense = source is Codec.NONE or np.array_equal(parts[0].offsets - first.base_offset, np.arange(count))
+    dense = np.array_equal(parts[0].offsets - first.base_offset, np.arange(count))
     max_timestamp = now_ms if config.is_append_time else int(times.max(initial=-1))
     if first.magic < 2 or source is not target or not dense:
         rows = [

@@ -53,6 +53,11 @@ cdef extern from *:
         }
         return NULL;
     }
+    /* As lc_read32; strict: also NULL when the last of five bytes has bits that a reader of 64-bit varints would count. */
+    static inline const unsigned char *lc_read_size(const unsigned char *p, const unsigned char *end, int32_t *out, int strict) {
+        const unsigned char *next = lc_read32(p, end, out);
+        return strict && next != NULL && next - p == 5 && next[-1] > 0x0f ? NULL : next;
+    }
     static inline const unsigned char *lc_read64(const unsigned char *p, const unsigned char *end, int64_t *out) {
         uint64_t value; uint32_t shift; unsigned char byte;
         if (p >= end) return NULL;
@@ -212,6 +217,7 @@ cdef extern from *:
     void lc_put32(uint8_t *p, uint32_t v) noexcept nogil
     void lc_put64(uint8_t *p, uint64_t v) noexcept nogil
     const uint8_t *lc_read32(const uint8_t *p, const uint8_t *end, int32_t *out) noexcept nogil
+    const uint8_t *lc_read_size(const uint8_t *p, const uint8_t *end, int32_t *out, int strict) noexcept nogil
     const uint8_t *lc_read64(const uint8_t *p, const uint8_t *end, int64_t *out) noexcept nogil
     uint64_t lc_zigzag(int64_t n) noexcept nogil
     int lc_size(uint64_t zigzag) noexcept nogil
@@ -239,7 +245,7 @@ cdef enum:
     WALK_END, WALK_LIMIT, WALK_SHORT, WALK_LENGTH, WALK_MAGIC, WALK_CRC, WALK_COUNT
 
 cdef enum:
-    BODY_OK, BODY_SHORT, BODY_VARINT, BODY_LENGTH, BODY_HEADERS, BODY_HEADER_KEY, BODY_SIZE, BODY_LEFT, BODY_COUNT
+    BODY_OK, BODY_SHORT, BODY_VARINT, BODY_LENGTH, BODY_HEADERS, BODY_HEADER_KEY, BODY_SIZE, BODY_LEFT, BODY_COUNT, BODY_BELOW_NULL
 
 cdef struct Facts:
     int64_t position, base_offset, last_offset, base_timestamp, max_timestamp, producer_id
@@ -252,7 +258,8 @@ assert (HEADER_SIZE, LOG_OVERHEAD, PREFIX_SIZE, CRC_START, MIN_LENGTH, MIN_RECOR
     _layout.HEADER_SIZE, _layout.LOG_OVERHEAD, _layout.PREFIX_SIZE, _layout.CRC_START, _layout.MIN_LENGTH,
     _layout.MIN_RECORD_SIZE, _layout.OVERHEAD, _layout.ROW_SIZE)
 assert sizeof(Facts) == _layout.BATCH_FACTS.itemsize
-assert (WALK_COUNT, BODY_COUNT) == (_layout.WALK_COUNT, _layout.BODY_COUNT)
+assert (WALK_COUNT, BODY_COUNT, BODY_BELOW_NULL) == (
+    _layout.WALK_COUNT, _layout.BODY_COUNT, _layout.BODY_BELOW_NULL)
 
 NAME = "compiled"
 cdef object _facts_dtype = _layout.BATCH_FACTS
@@ -515,20 +522,22 @@ cdef void lay_out(Columns *columns, char *block, Py_ssize_t rows) noexcept nogil
     columns.header_counts = <int32_t *>(block + 36 * rows)
 
 
-cdef int skip_headers(const uint8_t *p, const uint8_t *end, int32_t count) noexcept nogil:
-    """BODY_OK when exactly count headers fill p to end."""
+cdef int skip_headers(const uint8_t *p, const uint8_t *end, int32_t count, bint strict) noexcept nogil:
+    """BODY_OK when exactly count headers fill p to end. strict: as for read_row."""
     cdef int32_t size
     while count > 0:
-        p = lc_read32(p, end, &size)
+        p = lc_read_size(p, end, &size, strict)
         if p == NULL:
             return BODY_VARINT
         if size < 0:
             return BODY_HEADER_KEY
         if size > end - p:
             return BODY_LENGTH
-        p = lc_read32(p + size, end, &size)
+        p = lc_read_size(p + size, end, &size, strict)
         if p == NULL:
             return BODY_VARINT
+        if strict and size < -1:
+            return BODY_BELOW_NULL
         if size > 0:
             if size > end - p:
                 return BODY_LENGTH
@@ -545,14 +554,14 @@ cdef struct Row:
     int32_t offset_delta, key_size, value_size, header_count
 
 
-cdef int read_row(const uint8_t **cursor, const uint8_t *end, Row *row) noexcept nogil:
-    """Reads one record at the cursor and moves it on. BODY_OK or what is wrong."""
+cdef inline int read_row(const uint8_t **cursor, const uint8_t *end, Row *row, bint strict) noexcept nogil:
+    """Reads one record at the cursor and moves it on. BODY_OK or what is wrong. strict: see plain._read_row."""
     cdef int32_t length
     cdef const uint8_t *p = cursor[0]
     cdef const uint8_t *stop
     if p >= end:
         return BODY_SHORT
-    p = lc_read32(p, end, &length)
+    p = lc_read_size(p, end, &length, strict)
     if p == NULL:
         return BODY_VARINT
     if length < 0 or length > end - p:
@@ -564,30 +573,34 @@ cdef int read_row(const uint8_t **cursor, const uint8_t *end, Row *row) noexcept
     p = lc_read64(p, stop, &row.timestamp_delta)
     if p == NULL:
         return BODY_VARINT
-    p = lc_read32(p, stop, &row.offset_delta)
+    p = lc_read_size(p, stop, &row.offset_delta, strict)
     if p == NULL:
         return BODY_VARINT
-    p = lc_read32(p, stop, &row.key_size)
+    p = lc_read_size(p, stop, &row.key_size, strict)
     if p == NULL:
         return BODY_VARINT
     if row.key_size > stop - p:
         return BODY_LENGTH
     row.key = p
     if row.key_size < 0:
+        if strict and row.key_size < -1:
+            return BODY_BELOW_NULL
         row.key_size = -1
     else:
         p += row.key_size
-    p = lc_read32(p, stop, &row.value_size)
+    p = lc_read_size(p, stop, &row.value_size, strict)
     if p == NULL:
         return BODY_VARINT
     if row.value_size > stop - p:
         return BODY_LENGTH
     row.value = p
     if row.value_size < 0:
+        if strict and row.value_size < -1:
+            return BODY_BELOW_NULL
         row.value_size = -1
     else:
         p += row.value_size
-    p = lc_read32(p, stop, &row.header_count)
+    p = lc_read_size(p, stop, &row.header_count, strict)
     if p == NULL:
         return BODY_VARINT
     row.headers = p
@@ -596,18 +609,18 @@ cdef int read_row(const uint8_t **cursor, const uint8_t *end, Row *row) noexcept
         return BODY_OK if p == stop else BODY_SIZE
     if row.header_count < 0 or row.header_count > stop - p:
         return BODY_HEADERS
-    return skip_headers(p, stop, row.header_count)
+    return skip_headers(p, stop, row.header_count, strict)
 
 
 cdef int fill(Columns *columns, Py_ssize_t at, const uint8_t *base, const uint8_t *p, const uint8_t *end,
-              const Facts *facts) noexcept nogil:
-    """Decodes the records of one batch into the rows from at on."""
+              const Facts *facts, bint strict) noexcept nogil:
+    """Decodes the records of one batch into the rows from at on. strict: see plain._read_row."""
     cdef Row row
     cdef int wrong
     cdef Py_ssize_t stop = at + facts.record_count
     cdef bint append_time = facts.attributes & APPEND_TIME_BIT
     while at < stop:
-        wrong = read_row(&p, end, &row)
+        wrong = read_row(&p, end, &row, strict)
         if wrong:
             return wrong
         columns.offsets[at] = <int64_t>(<uint64_t>facts.base_offset + <uint64_t><int64_t>row.offset_delta)
@@ -662,7 +675,8 @@ def decode_columns(data, Py_ssize_t position, Py_ssize_t limit, block, Py_ssize_
                 check_whole(base, position, limit, &facts, path)
                 if facts.record_count < 0 or facts.record_count > rows - at:
                     raise bad_body(BODY_COUNT, path, position)
-                wrong = fill(&columns, at, base, base + position + HEADER_SIZE, base + position + facts.size_bytes, &facts)
+                wrong = fill(&columns, at, base, base + position + HEADER_SIZE, base + position + facts.size_bytes, &facts,
+                             False)
                 if wrong:
                     raise bad_body(wrong, path, position)
                 at += facts.record_count
@@ -697,7 +711,7 @@ def sound_batch(data):
         end = p + view.len
         p += HEADER_SIZE
         while at < facts.record_count:
-            if read_row(&p, end, &row) or row.offset_delta != at:
+            if read_row(&p, end, &row, True) or row.offset_delta != at:
                 return None
             timestamp = <int64_t>(<uint64_t>facts.base_timestamp + <uint64_t>row.timestamp_delta)
             if timestamp > newest:
@@ -724,7 +738,7 @@ cdef void body_facts(Facts *facts, int32_t count, int64_t base_offset, int64_t b
 
 
 def decode_body_columns(body, int32_t count, int64_t base_offset, int64_t base_timestamp, append_timestamp, block,
-                        path=None, position=None):
+                        path=None, position=None, bint strict=False):
     """Decodes inflated records into a block of columns. See plain.decode_body_columns."""
     cdef Py_buffer view, target
     cdef Columns columns
@@ -740,7 +754,7 @@ def decode_body_columns(body, int32_t count, int64_t base_offset, int64_t base_t
             assert target.len >= count * ROW_SIZE, "the block holds its rows"
             lay_out(&columns, <char *>target.buf, count)
             wrong = fill(&columns, 0, <const uint8_t *>view.buf, <const uint8_t *>view.buf,
-                         <const uint8_t *>view.buf + view.len, &facts)
+                         <const uint8_t *>view.buf + view.len, &facts, strict)
         finally:
             PyBuffer_Release(&target)
         if wrong:
@@ -788,7 +802,7 @@ cdef int append_objects(list records, const uint8_t *p, const uint8_t *end, cons
     cdef int wrong
     cdef int32_t left = facts.record_count
     while left > 0:
-        wrong = read_row(&p, end, &row)
+        wrong = read_row(&p, end, &row, False)
         if wrong:
             return wrong
         records.append(build_record(&row, facts, p))
@@ -894,12 +908,12 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
                 break
             p += length
             before -= 1
-        if before == 0 and read_row(&p, end, &row) == BODY_OK and offset_of(&facts, &row) == offset:
+        if before == 0 and read_row(&p, end, &row, False) == BODY_OK and offset_of(&facts, &row) == offset:
             return build_record(&row, &facts, p)
         p = base + position + HEADER_SIZE
     left = facts.record_count
     while left > 0:
-        wrong = read_row(&p, end, &row)
+        wrong = read_row(&p, end, &row, False)
         if wrong:
             raise bad_body(wrong, path, position)
         if offset_of(&facts, &row) >= offset:

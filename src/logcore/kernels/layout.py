@@ -109,6 +109,7 @@ WALK_REASONS: Final = {
 
 #: What can be wrong with the records of a batch whose CRC is right. Kafka: INVALID_RECORD.
 BODY_SHORT, BODY_VARINT, BODY_LENGTH, BODY_HEADERS, BODY_HEADER_KEY, BODY_SIZE, BODY_LEFT, BODY_COUNT = range(1, 9)
+BODY_BELOW_NULL = 9
 BODY_REASONS: Final = {
     BODY_SHORT: "fewer records than the batch header says",
     BODY_VARINT: "malformed varint in a record",
@@ -117,6 +118,7 @@ BODY_REASONS: Final = {
     BODY_HEADER_KEY: "header key is null",
     BODY_SIZE: "record fields do not add up to the record length",
     BODY_LEFT: "bytes are left over after the last record",
+    BODY_BELOW_NULL: "a length in a record is below -1, which stands for null",
     BODY_COUNT: "record count is negative or more than the bytes can hold",
 }
 

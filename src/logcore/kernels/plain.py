@@ -31,6 +31,7 @@ from logcore.errors import (
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
     BATCH_FACTS,
+    BODY_BELOW_NULL,
     BODY_COUNT,
     BODY_HEADER_KEY,
     BODY_HEADERS,
@@ -258,16 +259,26 @@ def _read_varint(data: memoryview, position: int, end: int, bits: int) -> tuple[
     raise _Wrong(BODY_VARINT)
 
 
-def _read_headers(data: memoryview, position: int, end: int, count: int) -> Headers:
+def _read_size(data: memoryview, position: int, end: int, strict: bool) -> tuple[int, int]:
+    """A 32-bit varint; strict: without surplus bits, which a reader of 64-bit varints would count."""
+    value, next_position = _read_varint(data, position, end, 32)
+    if strict and next_position - position == 5 and data[next_position - 1] > 0x0F:
+        raise _Wrong(BODY_VARINT)
+    return value, next_position
+
+
+def _read_headers(data: memoryview, position: int, end: int, count: int, strict: bool = False) -> Headers:
     headers = []
     for _ in range(count):
-        size, position = _read_varint(data, position, end, 32)
+        size, position = _read_size(data, position, end, strict)
         if size < 0:
             raise _Wrong(BODY_HEADER_KEY)
         if size > end - position:
             raise _Wrong(BODY_LENGTH)
         name = str(data[position : position + size], "utf-8", HEADER_NAME_ERRORS)
-        size, position = _read_varint(data, position + size, end, 32)
+        size, position = _read_size(data, position + size, end, strict)
+        if strict and size < -1:
+            raise _Wrong(BODY_BELOW_NULL)
         if size > end - position and size > 0:
             raise _Wrong(BODY_LENGTH)
         headers.append((name, None if size < 0 else bytes(data[position : position + size])))
@@ -277,41 +288,47 @@ def _read_headers(data: memoryview, position: int, end: int, count: int) -> Head
     return tuple(headers)
 
 
-def _read_row(data: memoryview, position: int, end: int) -> tuple[tuple[int, ...], int]:
-    """One record: ((timestamp_delta, offset_delta, key_position, key_size, ..., header_count), next position)."""
+def _read_row(data: memoryview, position: int, end: int, strict: bool = False) -> tuple[tuple[int, ...], int]:
+    """One record: ((timestamp_delta, offset_delta, key_position, key_size, ..., header_count), next position).
+
+    strict: as a leader takes it. Kafka's readers take any length below 0 for null, and drop surplus bits of a varint;
+    others do not, and a consumer on librdkafka never comes past such a record. What is stored is read all the same.
+    """
     if position >= end:
         raise _Wrong(BODY_SHORT)
-    length, position = _read_varint(data, position, end, 32)
+    length, position = _read_size(data, position, end, strict)
     if length < 0 or length > end - position:
         raise _Wrong(BODY_LENGTH)
     stop = position + length
     if position >= stop:
         raise _Wrong(BODY_SIZE)
     timestamp_delta, position = _read_varint(data, position + 1, stop, 64)
-    offset_delta, position = _read_varint(data, position, stop, 32)
-    key_size, key_position = _read_varint(data, position, stop, 32)
+    offset_delta, position = _read_size(data, position, stop, strict)
+    key_size, key_position = _read_size(data, position, stop, strict)
     if key_size > stop - key_position:
         raise _Wrong(BODY_LENGTH)
-    value_size, value_position = _read_varint(data, key_position + max(key_size, 0), stop, 32)
+    value_size, value_position = _read_size(data, key_position + max(key_size, 0), stop, strict)
     if value_size > stop - value_position:
         raise _Wrong(BODY_LENGTH)
-    header_count, position = _read_varint(data, value_position + max(value_size, 0), stop, 32)
+    if strict and min(key_size, value_size) < -1:
+        raise _Wrong(BODY_BELOW_NULL)
+    header_count, position = _read_size(data, value_position + max(value_size, 0), stop, strict)
     if header_count == 0:
         if position != stop:
             raise _Wrong(BODY_SIZE)
     elif header_count < 0 or header_count > stop - position:
         raise _Wrong(BODY_HEADERS)
     else:
-        _read_headers(data, position, stop, header_count)
+        _read_headers(data, position, stop, header_count, strict)
     sizes = (key_position, max(key_size, -1), value_position, max(value_size, -1), position, header_count)
     return (timestamp_delta, offset_delta, *sizes), stop
 
 
-def _read_rows(data: memoryview, position: int, end: int, count: int) -> npt.NDArray[np.int64]:
+def _read_rows(data: memoryview, position: int, end: int, count: int, strict: bool) -> npt.NDArray[np.int64]:
     """All records of one batch, shape (8, count): the fields of _read_row, found one by one."""
     rows = []
     for _ in range(count):
-        row, position = _read_row(data, position, end)
+        row, position = _read_row(data, position, end, strict)
         rows.append(row)
     if position != end:
         raise _Wrong(BODY_LEFT)
@@ -345,7 +362,9 @@ def _varints(
     return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64), positions
 
 
-def _read_rows_at_once(raw: bytes, spans: list[tuple[int, int, int]]) -> npt.NDArray[np.int64] | None:
+def _read_rows_at_once(
+    raw: bytes, spans: list[tuple[int, int, int]], strict: bool = False
+) -> npt.NDArray[np.int64] | None:
     """As _read_rows for the (position, end, count) of several batches, by column.
 
     None for anything out of the ordinary, which _read_rows then judges.
@@ -364,7 +383,7 @@ def _read_rows_at_once(raw: bytes, spans: list[tuple[int, int, int]]) -> npt.NDA
                         position += 1
                         length = length & 0x7F | second << 7
                     else:
-                        value, position = _read_varint(memoryview(raw), position - 1, end, 32)
+                        value, position = _read_size(memoryview(raw), position - 1, end, strict)
                         length = value << 1
                 if length & 1 or length < 0:  # a negative number, zig-zag or not
                     return None
@@ -383,7 +402,10 @@ def _read_rows_at_once(raw: bytes, spans: list[tuple[int, int, int]]) -> npt.NDA
         found = _varints(view, at, bits)
         if found is None:
             return None
-        numbers, at = found
+        numbers, next_at = found
+        if strict and bits == 32 and np.any((next_at - at == 5) | (is_size & (numbers < -1))):
+            return None
+        at = next_at
         if is_size:
             numbers = np.maximum(numbers, -1)
             fields += [at, numbers]
@@ -399,7 +421,7 @@ def _read_rows_at_once(raw: bytes, spans: list[tuple[int, int, int]]) -> npt.NDA
         if not 0 < headers <= last - first:
             return None
         try:
-            _read_headers(memoryview(raw), first, last, headers)
+            _read_headers(memoryview(raw), first, last, headers, strict)
         except _Wrong:
             return None
     return np.stack([*fields, at, header_count])
@@ -438,14 +460,20 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
 
 
 def _rows(
-    data: memoryview, position: int, end: int, count: int, path: Path, batch_position: int | None
+    data: memoryview,
+    position: int,
+    end: int,
+    count: int,
+    path: Path,
+    batch_position: int | None,
+    strict: bool = False,
 ) -> npt.NDArray[np.int64]:
     try:
         if count >= _FEW:
-            rows = _read_rows_at_once(bytes(data[position:end]), [(0, end - position, count)])
+            rows = _read_rows_at_once(bytes(data[position:end]), [(0, end - position, count)], strict)
             if rows is not None:
                 return _moved(rows, position)
-        return _read_rows(data, position, end, count)
+        return _read_rows(data, position, end, count, strict)
     except _Wrong as wrong:
         raise InvalidRecordError(BODY_REASONS[wrong.args[0]], path=path, position=batch_position) from None
 
@@ -552,8 +580,8 @@ def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
         return None
     block = np.empty(count * ROW_SIZE, np.uint8)
     try:
-        if decode_columns(view, 0, len(view), block, count) != count:
-            return None
+        first, base_timestamp = int(head["base_offset"]), int(head["base_timestamp"])
+        decode_body_columns(view[HEADER_SIZE:], count, first, base_timestamp, None, block, strict=True)
     except LogcoreError:
         return None
     columns = dict(zip((name for name, _ in COLUMNS), _columns(block, count), strict=True))
@@ -575,15 +603,17 @@ def decode_body_columns(
     block: npt.NDArray[np.uint8],
     path: Path = None,
     position: int | None = None,
+    strict: bool = False,
 ) -> None:
     """Decodes the inflated records of one batch. append_timestamp: the time of all records, None for CreateTime.
+    strict: refuses lengths that only some readers take; see _read_row.
 
     block: as for decode_columns, for count rows. path and position name the batch in errors: InvalidRecordError.
     """
     view = memoryview(body).cast("B")
     if not 0 <= count <= len(view) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
-    rows = _rows(view, 0, len(view), count, path, position)
+    rows = _rows(view, 0, len(view), count, path, position, strict)
     _fill(_columns(block, count), 0, rows, base_offset, base_timestamp, append_timestamp)
 
 
