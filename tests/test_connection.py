@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -20,12 +22,12 @@ def frame(body: bytes) -> bytes:
 class Host:
     """A connection whose handler remembers frames and answers each with its own bytes, at once or when told."""
 
-    def __init__(self, *, later: bool = False, budget: int = 1 << 30, **settings: Any) -> None:
+    def __init__(self, *, later: bool = False, budget: int | Budget = 1 << 30, **settings: Any) -> None:
         self.frames: list[bytes] = []
         self.answers: list[Answer] = []
         self.later = later
         self.readied = 0
-        self.budget = Budget(budget)
+        self.budget = Budget(budget) if isinstance(budget, int) else budget
         self.connection = Connection(self.handle, Settings(**settings), self.budget, 0, self.ready)
 
     def handle(self, view: memoryview, now_ms: int) -> Any:
@@ -146,6 +148,137 @@ def test_a_shared_budget_starves_and_feeds_again() -> None:
     assert host.connection.has_room() and len(host.connection.get_buffer())
     host.connection.close()
     assert host.budget.used_bytes == 0
+
+
+class Crowd:
+    """Connections that share a budget, each with bytes on their way to it; a step is a tick of the server."""
+
+    def __init__(self, budget_bytes: int, **settings: Any) -> None:
+        self.budget, self.settings = Budget(budget_bytes), {"request_timeout_ms": 30_000, **settings}
+        self.hosts: list[Host] = []
+        self.coming: dict[Host, bytes] = {}
+        self.ended: dict[Host, str] = {}
+        self.now_ms = 0
+
+    def join(self, data: bytes) -> Host:
+        host = Host(budget=self.budget, **self.settings)
+        self.hosts.append(host)
+        self.coming[host] = data
+        return host
+
+    def step(self) -> None:
+        self.now_ms += 50
+        for host in [one for one in self.hosts if one not in self.ended]:
+            while self.coming[host] and host.connection.has_room():
+                room = host.connection.get_buffer()
+                piece = self.coming[host][: len(room)]
+                self.coming[host] = self.coming[host][len(piece) :]
+                room[: len(piece)] = piece
+                host.connection.received(len(piece), self.now_ms)
+        for connection, reason in self.budget.relieve(self.now_ms, 30_000).items():
+            connection.give_up(reason)
+        for host in self.hosts:
+            reason = None if host in self.ended else host.connection.overdue(self.now_ms)
+            if reason is not None:
+                self.ended[host] = reason
+                host.connection.close()
+        assert self.budget.used_bytes <= self.budget.limit_bytes
+        held = sum(len(host.connection._buffer) - (64 << 10) for host in self.hosts if host not in self.ended)
+        assert self.budget.used_bytes == held
+
+
+HUGE = (100 << 20).to_bytes(4, "big")
+
+
+def test_slow_clients_do_not_keep_the_memory_for_requests_from_others() -> None:
+    """Those that announced much and send a little now and then give way; a fast one is served and never called slow."""
+    crowd = Crowd(8 << 20)
+    slow = [crowd.join(HUGE + bytes(size)) for size in [520 << 10] * 10 + [66 << 10] * 20]
+    for _ in range(40):
+        crowd.step()
+    for _ in range(3):
+        good = crowd.join(frame(b"g" * 500_000))
+        for _ in range(40):
+            for host in slow:
+                crowd.coming[host] += bytes(60)
+            crowd.step()
+        assert len(good.frames) == 1 and good not in crowd.ended
+        for host in [one for one in slow if one in crowd.ended]:  # they come again
+            slow[slow.index(host)] = crowd.join(HUGE + bytes(66 << 10))
+    assert crowd.ended and all("others wait" in reason for reason in crowd.ended.values())
+
+
+def test_requests_that_keep_one_another_from_the_memory_are_not_all_lost() -> None:
+    """Each has a part of what it needs, none is slow: after a while one of them gives way to the others."""
+    crowd = Crowd(3 << 19)
+    whole = frame(b"f" * 700_000)
+    hosts = [crowd.join(whole[:300_000]) for _ in range(3)]
+    crowd.step()
+    for host in hosts:
+        crowd.coming[host] += whole[300_000:]
+    for _ in range(100):
+        crowd.step()
+    assert not any(host.frames for host in hosts) and not crowd.ended
+    for _ in range(1_000):
+        crowd.step()
+    served = [host for host in hosts if host.frames]
+    assert len(served) == 2 and len(crowd.ended) == 1
+
+
+def test_fast_requests_wait_for_one_another_and_none_is_lost() -> None:
+    crowd = Crowd(1 << 20)
+    hosts = [crowd.join(b"") for _ in range(8)]
+    for first in range(0, 8, 2):
+        for host in hosts[first : first + 2]:
+            crowd.coming[host] = frame(b"f" * 400_000)
+        crowd.step()
+    for _ in range(20):
+        crowd.step()
+    assert all(len(host.frames) == 1 for host in hosts) and not crowd.ended
+
+
+def test_a_request_larger_than_all_the_memory_ends_its_connection_alone() -> None:
+    crowd = Crowd(1 << 20)
+    good, greedy = crowd.join(frame(b"g" * 300_000)[:-1]), crowd.join(frame(b"x" * (2 << 20)))
+    for _ in range(10):
+        crowd.step()
+    crowd.coming[good] = b"g"
+    crowd.step()
+    assert list(crowd.ended) == [greedy] and len(good.frames) == 1
+
+
+def test_a_closed_connection_keeps_nothing_alive() -> None:
+    """Its host holds it, and it held its host: both stayed, with 64 KiB, until Python looked for cycles."""
+
+    class Peer:
+        def __init__(self, budget: Budget) -> None:
+            self.connection = Connection(self.handle, Settings(), budget, 0, self.ready)
+
+        def handle(self, view: memoryview, now_ms: int) -> Any:
+            return self.answer
+
+        def ready(self) -> None:
+            raise AssertionError("it is closed")
+
+    gc.disable()
+    try:
+        budget = Budget(1 << 20)
+        peer = Peer(budget)
+        connection, peer.answer = peer.connection, Answer()
+        data = frame(b"asks") + HUGE
+        connection.get_buffer()[: len(data)] = data
+        connection.received(len(data), 0)
+        connection.close()
+        assert len(connection._buffer) == 0
+        peer.answer.set([b"too late"])
+        gone = weakref.ref(peer)
+        del peer
+        assert gone() is None
+        gone_too = weakref.ref(connection)
+        del connection
+        assert gone_too() is None
+    finally:
+        gc.enable()
 
 
 def test_slow_requests_are_overdue_and_fast_ones_are_not() -> None:

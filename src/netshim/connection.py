@@ -4,6 +4,7 @@ Rules (wire protocol section 2, reliability section 9):
 - Responses leave in the order of their requests, whichever is ready first.
 - A frame is 4 bytes of size and as many bytes. A size below 0 or above the limit ends the connection without an answer.
 - The buffer grows with the bytes that came, never with the size that was announced.
+- Room for large frames is shared. Who waits for it is not called slow; who is slow gives it up to those who wait.
 - Reading pauses while too many requests or too many response bytes are outstanding, and goes on by itself.
 
 This module decodes no request and owns no socket: it is given a function that answers frames.
@@ -31,21 +32,84 @@ _SEND_BYTES: Final = 1 << 20
 _LEAST_RATE_BYTES: Final = 1_024 * 30
 
 
+def _do_nothing() -> None:
+    """In place of whom a closed connection told that it goes on."""
+
+
+def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
+    """In place of what answered the frames of a closed connection."""
+    return None
+
+
 class Budget:
-    """Bytes that all connections together may hold beyond their small buffers."""
+    """Bytes that all connections together may hold beyond their small buffers.
+
+    Who finds none left waits in line, and reads nothing meanwhile. While somebody waits, requests that come too slowly
+    are given up: relieve() says which. Else a few clients that send a little now and then would keep all of it.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._holders: dict[Connection, int] = {}
+        self._waiting: dict[Connection, int] = {}  # who waits for how many bytes more, first come first
+        self._waited_for: tuple[Connection, int] | None = None  # the first of them, and since when it is the first
 
-    def take(self, size: int) -> bool:
-        if self.used_bytes + size > self.limit_bytes:
+    def take(self, holder: Connection, size: int) -> bool:
+        is_first = holder is next(iter(self._waiting), holder)
+        if not is_first or self.used_bytes + size > self.limit_bytes:
+            self._waiting[holder] = size
             return False
         self.used_bytes += size
+        self._holders[holder] = self._holders.get(holder, 0) + size
+        self.wait_no_more(holder)
         return True
 
-    def give(self, size: int) -> None:
+    def give(self, holder: Connection, size: int) -> None:
         self.used_bytes -= size
+        left = self._holders.pop(holder, 0) - size
+        if left > 0:
+            self._holders[holder] = left
+        self._call_first()
+
+    def is_waiting(self, holder: Connection) -> bool:
+        return holder in self._waiting
+
+    def wait_no_more(self, holder: Connection) -> None:
+        if self._waiting.pop(holder, None) is not None:
+            self._call_first()
+
+    def _call_first(self) -> None:
+        first = next(iter(self._waiting), None)
+        if first is not None and self.used_bytes + self._waiting[first] <= self.limit_bytes:
+            first.wake()
+
+    def relieve(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
+        """Whose requests are to be given up for the first who waits, and why. To be called now and then.
+
+        First those that at their pace would take longer than timeout_ms, the slowest first. When the first has waited
+        for a quarter of timeout_ms and there are none of these, the slowest of all.
+        """
+        first = next(iter(self._waiting), None)
+        if first is None:
+            self._waited_for = None
+            return {}
+        if self._waited_for is None or self._waited_for[0] is not first:
+            self._waited_for = first, now_ms
+        wanted = self._waiting[first]
+        if self._holders.get(first, 0) + wanted > self.limit_bytes:
+            return {first: f"a request larger than the {self.limit_bytes} bytes for requests of all connections"}
+        missing = self.used_bytes + wanted - self.limit_bytes
+        ended: dict[Connection, str] = {}
+        those = {*self._holders, first}
+        paces = sorted(((one.left_ms(now_ms), self._holders.get(one, 0), id(one), one) for one in those), reverse=True)
+        is_urgent = now_ms - self._waited_for[1] >= timeout_ms // 4
+        for left_ms, held_bytes, _, one in paces:
+            if missing <= 0 or first in ended or (left_ms <= timeout_ms and (ended or not is_urgent)):
+                break
+            ended[one] = f"others wait for the {held_bytes} bytes of a request that would take {left_ms} ms more"
+            missing -= held_bytes
+        return ended
 
 
 class Connection:
@@ -61,11 +125,15 @@ class Connection:
         self._slots: deque[list[Piece] | Answer] = deque()
         self._outgoing: deque[Piece] = deque()
         self.unsent_bytes = 0  # of responses that are ready
-        self._draining = False
+        self._draining = self._is_closed = False
         self.is_waiting = False  # there are requests that were not taken because of a limit
         self.active_ms = now_ms  # when the last byte came or a response left
         self._frame_since_ms: int | None = None  # since when a frame has been incomplete
         self._frame_bytes = 0
+        self._began_ms: int | None = None  # as _frame_since_ms, but not moved on by overdue()
+        self._waited_ms = 0  # of the time since, how long it could not be read
+        self._was_waiting = False
+        self._given_up: str | None = None
 
     # -- in ------------------------------------------------------------------------------------------------------
 
@@ -77,11 +145,34 @@ class Connection:
 
     def has_room(self) -> bool:
         """Whether get_buffer() has any room; False while all connections together hold too much."""
-        return len(self.get_buffer()) > 0
+        has_room = len(self.get_buffer()) > 0
+        if has_room:
+            self._budget.wait_no_more(self)
+        return has_room
+
+    def wake(self) -> None:
+        """Called when there is room again."""
+        self._ready()
+
+    def left_ms(self, now_ms: int) -> int:
+        """How long the rest of an incomplete frame will take if it goes on coming as it came until now."""
+        came = self._end - self._start
+        if self._began_ms is None or came < 4:
+            return 0
+        size = 4 + int.from_bytes(self._view[self._start : self._start + 4], "big", signed=True)
+        until_ms = self.active_ms if self._budget.is_waiting(self) else now_ms
+        return max(0, size - came) * max(0, until_ms - self._began_ms - self._waited_ms) // came
+
+    def give_up(self, reason: str) -> None:
+        """Has overdue() say so."""
+        self._given_up = reason
 
     def received(self, size: int, now_ms: int) -> None:
         """Takes in size bytes of the buffer and answers the frames that are complete. Raises CloseConnection."""
         self._end += size
+        if self._was_waiting:
+            self._was_waiting = False
+            self._waited_ms += now_ms - self.active_ms
         self.active_ms = now_ms
         self.process(now_ms)
 
@@ -110,11 +201,12 @@ class Connection:
         self.is_waiting = self._end - self._start >= 4 and self.is_full
         if self._start == self._end:
             self._start = self._end = 0
-            self._frame_since_ms = None
+            self._frame_since_ms = self._began_ms = None
             if len(self._buffer) > _SMALL_BYTES:
                 self._resize(_SMALL_BYTES)
         elif self._frame_since_ms is None or self._start != before:
             self._frame_since_ms, self._frame_bytes = now_ms, self._end - self._start
+            self._began_ms, self._waited_ms = now_ms, 0
 
     def _make_room(self) -> None:
         """Moves what is left to the front, into a larger buffer if it fills this one."""
@@ -127,14 +219,16 @@ class Connection:
 
     def _resize(self, size: int) -> None:
         grown = size - len(self._buffer)
-        if grown > 0 and not self._budget.take(grown):
+        if grown > 0 and not self._budget.take(self, grown):
+            self._was_waiting = True
             return
-        self._budget.give(max(0, -grown))
         buffer = bytearray(size)
         used = self._end - self._start
         buffer[:used] = self._view[self._start : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)
         self._start, self._end = 0, used
+        if grown < 0:
+            self._budget.give(self, -grown)
 
     @property
     def is_full(self) -> bool:
@@ -146,9 +240,13 @@ class Connection:
         )
 
     def overdue(self, now_ms: int) -> str | None:
-        """Why the connection should be ended now, None if it should not: slow frames, no traffic."""
+        """Why the connection should be ended now, None if it should not: slow frames, no traffic, others that wait."""
+        if self._given_up is not None:
+            return self._given_up
         since = self._frame_since_ms
-        if since is not None and now_ms - since >= self._settings.request_timeout_ms and not self.is_full:
+        if since is not None and self._budget.is_waiting(self):  # it is not the client that is slow
+            self._frame_since_ms, self._frame_bytes = now_ms, self._end - self._start
+        elif since is not None and now_ms - since >= self._settings.request_timeout_ms and not self.is_full:
             came = self._end - self._start
             if came - self._frame_bytes < _LEAST_RATE_BYTES:
                 return f"a request of which {came} bytes came in {now_ms - since} ms"
@@ -207,10 +305,16 @@ class Connection:
         return not self._slots and not self._outgoing
 
     def close(self) -> None:
-        """Gives back what it held."""
-        self._budget.give(len(self._buffer) - _SMALL_BYTES)
-        self._buffer, self._view = bytearray(_SMALL_BYTES), memoryview(b"")
-        self._draining = True
+        """Gives back what it held, and lets go of its host, who may hold it."""
+        if self._is_closed:
+            return
+        self._is_closed = self._draining = True
+        held = len(self._buffer) - _SMALL_BYTES
+        self._buffer, self._view = bytearray(), memoryview(b"")
+        self._start = self._end = 0
+        self._budget.wait_no_more(self)
+        self._budget.give(self, held)
+        self._handle, self._ready = _answer_nothing, _do_nothing
         for slot in self._slots:
             if isinstance(slot, Answer):
                 slot.cancel()

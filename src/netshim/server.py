@@ -335,6 +335,8 @@ class Server:
         now_ms = _now_ms()
         try:
             self.broker.tick(now_ms)
+            for connection, reason in self.budget.relieve(now_ms, self.settings.request_timeout_ms).items():
+                connection.give_up(reason)
             for peer in list(self._peers):
                 peer.check(now_ms)
             if self._ticking is None or self._ticking.done():
