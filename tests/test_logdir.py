@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import checkpoint
+from logcore.agenda import Agenda
 from logcore.fs import OS
+from logcore.log import Log
 from logcore.logdir import id_text, parse_id
 from logcore.testing import SimulatedDisk
 
@@ -237,6 +239,103 @@ def test_many_ticks_visit_every_log(data: str) -> None:
         for _ in range(40):
             logdir.tick()
         assert all(logdir.partition("t", n).durable_end_offset == 1 for n in range(40))
+
+
+def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the logs that tick() visits from now on."""
+    visited: list[str] = []
+    real = Log.tick_gathered
+
+    def tick_gathered(log: Log, now_ms: int | None = None) -> Any:
+        visited.append(log.path)
+        return real(log, now_ms)
+
+    monkeypatch.setattr(Log, "tick_gathered", tick_gathered)
+    return visited
+
+
+def test_tick_visits_only_logs_that_have_something_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It visited every open log twenty times a second: a broker with 1,000 idle partitions used 14 % of a core."""
+    visited = visits_of(monkeypatch)
+    disk = SimulatedDisk(now_ms=10_000)
+    with logcore.open_dir("data", create=True, fs=disk) as logdir:
+        logdir.create_topic("t", partitions=200)
+        for number in range(200):
+            logdir.partition("t", number).append(b"v")
+        for _ in range(400):  # 20 s: all is synced, and the recovery points are written
+            disk.advance(50)
+            logdir.tick()
+        visited.clear()
+        for _ in range(200):  # before the first look at retention
+            disk.advance(45)
+            logdir.tick()
+        assert visited == []
+        logdir.partition("t", 7).append(b"v", durability="os")
+        for _ in range(4):
+            disk.advance(50)
+            logdir.tick()
+        assert 1 <= len(visited) <= 4 and {path.rsplit("-", 1)[1] for path in visited} == {"7"}
+        assert logdir.partition("t", 7).durable_end_offset == 2
+        visited.clear()
+        for _ in range(20 * 60 * 20):  # 20 minutes: retention looks at each of them every five
+            disk.advance(50)
+            logdir.tick()
+        assert 3 * 200 <= len(visited) <= 6 * 200
+
+
+@pytest.mark.parametrize("change", ["roll by time", "a setting", "a retired file", "the wall clock was set"])
+def test_tick_comes_in_time_to_a_log_that_rested(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    disk = SimulatedDisk(now_ms=10_000)
+    with logcore.open_dir("data", create=True, durability="os", fs=disk) as logdir:
+        logdir.create_topic("t", config={"segment.ms": 80_000, "retention.ms": -1, "file.delete.delay.ms": 60_000})
+        log = logdir.partition("t", 0)
+        log.append(b"v")
+        if change == "a retired file":
+            log.roll()
+            log.append(b"v")
+        for _ in range(20):
+            disk.advance(1_000)
+            logdir.tick()
+        shape = log.statistics().segments
+        if change == "a setting":
+            logdir.alter_topic("t", {"segment.ms": 5_000})
+        elif change == "a retired file":
+            log.delete_records(1)
+            disk.advance(59_000)
+            logdir.tick()
+            assert any(name.endswith(".deleted") for name in disk.files())
+            disk.advance(2_000)
+            logdir.tick()
+            assert not any(name.endswith(".deleted") for name in disk.files())
+            return
+        elif change == "roll by time":
+            disk.advance(59_000)
+            logdir.tick()
+            assert log.statistics().segments == shape
+            disk.advance(2_000)
+        else:
+            disk._now_ms += 24 * 3_600_000
+        logdir.tick()
+        assert log.statistics().segments == shape + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)) | st.integers(0, 9), max_size=60))
+def test_an_agenda_gives_each_thing_once_when_it_is_due(steps: list[Any]) -> None:
+    agenda: Agenda[int] = Agenda()
+    times: dict[int, int] = {}
+    now = 0
+    for step in steps:
+        if isinstance(step, tuple):
+            agenda.put(step[0], step[1])
+            times[step[0]] = -1 if times.get(step[0]) == -1 else step[1]
+        elif step < 5:
+            agenda.stir(step)
+            times[step] = -1
+        else:
+            now += step - 4
+            due = agenda.due(now)
+            assert sorted(due) == sorted(thing for thing, time in times.items() if time <= now)
+            times = {thing: time for thing, time in times.items() if time > now}
 
 
 def test_partitions_are_opened_by_many_threads_once(data: str) -> None:

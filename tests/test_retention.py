@@ -422,6 +422,51 @@ def test_tick_compacts_the_dirtiest_log_and_leaves_the_damaged() -> None:
         assert logdir.partition("a", 1).append(b"on", key=b"k").offset == 80
 
 
+@pytest.mark.parametrize(
+    ("own_us", "passed_ms", "goes_on"),
+    [
+        (0, 0, True),
+        (4_999, 400, True),  # others had the processor: not the cleaner's time
+        (5_000, 5, True),  # nobody else wants it
+        (20_000, 24, True),
+        (20_000, 25, False),  # others of this directory wait
+        (5_000, 8, False),
+        (20_000, 400, False),
+    ],
+)
+def test_compaction_counts_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, own_us: int, passed_ms: int, goes_on: bool
+) -> None:
+    """By the time that passes, a round of 0.3 s took up to 19 s on a busy machine."""
+    disk = SimulatedDisk(now_ms=T0)
+    with opened(disk) as logdir:
+        disk.advance(passed_ms)
+        monkeypatch.setattr(disk, "thread_us", lambda: 77 + own_us)
+        assert logdir._may_clean(0, 77) is goes_on
+
+
+def test_a_round_goes_on_while_others_have_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with opened(disk, compaction_backoff_ms=0) as logdir:
+        logdir.create_topic("a", config={"segment.bytes": 300, "cleanup.policy": "compact"})
+        log = logdir.partition("a", 0)
+        for number in range(400):
+            log.append(b"%d" % number * 9, key=b"k%d" % (number % 3))
+        used = [0]
+
+        def thread_us() -> int:  # each step takes 0.1 ms of its own, and 10 ms of which others have the rest
+            used[0] += 100
+            disk.advance(10)
+            return used[0]
+
+        monkeypatch.setattr(disk, "thread_us", thread_us)
+        ticks = 0
+        while len(list(log.batches(0))) > 20 and ticks < 100:
+            logdir.tick()
+            ticks += 1
+        assert ticks < 30, "by the time that passes it would be one step in a tick"
+
+
 def test_compaction_keeps_to_its_rate() -> None:
     disk = SimulatedDisk(now_ms=T0)
     config = {"segment.bytes": 40_000, "cleanup.policy": "compact"}

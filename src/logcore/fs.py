@@ -122,6 +122,11 @@ class FS(Protocol):
     def watch(self, directory: str) -> Watch: ...
     def now_ms(self) -> int: ...
     def monotonic_ms(self) -> int: ...
+
+    def thread_us(self) -> int:
+        """Microseconds of processor time that this thread has used."""
+        ...
+
     def random_bytes(self, size: int) -> bytes: ...
     def yield_thread(self) -> None: ...
 
@@ -354,6 +359,9 @@ class OsFS:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def thread_us(self) -> int:
+        return time.thread_time_ns() // 1000
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000

@@ -225,6 +225,10 @@ class Log(LogReader):
     _retention: retention.Policy
     _committed: Callable[[], Mapping[str, int]]
     _rewriter: Rewriting | None = None  # who has .cleaned files in the directory
+    #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others know
+    #: the log; called under the log's lock, so it may not wait.
+    on_stir: Callable[[], None] | None = None
+    _is_resting = False  # written under the log's lock
     #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
     is_held = False
 
@@ -518,6 +522,7 @@ class Log(LogReader):
             self.config = settings
             self._active.reconfigure(settings)
             self._apply_config()
+            self._stir_locked()
 
     def _apply_config(self) -> None:
         """What appending takes from the settings, worked out once."""
@@ -1025,6 +1030,8 @@ class Log(LogReader):
             self._written_bytes = written_bytes + size
             self._end = last_offset + 1
             self._is_midway = False
+            if self._is_resting:
+                self._stir_locked()
         except DiskFullError:
             self._is_midway = False
             raise
@@ -1164,12 +1171,7 @@ class Log(LogReader):
         with self._lock:
             self._check_writable_locked()
             clock_ms, target = self._fs.monotonic_ms(), self._end
-            wait_ms = self.config.flush_ms
-            if self.durability.kind == "interval":
-                wait_ms = min(wait_ms, self.durability.amount)
-            elif self.durability.waits:  # what one append left to "os" is not to stay invisible until the next
-                wait_ms = min(wait_ms, _LEFT_BEHIND_MS)
-            acted = self._commit.durable_end < target and clock_ms - self._last_sync_ms >= wait_ms
+            acted = self._commit.durable_end < target and clock_ms - self._last_sync_ms >= self._sync_wait_ms
         if self._retain_when_due(clock_ms, now_ms):
             return True, None
         if acted:  # outside the lock, so that others append meanwhile
@@ -1193,6 +1195,36 @@ class Log(LogReader):
             active_.offer_indexes()
             self._recovery_point = point
             return acted, point
+
+    def rest(self) -> int:
+        """The monotonic time at which tick() next has something to do, unless on_stir() is called before."""
+        with self._lock:
+            self._check_writable_locked()
+            self._is_resting = True
+            due_ms = min(self._next_retention_ms, self._files.next_ms)
+            if self._commit.durable_end < self._end:
+                due_ms = min(due_ms, self._last_sync_ms + self._sync_wait_ms)
+            if self._recovery_point < self._end:
+                due_ms = min(due_ms, self._last_recovery_ms + _RECOVERY_LAG_MS)
+            if self._active.size_bytes:
+                age_ms = self._fs.now_ms() - max(self._active.first_timestamp, self._active.created_ms)
+                due_ms = min(due_ms, self._fs.monotonic_ms() + max(0, self.config.segment_ms - age_ms + 1))
+            return due_ms
+
+    def _stir_locked(self) -> None:
+        self._is_resting = False
+        if self.on_stir is not None:
+            self.on_stir()
+
+    @property
+    def _sync_wait_ms(self) -> int:
+        """How long something may be unsynced before tick() syncs it."""
+        wait_ms = self.config.flush_ms
+        if self.durability.kind == "interval":
+            return min(wait_ms, self.durability.amount)
+        if self.durability.waits:  # what one append left to "os" is not to stay invisible until the next
+            return min(wait_ms, _LEFT_BEHIND_MS)
+        return wait_ms
 
     def _show(self, end: int) -> None:
         """Moves the visible end and wakes those who wait for it."""
@@ -1315,6 +1347,7 @@ class Log(LogReader):
         self._written_bytes += size_bytes
         self._appends += 1
         self._rolls += len(bases)
+        self._stir_locked()
 
     def _show_taken_locked(self) -> None:
         self._commit.advance(self._end, self._written_bytes)
@@ -1441,6 +1474,7 @@ class Log(LogReader):
             segment.keep()
         self._segments = list(remaining)
         self._files.retire([segment.base_offset for segment in old], self.config.file_delete_delay_ms)
+        self._stir_locked()
         self._fs.sync_dir(self.path)
 
     def truncate(self, offset: int) -> None:
@@ -1719,6 +1753,7 @@ class Rewriting:
             sealed = Segment(fs, self.path, new.base_offset)
             log._segments = [*segments[:at], sealed, *segments[at + len(old) :]]
             self._created = None
+            log._stir_locked()
 
     def note_cleaned(self, offset: int) -> None:
         """Below offset all is compacted; the next round begins there."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import operator
 import os
 import re
@@ -27,6 +28,7 @@ from typing import Any, Final, Self
 import attrs
 
 from logcore import checkpoint, cleaner, staging
+from logcore.agenda import Agenda
 from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.copying import copy_log
@@ -70,15 +72,18 @@ _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.in
 _TICK_ACTIONS: Final = 4
 _TICK_MS: Final = 2
 _TICK_LOGS: Final = 1_000
+#: When a log is visited again in which something went wrong that may pass.
+_RETRY_MS: Final = 1_000
 _SPACE_MS: Final = 1_000  # between two looks at the space that is free
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 _NO_ID: Final = uuid.UUID(int=0)
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
 
 
-#: Compaction is looked for this often (Kafka: log.cleaner.backoff.ms), and gets this much of a tick.
-_CLEANER_BACKOFF_MS: Final = 15_000
-_CLEANER_TICK_MS: Final = 5
+#: Compaction gets this much processor time of a tick, and up to so much time in all while the processor is free: while
+#: the time that passes is little more than what the cleaner uses itself.
+_CLEANER_TICK_US: Final = 5_000
+_CLEANER_FREE_MS: Final = 25
 
 
 @attrs.frozen(kw_only=True)
@@ -89,8 +94,9 @@ class Upkeep:
     hold for groups; by default what `__consumer_offsets` in this directory says. max_bytes: of all logs together; when
     they are larger, the oldest segments of topics with `delete` go. min_free_bytes: with less free on the disk, appends
     are refused with DiskFullError while there is still room to read, delete and compact. compacts: whether tick()
-    compacts. compaction_bytes_per_s: read and written together, None for no limit. compaction_memory_bytes: of the
-    table of keys.
+    compacts. compaction_backoff_ms: how often it looks for a log to compact when there was none (Kafka:
+    log.cleaner.backoff.ms). compaction_bytes_per_s: read and written together, None for no limit.
+    compaction_memory_bytes: of the table of keys.
     """
 
     retention: Policy = kafka_rules
@@ -98,11 +104,18 @@ class Upkeep:
     max_bytes: int | None = None
     min_free_bytes: int = 0
     compacts: bool = True
+    compaction_backoff_ms: int = 15_000
     compaction_bytes_per_s: int | None = None
     compaction_memory_bytes: int = cleaner.DEDUPE_BYTES
 
     def __attrs_post_init__(self) -> None:
-        least = {"max_bytes": 0, "min_free_bytes": 0, "compaction_bytes_per_s": 1, "compaction_memory_bytes": 1024}
+        least = {
+            "max_bytes": 0,
+            "min_free_bytes": 0,
+            "compaction_backoff_ms": 0,
+            "compaction_bytes_per_s": 1,
+            "compaction_memory_bytes": 1024,
+        }
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
@@ -254,7 +267,9 @@ class LogDir:
         self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
         self._deleting: dict[str, _Topic] = {}  # deletions that have taken place and whose files are still there
         self._closed = True  # until it is open, there is nothing to close
-        self._ticked = 0
+        self._agenda: Agenda[tuple[tuple[str, int], Log]] = Agenda()  # logs that tick() is to visit, and when
+        self._agenda_lock = threading.Lock()  # several threads may call tick()
+        self._tick_clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
         self.upkeep = upkeep
         self._on_corruption: OnCorruption = on_corruption
@@ -264,7 +279,7 @@ class LogDir:
         self._to_visit: list[tuple[str, int]] = []  # partitions to look at for retention, open or not
         self._clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
         self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
-        self._next_cleaning_ms = fs.monotonic_ms() + _CLEANER_BACKOFF_MS
+        self._next_cleaning_ms = fs.monotonic_ms() + upkeep.compaction_backoff_ms
         self._uncleanable: dict[tuple[str, int], Log] = {}  # a round over them failed
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
@@ -857,6 +872,8 @@ class LogDir:
                 committed = self.upkeep.committed or self.committed_offsets
                 log.retain_by(self.upkeep.retention, lambda: committed(topic, number))
                 log.is_held = self._is_low
+                log.on_stir = functools.partial(self._agenda.stir, ((topic, number), log))
+                log.on_stir()
             self._logs[topic, number] = log
             self._leader_epochs.pop((topic, number), None)  # from now on the log knows, and it may rise
             return log
@@ -967,19 +984,23 @@ class LogDir:
         if self._deleting:
             with self._lock, contextlib.suppress(LogcoreError, OSError):
                 self._finish_deleting()
-        logs = list(self.open_logs().items())
-        self._ticked %= max(1, len(logs))
-        logs = [*logs[self._ticked :], *logs[: self._ticked]][:_TICK_LOGS]
         gathered = self._gathered
         actions, began_ms = 0, self._fs.monotonic_ms()
-        for key, log in logs:
-            self._ticked += 1
-            with contextlib.suppress(LogcoreError):
-                acted, recovery_point = log.tick_gathered(now_ms)
-                actions += acted
-                if recovery_point is not None:
-                    gathered.append((key, log, recovery_point))
-            if actions >= _TICK_ACTIONS or (actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS):
+        with self._agenda_lock:
+            if not self._tick_clocks.agree(now_ms, began_ms):  # the age of what waits is another than was thought
+                for item in self.open_logs().items():
+                    self._agenda.stir(item)
+            due = self._agenda.due(began_ms)
+        for visited, (key, log) in enumerate(due, 1):
+            acted, recovery_point = self._tick_one(key, log, now_ms)
+            actions += acted
+            if recovery_point is not None:
+                gathered.append((key, log, recovery_point))
+            is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
+            if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
+                with self._agenda_lock:
+                    for item in due[visited:]:
+                        self._agenda.put(item, began_ms)
                 break
         if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
             return  # what was gathered is written by the next tick
@@ -999,6 +1020,17 @@ class LogDir:
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
             with self._lock, lock.mutex:
                 self._save_high_watermarks(self._logs)
+
+    def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
+        """What Log.tick_gathered() says; puts down when the log is to be visited again."""
+        acted, recovery_point, next_ms = False, None, self._fs.monotonic_ms() + _RETRY_MS
+        with contextlib.suppress(LogcoreError):
+            acted, recovery_point = log.tick_gathered(now_ms)
+            next_ms = log.rest()
+        if self._logs.get(key) is log and not log.is_closed and not log.has_failed:
+            with self._agenda_lock:
+                self._agenda.put((key, log), next_ms)
+        return acted, recovery_point
 
     # -- rot -----------------------------------------------------------------------------------------------------
 
@@ -1093,15 +1125,16 @@ class LogDir:
         if self._cleaning is None:
             if clock_ms < self._next_cleaning_ms:
                 return False
-            self._next_cleaning_ms = clock_ms + _CLEANER_BACKOFF_MS
+            self._next_cleaning_ms = clock_ms + self.upkeep.compaction_backoff_ms
             self._cleaning = self._next_to_clean(now_ms)
             self._cleaned_bytes, self._cleaning_since_ms = 0, clock_ms
             if self._cleaning is None:
                 return False
         log, steps = self._cleaning
         rate = self.upkeep.compaction_bytes_per_s
+        began_us = self._fs.thread_us()
         try:
-            while self._fs.monotonic_ms() - clock_ms < _CLEANER_TICK_MS:
+            while self._may_clean(clock_ms, began_us):
                 if rate is not None and self._cleaned_bytes > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000:
                     return True
                 self._cleaned_bytes = next(steps).done_bytes
@@ -1115,6 +1148,14 @@ class LogDir:
                     self._uncleanable[key] = log
         self._cleaning = None
         return True
+
+    def _may_clean(self, began_ms: int, began_us: int) -> bool:
+        """Whether compaction may go on in this tick. Its own time counts: on a busy machine, where it waits for others
+        most of the time, it would else get next to nothing.
+        """
+        own_us = self._fs.thread_us() - began_us
+        passed_ms = self._fs.monotonic_ms() - began_ms
+        return own_us < _CLEANER_TICK_US or (passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2)
 
     def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[Progress, None, object]] | None:
         """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""

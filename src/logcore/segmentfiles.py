@@ -57,6 +57,11 @@ class SegmentFiles:
             self._fs.rename(os.path.join(self._path, name), paths[-1])
         return paths
 
+    @property
+    def next_ms(self) -> int:
+        """When unlink_retired() next has something to do; far away when nothing waits."""
+        return min((due_ms for due_ms, _ in self._retired), default=1 << 62)
+
     def unlink_retired(self, now_ms: int | None) -> bool:
         """Removes the files whose time has come, or all with None. One that cannot go now goes at the next opening."""
         due = [path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms]

@@ -27,6 +27,7 @@ def kafka_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     running: list[ServerThread] = []
 
     def start(path: Any = None, **options: Any) -> ServerThread:
+        options.setdefault("cleaner_backoff_ms", 100)  # a test does not wait for compaction
         server = serve(tmp_path_factory.mktemp("kafka") if path is None else path, **options)
         running.append(server)
         return server

@@ -28,6 +28,7 @@ import attrs
 
 import logcore
 from logcore import Durability, LogDir
+from logcore.logdir import Upkeep
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
 from netshim.state import CloseConnection, Settings
@@ -254,7 +255,11 @@ class Server:
         self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
         try:
             self.logdir: LogDir = logcore.open_dir(
-                self.path, create=True, durability=self._durability, config=self._config
+                self.path,
+                create=True,
+                durability=self._durability,
+                config=self._config,
+                upkeep=Upkeep(compaction_backoff_ms=self.settings.cleaner_backoff_ms),
             )
         except BaseException:
             self._pool.shutdown()

@@ -55,6 +55,7 @@ class Settings:
     max_replication_factor: int = _setting(3, 1, 32_767)
     offsets_partitions: int = _setting(1, 1, 1_000)
     rebalance_delay_ms: int = _setting(0, 0)
+    cleaner_backoff_ms: int = _setting(15_000, 0)
     min_session_timeout_ms: int = _setting(100, 1)
     max_session_timeout_ms: int = _setting(1_800_000, 1)
     group_max_size: int = _setting(2**31 - 1, 1)
@@ -294,10 +295,9 @@ class State:
 
     def wake_readers(self, now_ms: int) -> None:
         """Wakes those who wait for partitions that were appended to by others than the broker's clients."""
-        logs = self.logdir.open_logs()
         before, now = self._visible, {}
         for key in self.fetches.waited_for():
-            log = logs.get(key)
+            log = self.logdir.opened(*key)
             now[key] = -1 if log is None else log.high_watermark
         self._visible = now
         self.fetches.wake([key for key, end in now.items() if before.get(key) != end], now_ms)

@@ -1127,6 +1127,9 @@ class SimulatedDisk:
     def monotonic_ms(self) -> int:
         return self._monotonic_ms
 
+    def thread_us(self) -> int:
+        return self._monotonic_ms * 1000
+
     def random_bytes(self, size: int) -> bytes:
         return self._random.randbytes(size)
 
