@@ -1204,7 +1204,7 @@ class Log(LogReader):
             due_ms = min(self._next_retention_ms, self._files.next_ms)
             if self._commit.durable_end < self._end:
                 due_ms = min(due_ms, self._last_sync_ms + self._sync_wait_ms)
-            if self._recovery_point < self._end:
+            if self._recovery_point < self._commit.durable_end:
                 due_ms = min(due_ms, self._last_recovery_ms + _RECOVERY_LAG_MS)
             if self._active.size_bytes:
                 age_ms = self._fs.now_ms() - max(self._active.first_timestamp, self._active.created_ms)
