@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_hostile import Client
 
 import logcore
+from logcore.fs import OsFS
+from logcore.recordbatch import encode
 from netshim import wire
 from netshim.broker import Broker
-from netshim.state import Answer, Settings
+from netshim.state import Answer, CloseConnection, Settings
 from netshim.wire import codes
 
 
@@ -31,8 +37,9 @@ class Bench:
         if self.at_once:
             self.run()
 
-    def run(self) -> None:
-        while self.submitted:
+    def run(self, most: int = 1_000_000) -> None:
+        while self.submitted and most:
+            most -= 1
             work, done = self.submitted.pop(0)
             try:
                 result = work()
@@ -42,8 +49,10 @@ class Bench:
 
     def send(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
         """The pieces of the response, or the Answer that will hold them."""
-        frame = wire.encode_request(api, version, 1, client_id, request)
-        return self._handle(memoryview(frame)[4:], self.now_ms)
+        frame = bytearray(wire.encode_request(api, version, 1, client_id, request))
+        reply = self._handle(memoryview(frame)[4:], self.now_ms)
+        frame[:] = b"\xee" * len(frame)  # the buffer of a connection holds the next request by now
+        return reply
 
     def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
         """The response; what it waits for has to be there."""
@@ -61,6 +70,23 @@ class Bench:
         part = request.Topic.Partition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20, **more)
         answer = self.ask(wire.FETCH, version, request(topics=[request.Topic(topic=topic, partitions=[part])]))
         return answer.responses[0].partitions[0]
+
+    @staticmethod
+    def fetches(partitions: range, topic: str = "t") -> Any:
+        request = wire.FETCH.Request
+        parts = [request.Topic.Partition(partition=one, partition_max_bytes=1 << 20) for one in partitions]
+        return request(topics=[request.Topic(topic=topic, partitions=parts)])
+
+    @staticmethod
+    def produces(records: Any, topic: str = "t", partitions: int = 1, acks: int = 1) -> Any:
+        request = wire.PRODUCE.Request
+        parts = [request.Topic.Partition(index=one, records=records) for one in range(partitions)]
+        return request(acks=acks, timeout_ms=1000, topic_data=[request.Topic(name=topic, partition_data=parts)])
+
+    def produce(self, records: Any, version: int = 9, **more: Any) -> Any:
+        """The answer of the first partition."""
+        answer = self.ask(wire.PRODUCE, version, self.produces(records, **more))
+        return answer.responses[0].partition_responses[0]
 
     def epochs(self, topic: str = "t") -> set[int]:
         """The leader epochs that the partition is told to have; how a client that knows one of them gets on."""
@@ -91,6 +117,116 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path / "data")
     yield made
     made.close()
+
+
+# -- who waits for the disk ----------------------------------------------------------------------------------------
+
+
+def batch_of(*values: bytes, **more: Any) -> bytes:
+    return encode([(None, value) for value in values], now_ms=1_000, **more)
+
+
+def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(bench: Bench) -> None:
+    """Logs were opened in the broker's thread: a Fetch over 300 kept everybody else waiting for 16 s."""
+    bench.logdir.create_topic("t", partitions=100)
+    bench.logdir.create_topic("small")
+    bench.at_once = False
+    large = bench.send(wire.FETCH, 11, bench.fetches(range(100)))
+    assert isinstance(large, Answer) and not bench.logdir.open_logs(), "nothing is opened in the broker's thread"
+    bench.run(most=3)
+    small = bench.send(wire.FETCH, 11, bench.fetches(range(1), "small"))
+    bench.run(most=3)
+    assert small.is_set and not large.is_set, "they take turns"
+    assert len(bench.submitted) == 1, "one log is opened at a time; other threads are for syncs"
+    bench.run()
+    assert len(bench.read(wire.FETCH, 11, large).responses[0].partitions) == 100
+
+
+def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(bench: Bench) -> None:
+    bench.logdir.create_topic("t", partitions=3)
+    bench.at_once = False
+    answers = [
+        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), partitions=3)) for number in range(5)
+    ]
+    bench.run()
+    for number, answer in enumerate(answers):
+        told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+        assert [(one.error_code, one.base_offset) for one in told] == [(0, number)] * 3
+    for partition in range(3):
+        log = bench.logdir.partition("t", partition)
+        assert [record.value for record in log.read(0)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(bench: Bench) -> None:
+    bench.logdir.create_topic("t", config={"segment.bytes": 300})
+    log = bench.logdir.partition("t", 0)
+    bench.at_once = False
+    answers = [bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number * 100))) for number in range(6)]
+    assert log.statistics().rolls == 0 and not isinstance(answers[0], Answer) and isinstance(answers[-1], Answer)
+    bench.run()
+    assert log.statistics().rolls > 1
+    assert [record.value[:1] for record in log.read(0)] == [b"%d" % number for number in range(6)]
+    assert [bench.read(wire.PRODUCE, 9, one).responses[0].partition_responses[0].base_offset for one in answers] == [
+        *range(6)
+    ]
+
+
+def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(bench: Bench) -> None:
+    bench.logdir.create_topic("t", partitions=2)
+    shutil.rmtree(f"{bench.logdir.path}/t-0")
+    told = bench.ask(wire.FETCH, 11, bench.fetches(range(3))).responses[0].partitions
+    assert [one.error_code for one in told] == [
+        codes.KAFKA_STORAGE_ERROR,
+        codes.NONE,
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+
+
+def test_a_produce_without_answer_that_fails_later_ends_its_connection(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    answer = bench.send(wire.PRODUCE, 9, bench.produces(b"garbage" * 20, acks=0))
+    stored = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), acks=0))
+    bench.run()
+    assert isinstance(answer.value, CloseConnection) and stored.is_set and stored.value is None
+
+
+def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
+    kafka_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: set[tuple[str, str]] = set()
+    for name in ("mkdir", "rename", "unlink", "fsync", "fdatasync", "sync_dir", "truncate"):
+        real = getattr(OsFS, name)
+
+        def noted(self: Any, *given: Any, real: Any = real, name: str = name, **more: Any) -> Any:
+            touched.add((threading.current_thread().name, name))
+            return real(self, *given, **more)
+
+        monkeypatch.setattr(OsFS, name, noted)
+    server = kafka_factory(tmp_path / "data", config={"segment.bytes": 2_000, "flush.messages": 5})
+    touched.clear()  # the directory itself is opened before anybody can connect
+    with contextlib.closing(Client(server.port)) as client:
+        metadata = wire.METADATA.Request
+        client.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True))
+        for number in range(30):
+            more = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number} if number > 15 else {}
+            client.ask(wire.PRODUCE, 9, Bench.produces(batch_of(b"v" * 300, **more), "made", acks=-1 + number % 2 * 2))
+        client.ask(wire.FETCH, 11, Bench.fetches(range(1), "made"))
+        client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request())
+        commit = wire.OFFSET_COMMIT.Request
+        part = commit.Topic.Partition(partition_index=0, committed_offset=1)
+        client.ask(wire.OFFSET_COMMIT, 7, commit(group_id="g", topics=[commit.Topic(name="made", partitions=[part])]))
+        doomed = wire.DELETE_RECORDS.Request
+        part = doomed.Topic.Partition(partition_index=0, offset=20)
+        body = doomed(topics=[doomed.Topic(name="made", partitions=[part])], timeout_ms=1000)
+        assert client.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 20
+        alter = wire.INCREMENTAL_ALTER_CONFIGS.Request
+        change = alter.Resource.Config(name="retention.ms", value="5", config_operation=0)
+        resource = alter.Resource(resource_type=2, resource_name="made", configs=[change])
+        client.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, alter(resources=[resource]))
+        seen = set(touched)  # before the broker stops
+    assert {name for _, name in seen} >= {"mkdir", "rename", "fsync", "fdatasync", "sync_dir"}
+    assert {name for thread, name in seen if not thread.startswith("netshim-disk")} == set()
 
 
 # -- leader epochs -------------------------------------------------------------------------------------------------

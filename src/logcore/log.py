@@ -887,6 +887,26 @@ class Log(LogReader):
                 last = self._end - 1
         return self._acknowledge(first, last, now_ms, durability)
 
+    def may_wait(self, size_bytes: int, max_timestamp: int, *, has_producer: bool) -> bool:
+        """Whether appending such a batch without durability may have to wait now: for another thread, a roll, a sync,
+        or for what is to be read of producers first. For a host that then appends in another thread.
+        """
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            if self._closed or not self._writable or self._commit.failure is not None:
+                return False
+            if self.durability.kind in ("every", "interval") or self.config.flush_messages < INT64_MAX:
+                return True  # an append may be the one that syncs
+            if has_producer and not (self._notes.producers and self._producers.is_known):
+                return True
+            unsynced_bytes = self._written_bytes + size_bytes - self._commit.synced_bytes
+            return unsynced_bytes > self._unsynced_limit or self._active.is_full(
+                size_bytes, max_timestamp, self._end, self._fs.now_ms()
+            )
+        finally:
+            self._lock.release()
+
     def end_transaction(
         self,
         producer_id: int,

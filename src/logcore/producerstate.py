@@ -54,6 +54,11 @@ class ProducerState:
         """Looked up again when it is needed."""
         self._known = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether known() has nothing to read."""
+        return self._known is not None
+
     def known(self) -> Producers:
         """The producers, as of the log's end. Raises CorruptBatchError and StorageReadError."""
         if self._known is None:

@@ -63,9 +63,15 @@ class Broker:
         if isinstance(response, Answer):
             encoded, waited = Answer(), response
             encoded.when_cancelled(waited.cancel)
-            waited.then(lambda value: encoded.set(self._encode(api, version, header.correlation_id, value)))
+            waited.then(lambda value: encoded.set(self._later(api, version, header.correlation_id, value)))
             return encoded
         return None if response is None else self._encode(api, version, header.correlation_id, response)
+
+    def _later(self, api: Any, version: int, correlation_id: int, value: Any) -> Any:
+        """What an Answer to a request has in it: the response, None for no response, or that the connection ends."""
+        if value is None or isinstance(value, CloseConnection):
+            return value
+        return self._encode(api, version, correlation_id, value)
 
     def _encode(self, api: Any, version: int, correlation_id: int, response: Any) -> list[Piece]:
         """A response as frames; for an error of ours, or a response that cannot be encoded, the API's error form."""

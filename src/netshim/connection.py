@@ -19,7 +19,8 @@ from typing import Final
 from netshim.state import Answer, CloseConnection, Settings
 
 Piece = bytes | bytearray | memoryview
-#: What a handler of frames gives: the pieces of a response, an Answer that will hold them, or None for no response.
+#: What a handler of frames gives: the pieces of a response, None for no response, or an Answer that will hold one of
+#: these, or CloseConnection.
 Reply = list[Piece] | Answer | None
 Handle = Callable[[memoryview, int], Reply]
 
@@ -266,7 +267,9 @@ class Connection:
                     break
                 head = head.value
             slots.popleft()
-            if head is not None:
+            if isinstance(head, CloseConnection):
+                self.give_up(str(head))
+            elif head is not None:
                 self._put(head)
         self._ready()
 

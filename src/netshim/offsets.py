@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from logcore import Log, LogcoreError, RecordTooLargeError, TopicExistsError
+from logcore import Log, LogcoreError, Receipt, RecordTooLargeError, TopicExistsError
 from netshim import wire
 from netshim.state import State
 from netshim.wire import codes
@@ -194,26 +194,47 @@ class OffsetsTopic:
         loaded = Loaded()
         if self.exists:
             for number in self._state.logdir.partitions(OFFSETS_TOPIC):
-                loaded.take(_latest_of(self._state.log(OFFSETS_TOPIC, number)))
+                loaded.take(_latest_of(self._state.open(OFFSETS_TOPIC, number)))
         return loaded
 
     def append(self, group_id: str, records: list[Record], now_ms: int, done: Callable[[int], None]) -> None:
         """Calls done(0) once the records are on disk, or done(code) when they are not; for one log in its order."""
         state = self._state
-        try:
+        rows = [(key, value, (), now_ms) for key, value in records]
+
+        def write() -> tuple[Log, int, Receipt]:
             if not self.exists:
                 self._create()
-            numbers = state.logdir.partitions(OFFSETS_TOPIC)
-            number = partition_of(group_id, numbers[-1] + 1)
-            log = state.log(OFFSETS_TOPIC, number)
-            receipt = log.append_many([(key, value, (), now_ms) for key, value in records], durability="os")
-        except (LogcoreError, OSError) as error:
-            done(_code_of(group_id, error))
+            number = self._partition_of(group_id)
+            log = state.open(OFFSETS_TOPIC, number)
+            return log, number, log.append_many(rows, durability="os")
+
+        def may_wait() -> bool:
+            log = state.logdir.opened(OFFSETS_TOPIC, self._partition_of(group_id)) if self.exists else None
+            size_bytes = sum(len(key) + len(value or b"") + 32 for key, value in records)
+            return log is None or log.has_failed or log.may_wait(size_bytes, now_ms, has_producer=False)
+
+        def written(result: Any) -> None:
+            if isinstance(result, Exception):
+                done(_code_of(group_id, result))
+                return
+            log, number, receipt = result
+            end = receipt.last_offset + 1
+            self._unsynced.setdefault(log, deque()).append((end, done))
+            state.appended(OFFSETS_TOPIC, number, log, end, now_ms)
+            state.syncs.when_durable(log, end, lambda error: self._settle(group_id, log, end, error))
+
+        if state.has_turns(OFFSETS_TOPIC) or may_wait():
+            state.in_turn(OFFSETS_TOPIC, write, written)
             return
-        end = receipt.last_offset + 1
-        self._unsynced.setdefault(log, deque()).append((end, done))
-        state.appended(OFFSETS_TOPIC, number, log, end, now_ms)
-        state.syncs.when_durable(log, end, lambda error: self._settle(group_id, log, end, error))
+        try:
+            result: Any = write()
+        except (LogcoreError, OSError) as error:
+            result = error
+        written(result)
+
+    def _partition_of(self, group_id: str) -> int:
+        return partition_of(group_id, self._state.logdir.partitions(OFFSETS_TOPIC)[-1] + 1)
 
     def _create(self) -> None:
         try:

@@ -265,6 +265,7 @@ class Server:
             self._pool.shutdown()
             raise
         try:
+            await self.loop.run_in_executor(self._pool, self._read_ids)
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
             self.broker = Broker(self.logdir, self.settings, self._submit)
@@ -278,6 +279,12 @@ class Server:
         self.port = self._listening.sockets[0].getsockname()[1]
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info("listening on %s, log directory %s", self.bootstrap_servers, self.logdir.path)
+
+    def _read_ids(self) -> None:
+        """The ids of all topics, which stand in files of partitions; afterwards nothing waits for the disk for them."""
+        for topic in self.logdir.topics():
+            with contextlib.suppress(logcore.LogcoreError, OSError):  # told to whoever asks for that topic
+                self.logdir.topic_id(topic)
 
     def _recover(self) -> None:
         """After a crash: checks the ends of all logs before clients come, so that none of them waits for it later."""

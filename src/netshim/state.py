@@ -14,12 +14,13 @@ import contextlib
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 
-from logcore import Log, LogcoreError, LogDir
+from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
 
 _log = logging.getLogger("netshim")
 
@@ -78,10 +79,10 @@ class CloseConnection(Exception):
 class Answer:
     """A response that comes later: set once, and told to whoever asked for it."""
 
-    __slots__ = ("_cancel", "_then", "is_set", "value")
+    __slots__ = ("_cancel", "_then", "is_cancelled", "is_set", "value")
 
     def __init__(self) -> None:
-        self.is_set = False
+        self.is_set = self.is_cancelled = False
         self.value: Any = None
         self._then: Callable[[Any], None] | None = None
         self._cancel: Callable[[], None] | None = None
@@ -100,6 +101,7 @@ class Answer:
     def cancel(self) -> None:
         """Says that nobody is left to hear it. What cannot be undone goes on, and is set for nobody."""
         self._then = None
+        self.is_cancelled = True
         if not self.is_set and self._cancel is not None:
             self._cancel()
 
@@ -238,6 +240,8 @@ class Syncs:
 
 
 _NO_ID: Final = bytes(16)
+#: The turn of those who open logs: one at a time, for the directory has one lock.
+_OPENING: Final = "opening"
 
 
 class State:
@@ -254,13 +258,106 @@ class State:
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
         self._names: dict[bytes, str] = {}
         self._visible: dict[tuple[str, int], int] = {}
+        self._turns: dict[Hashable, deque[tuple[Callable[[], Any], Callable[[Any], None]]]] = {}
+        self._failures: Mapping[Key, LogcoreError] = {}  # of the logs that were opened for the call under way
 
     @property
     def node_id(self) -> int:
         return self.logdir.node_id
 
     def log(self, topic: str, partition: int) -> Log:
-        """Raises TopicNotFoundError and what opening raises.
+        """The log of a partition that when_open() was asked for. Raises TopicNotFoundError and what opening raised."""
+        key = topic, partition
+        log = self.logdir.opened(topic, partition)
+        if log is not None and not log.has_failed:
+            return log
+        if key in self._failures:
+            raise self._failures[key]
+        if partition not in self.logdir.partitions(topic):
+            raise TopicNotFoundError(f"topic {topic!r} has no such partition", found=partition)
+        raise LogFailedError("the log is to be opened again; try again")  # it failed a moment ago
+
+    def _is_to_open(self, key: Key) -> bool:
+        topic, partition = key
+        log = self.logdir.opened(topic, partition)
+        if log is not None:
+            return log.has_failed
+        return topic in self.logdir and partition in self.logdir.partitions(topic)
+
+    def when_open(self, keys: Iterable[Key], handle: Callable[[], Any]) -> Any:
+        """handle(), once the logs of these partitions are open, or known not to open; an Answer when that takes time.
+
+        Logs are opened one after the other, those of several requests by turns, so that one request for many does not
+        keep the others waiting.
+        """
+        missing = [key for key in dict.fromkeys(keys) if self._is_to_open(key)]
+        if not missing:
+            return handle()
+        answer = Answer()
+        failures: dict[Key, LogcoreError] = {}
+
+        def go_on() -> None:
+            while missing and (self.is_stopping or not self._is_to_open(missing[-1])):
+                missing.pop()
+            if missing:
+                key = missing.pop()
+                self.in_turn(_OPENING, lambda: self.open(*key), lambda result: opened(key, result))
+                return
+            self._failures = failures
+            try:
+                response = handle()
+            except Exception as error:  # nothing above us would tell the client
+                response = error
+            finally:
+                self._failures = {}
+            if isinstance(response, Answer):
+                answer.when_cancelled(response.cancel)
+                response.then(answer.set)
+                if answer.is_cancelled:
+                    answer.cancel()
+            else:
+                answer.set(response)
+
+        def opened(key: Key, result: Any) -> None:
+            if isinstance(result, LogcoreError):
+                failures[key] = result
+            elif isinstance(result, Exception):
+                failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
+            go_on()
+
+        go_on()
+        return answer
+
+    def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """As submit, but one after the other for each key, in the order of the calls."""
+        turns = self._turns.get(key)
+        if turns is not None:
+            turns.append((work, done))
+            return
+        turns = self._turns[key] = deque([(work, done)])
+
+        def start() -> None:
+            self.submit(turns[0][0], finished)
+
+        def finished(result: Any) -> None:
+            _, then = turns.popleft()
+            try:
+                then(result)
+            except Exception:
+                _log.exception("an answer that came later")
+            if turns:
+                start()
+            else:
+                del self._turns[key]
+
+        start()
+
+    def has_turns(self, key: Hashable) -> bool:
+        """Whether earlier work of that key is not done."""
+        return key in self._turns
+
+    def open(self, topic: str, partition: int) -> Log:
+        """Opens a log, which waits for the disk. Raises TopicNotFoundError and what opening raises.
 
         A log that a failed write or sync has poisoned is opened anew, which checks what is on disk; what was not
         acknowledged may be gone from it.

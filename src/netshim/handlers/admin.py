@@ -23,8 +23,6 @@ from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
 _NO_ID: Final = bytes(16)
-#: So many topics are made while other clients wait; more are made in the background.
-_INLINE_TOPICS: Final = 3
 #: CreateTopics makes so many at once: others come to the directory in between.
 _TOPICS_AT_ONCE: Final = 50
 #: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
@@ -52,8 +50,8 @@ def metadata(request: Any, call: Call, state: State) -> Any:
     if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
         names = {each.name for each in request.topics or () if call.version < 12 or each.topic_id == _NO_ID}
         missing = sorted(name for name in names if name and name not in state.logdir)
-    if len(missing) <= _INLINE_TOPICS:
-        return _metadata(request, call, state, every, _make_topics(missing, state))
+    if not missing:
+        return _metadata(request, call, state, every, {})
     answer = Answer()
 
     def done(failures: Any) -> None:
@@ -435,7 +433,11 @@ def _source(name: str, overrides: Iterable[str], given: Iterable[str]) -> int:
     return _FROM_TOPIC if name in overrides else _FROM_BROKER if name in given else _FROM_DEFAULT
 
 
-def describe_configs(request: Any, call: Call, state: State) -> Any:
+def describe_configs(request: Any, call: Call, state: State) -> Answer:
+    return _in_background(state, lambda: _describe_configs(request, state))  # the directory's lock may be taken
+
+
+def _describe_configs(request: Any, state: State) -> Any:
     response_type = wire.DESCRIBE_CONFIGS.Response
     results = []
     for asked in request.resources:
@@ -559,7 +561,9 @@ def incremental_alter_configs(request: Any, call: Call, state: State) -> Any:
             return "a config without a value"
         return None
 
-    return _alter(wire.INCREMENTAL_ALTER_CONFIGS.Response, request, state, changes, refuse)
+    return _in_background(
+        state, lambda: _alter(wire.INCREMENTAL_ALTER_CONFIGS.Response, request, state, changes, refuse)
+    )
 
 
 def alter_configs(request: Any, call: Call, state: State) -> Any:
@@ -572,7 +576,7 @@ def alter_configs(request: Any, call: Call, state: State) -> Any:
     def refuse(asked: Any) -> str | None:
         return "a config without a value" if any(each.value is None for each in asked.configs) else None
 
-    return _alter(wire.ALTER_CONFIGS.Response, request, state, changes, refuse)
+    return _in_background(state, lambda: _alter(wire.ALTER_CONFIGS.Response, request, state, changes, refuse))
 
 
 class _Refused(Exception):

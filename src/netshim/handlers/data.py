@@ -31,48 +31,117 @@ INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 
 def produce(request: Any, call: Call, state: State) -> Any:
     """Appends; with acks=all the answer waits for what the directory's durability policy promises."""
+    keys = [(topic.name, partition.index) for topic in request.topic_data for partition in topic.partition_data]
+    has_begun = False
+
+    def begin() -> Any:
+        nonlocal has_begun
+        has_begun = True
+        return _produce(request, call, state)
+
+    response = state.when_open(keys, begin)
+    if not has_begun:
+        for topic in request.topic_data:
+            for partition in topic.partition_data:
+                _keep(partition)
+    return response
+
+
+def _keep(partition: Any) -> None:
+    """Copies the records of a request that goes on later: they lie in a buffer that then holds other requests."""
+    if partition.records is not None:
+        partition.records = bytes(partition.records)
+
+
+def _produce(request: Any, call: Call, state: State) -> Any:
     response_type = _PRODUCE.Response
     partition_type = response_type.Topic.Partition
     acks = request.acks
-    waits: list[tuple[Log, int, Any]] = []
+    response = response_type(responses=[])
+    answer = Answer()
+    left = 1  # partitions that are not done with, and this call
     failed = False
-    topics = []
-    for topic in request.topic_data:
-        results = []
-        for partition in topic.partition_data:
-            result = partition_type(index=partition.index, base_offset=-1)
-            results.append(result)
+
+    def fail(result: Any, code: int, message: str | None) -> None:
+        nonlocal failed
+        failed = True
+        result.error_code, result.error_message, result.base_offset = code, message, -1
+
+    def done() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            return
+        if acks:
+            answer.set(response)
+        elif failed:  # Kafka: the only way to tell a producer that hears no answers
+            answer.set(CloseConnection("a produce request with acks=0 failed"))
+        else:
+            answer.set(None)
+
+    def synced(result: Any, error: LogcoreError | None) -> None:
+        if error is not None:
+            fail(result, code_of(error), message_of(error))
+        done()
+
+    def stored(topic: str, log: Log, result: Any, receipt: Any) -> None:
+        if isinstance(receipt, Exception):
+            fail(result, code_of(receipt), message_of(receipt))
+            done()
+            return
+        result.base_offset, result.log_start_offset = receipt.offset, log.log_start_offset
+        if log.config.is_append_time:
+            result.log_append_time_ms = receipt.timestamp_ms
+        end = receipt.last_offset + 1
+        state.appended(topic, result.index, log, end, call.now_ms)
+        if acks == -1 and log.durability.waits and log.durable_end_offset < end:
+            state.syncs.when_durable(log, end, lambda error: synced(result, error))
+        else:
+            done()
+
+    def store(topic: str, asked: Any, result: Any) -> None:
+        try:
             if acks not in (0, 1, -1):
-                result.error_code = codes.INVALID_REQUIRED_ACKS
-                failed = True
-                continue
-            try:
-                log = state.log(topic.name, partition.index)
-                code, message = _check_batch(topic.name, partition.records, call)
-                if code:
-                    result.error_code, result.error_message = code, message
-                    failed = True
-                    continue
-                receipt = log.append_batch(partition.records, durability="os")
-            except LogcoreError as error:
-                failed = True
-                result.error_code, result.error_message = code_of(error), message_of(error)
-                continue
-            result.base_offset = receipt.offset
-            result.log_start_offset = log.log_start_offset
-            if log.config.is_append_time:
-                result.log_append_time_ms = receipt.timestamp_ms
-            end = receipt.last_offset + 1
-            if acks == -1 and log.durability.waits and log.durable_end_offset < end:
-                waits.append((log, end, result))
-            state.appended(topic.name, partition.index, log, end, call.now_ms)
-        topics.append(response_type.Topic(name=topic.name, partition_responses=results))
-    response = response_type(responses=topics)
-    if acks == 0:
-        if failed:  # Kafka: the only way to tell a producer that hears no answers
-            raise CloseConnection("a produce request with acks=0 failed")
-        return None
-    return _when_durable(waits, response, state) if waits else response
+                fail(result, codes.INVALID_REQUIRED_ACKS, None)
+                done()
+                return
+            log = state.log(topic, asked.index)
+            code, message = _check_batch(topic, asked.records, call)
+        except LogcoreError as error:
+            code, message = code_of(error), message_of(error)
+        if code:
+            fail(result, code, message)
+            done()
+            return
+        head = memoryview(asked.records)
+        newest, has_producer = int.from_bytes(head[35:43], "big", signed=True), len(head) > 43 and head[43] < 0x80
+        key = topic, asked.index
+        if state.has_turns(key) or log.may_wait(len(head), newest, has_producer=has_producer):
+            _keep(asked)
+            state.in_turn(
+                key,
+                lambda: log.append_batch(asked.records, durability="os"),
+                lambda receipt: stored(topic, log, result, receipt),
+            )
+            return
+        try:
+            receipt: Any = log.append_batch(asked.records, durability="os")
+        except LogcoreError as error:
+            receipt = error
+        stored(topic, log, result, receipt)
+
+    for topic in request.topic_data:
+        results = [partition_type(index=partition.index, base_offset=-1) for partition in topic.partition_data]
+        response.responses.append(response_type.Topic(name=topic.name, partition_responses=results))
+        for partition, result in zip(topic.partition_data, results, strict=True):
+            left += 1
+            store(topic.name, partition, result)
+    done()
+    if not answer.is_set:
+        return answer
+    if isinstance(answer.value, CloseConnection):
+        raise answer.value
+    return answer.value
 
 
 def _check_batch(topic: str, records: Any, call: Call) -> tuple[int, str | None]:
@@ -96,41 +165,26 @@ def _check_batch(topic: str, records: Any, call: Call) -> tuple[int, str | None]
     return 0, None
 
 
-def _when_durable(waits: list[tuple[Log, int, Any]], response: Any, state: State) -> Answer:
-    """The response once all that it tells of is on disk, or known not to be."""
-    answer = Answer()
-    left = len(waits)
-
-    def done(result: Any, error: LogcoreError | None) -> None:
-        nonlocal left
-        if error is not None:
-            result.error_code, result.error_message = code_of(error), message_of(error)
-            result.base_offset = -1
-        left -= 1
-        if not left:
-            answer.set(response)
-
-    for log, end, result in waits:
-        state.syncs.when_durable(log, end, lambda error, result=result: done(result, error))  # type: ignore[misc]
-    return answer
-
-
 # -- fetching ------------------------------------------------------------------------------------------------------
 
 
-def fetch(request: Any, call: Call, state: State, *, looked: bool = False) -> Any:
+def fetch(request: Any, call: Call, state: State, *, opened: bool = False, looked: bool = False) -> Any:
     """Stored batches of the partitions asked for; waits up to max_wait_ms for min_bytes of them.
 
     Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
     """
     response_type = wire.FETCH.Response
+    asked = [
+        (topic.topic if call.version < 13 else state.topic_of(topic.topic_id) or "", partition.partition)
+        for topic in request.topics
+        for partition in topic.partitions
+    ]
+    if not opened:
+        return state.when_open(asked, lambda: fetch(request, call, state, opened=True))
     if request.isolation_level == 1 and not looked:
-        asked = [
-            (topic.topic if call.version < 13 else state.topic_of(topic.topic_id), partition.partition)
-            for topic in request.topics
-            for partition in topic.partitions
-        ]
-        later = _when_transactions_are_known(asked, lambda: fetch(request, call, state, looked=True), state)
+        later = _when_transactions_are_known(
+            asked, lambda: fetch(request, call, state, opened=True, looked=True), state
+        )
         if later is not None:
             return later
     if request.session_id and request.session_epoch > 0:
@@ -151,7 +205,7 @@ def fetch(request: Any, call: Call, state: State, *, looked: bool = False) -> An
 
 
 def _when_transactions_are_known(
-    asked: list[tuple[str | None, int]], handle: Callable[[], Any], state: State
+    asked: list[tuple[str, int]], handle: Callable[[], Any], state: State
 ) -> Answer | None:
     """None when they are. Else the answer that handle() gives once they are: the first read_committed look at a log
     walks all of it, which is not for the broker's thread.
@@ -159,7 +213,7 @@ def _when_transactions_are_known(
     logs = []
     for name, number in asked:
         try:
-            log = state.log(name or "", number)
+            log = state.log(name, number)
         except LogcoreError:
             continue
         if not log.knows_transactions:
@@ -331,10 +385,16 @@ _LATEST_TIERED: Final = -5
 _SINCE: Final = {_LATEST: 0, _EARLIEST: 0, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
 
 
-def list_offsets(request: Any, call: Call, state: State, *, looked: bool = False) -> Any:
+def list_offsets(request: Any, call: Call, state: State) -> Any:
+    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    return state.when_open(asked, lambda: _list_offsets(request, call, state, asked))
+
+
+def _list_offsets(request: Any, call: Call, state: State, asked: list[tuple[str, int]], *, looked: bool = False) -> Any:
     if request.isolation_level == 1 and not looked:
-        asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
-        later = _when_transactions_are_known(asked, lambda: list_offsets(request, call, state, looked=True), state)
+        later = _when_transactions_are_known(
+            asked, lambda: _list_offsets(request, call, state, asked, looked=True), state
+        )
         if later is not None:
             return later
 
@@ -397,6 +457,11 @@ def _with_log(
 
 
 def offset_for_leader_epoch(request: Any, call: Call, state: State) -> Any:
+    asked = [(topic.topic, each.partition) for topic in request.topics for each in topic.partitions]
+    return state.when_open(asked, lambda: _offset_for_leader_epoch(request, state))
+
+
+def _offset_for_leader_epoch(request: Any, state: State) -> Any:
     def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
         result.leader_epoch, result.end_offset = log.end_of_epoch(asked.leader_epoch)
 
@@ -413,21 +478,49 @@ def offset_for_leader_epoch(request: Any, call: Call, state: State) -> Any:
 
 
 def delete_records(request: Any, call: Call, state: State) -> Any:
-    def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
+    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    return state.when_open(asked, lambda: _delete_records(request, call, state))
+
+
+def _delete_records(request: Any, call: Call, state: State) -> Answer:
+    """What is deleted has to be on disk, and deleting renames files: in the background."""
+
+    def delete(asked: Any, result: Any, log: Log) -> None:
         if "delete" not in log.config.cleanup_policy:
             result.error_code = codes.POLICY_VIOLATION
             return
+        if log.durability.waits:  # what was written with acks=1 is shown when it is on disk, and may be deleted then
+            log.flush()
         before = log.high_watermark if asked.offset == -1 else asked.offset
         result.low_watermark = log.delete_records(before)
-        state.fetches.wake([(topic, asked.partition_index)], call.now_ms)
 
     topic_type = wire.DELETE_RECORDS.Response.Topic
-    topics = []
+    response = wire.DELETE_RECORDS.Response(topics=[])
+    work: list[tuple[Any, Any, Log]] = []
     for topic in request.topics:
-        results = []
-        for partition in topic.partitions:
-            result = topic_type.Partition(partition_index=partition.partition_index, low_watermark=-1)
-            results.append(result)
-            _with_log(topic.name, partition.partition_index, partition, result, state, answer)
-        topics.append(topic_type(name=topic.name, partitions=results))
-    return wire.DELETE_RECORDS.Response(topics=topics)
+        results = [
+            topic_type.Partition(partition_index=each.partition_index, low_watermark=-1) for each in topic.partitions
+        ]
+        response.topics.append(topic_type(name=topic.name, partitions=results))
+        for partition, result in zip(topic.partitions, results, strict=True):
+            try:
+                work.append((partition, result, state.log(topic.name, partition.partition_index)))
+            except LogcoreError as error:
+                result.error_code = code_of(error)
+
+    def delete_all() -> None:
+        for asked, result, log in work:
+            try:
+                delete(asked, result, log)
+            except LogcoreError as error:
+                result.error_code = code_of(error)
+
+    answer = Answer()
+
+    def done(error: Any) -> None:
+        keys = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+        state.fetches.wake(keys, call.now_ms)
+        answer.set(error if isinstance(error, Exception) else response)
+
+    state.submit(delete_all, done)
+    return answer

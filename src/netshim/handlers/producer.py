@@ -11,7 +11,7 @@ from typing import Any
 from logcore import LogcoreError
 from netshim import wire
 from netshim.handlers.failures import code_of
-from netshim.state import Call, State
+from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
 
@@ -20,7 +20,13 @@ def init_producer_id(request: Any, call: Call, state: State) -> Any:
     if request.transactional_id is not None:
         empty = request.transactional_id == ""
         return response_type(error_code=codes.INVALID_REQUEST if empty else codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    try:
-        return response_type(producer_id=state.logdir.next_producer_id(), producer_epoch=0)
-    except LogcoreError as error:
-        return response_type(error_code=code_of(error))
+
+    def work() -> Any:
+        try:
+            return response_type(producer_id=state.logdir.next_producer_id(), producer_epoch=0)
+        except LogcoreError as error:
+            return response_type(error_code=code_of(error))
+
+    answer = Answer()
+    state.submit(work, answer.set)  # ids are noted on disk before they are given out
+    return answer
