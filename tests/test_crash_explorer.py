@@ -36,7 +36,7 @@ import test_processes
 from disks import believe_memory
 
 import logcore
-from logcore import checkpoint, cleaner, reader, reading, recovery, sequences
+from logcore import checkpoint, cleaner, gaps, reading, recovery, sequences
 from logcore import fs as fs_module
 from logcore import log as log_module
 from logcore.cleaner import clean
@@ -954,7 +954,7 @@ def b40_nothing_put_aside(patch: pytest.MonkeyPatch) -> None:
 
 
 def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
-    for module in (recovery, reader):
+    for module in (recovery, gaps):
         patch.setattr(module, "in_order", lambda facts, *args, **options: len(facts))
     real = recovery._take
     patch.setattr(recovery, "_take", lambda *args, crc, dense: real(*args, crc=crc, dense=False))
@@ -1085,7 +1085,7 @@ def test_B18_a_cut_that_is_not_synced_is_found(is_synced: bool, monkeypatch: pyt
     name = f"/t-0/{0:020d}.log"
     data = disk.files()[name]
     torn = data[: sizes[1] - 1] + b"?" + data[sizes[1] :]
-    disk = SimulatedDisk({name: torn, "/t-0/logcore.policy": b'{"durability":"os","max_bytes":1,"dense":true}'})
+    disk = SimulatedDisk({name: torn, "/t-0/logcore.policy": b'{"durability":"os","max_bytes":1,"dense_from":0}'})
     if not is_synced:
         monkeypatch.setattr(disk, "fsync", lambda handle: None)
     log = logcore.open("t-0", fs=disk, durability="os")

@@ -37,7 +37,7 @@ def crashed(path: Path, data: bytes, *, policy: str = "group") -> Path:
     """A partition of only a .log file and the note of the policy it was written under."""
     path.mkdir(parents=True)
     (path / LOG).write_bytes(data)
-    (path / "logcore.policy").write_text(json.dumps({"durability": policy, "max_bytes": 1 << 20, "dense": True}))
+    (path / "logcore.policy").write_text(json.dumps({"durability": policy, "max_bytes": 1 << 20, "dense_from": 0}))
     return path
 
 
@@ -778,7 +778,7 @@ def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> Non
     before = {path: disk.identity(path) for path in disk.files() if path.endswith(".log")}
     last = max(before)
     disk.flip(last, 70)
-    disk.replace("/t-0/logcore.policy", b'{"durability": "always", "max_bytes": 1, "dense": true}')
+    disk.replace("/t-0/logcore.policy", b'{"durability": "always", "max_bytes": 1, "dense_from": 0}')
     with logcore.open("t-0", fs=disk, config=config, on_corruption="quarantine") as log:
         assert log.recovery_report is not None and log.recovery_report.damage
         assert all(disk.identity(path) != number for path, number in before.items())

@@ -23,7 +23,7 @@ from conftest import VECTORS
 
 import logcore
 from logcore import checkpoint
-from logcore.recordbatch import RecordBatch, encode
+from logcore.recordbatch import RecordBatch, encode, read_batches
 from logcore.testing import SimulatedDisk
 
 FLIPS = int(os.environ.get("LOGCORE_FLIPS", "200000"))
@@ -216,8 +216,7 @@ def blows(files: Files, count: int) -> Iterator[tuple[str, Files]]:
     paths = [path for path in files if os.path.basename(path) not in EXEMPT]
     logs = [path for path in files if path.endswith(".log")]
     for path in paths:
-        if path != min(logs):  # a front that is gone looks like one that was deleted
-            yield f"without {path}", {other: data for other, data in files.items() if other != path}
+        yield f"without {path}", {other: data for other, data in files.items() if other != path}
         for other in paths:
             if path != other and os.path.splitext(path)[1] == os.path.splitext(other)[1] != "":
                 yield f"{other} as {path}", {**files, path: files[other]}
@@ -262,6 +261,98 @@ def test_no_rot_of_a_log_of_ours_is_silent(questions: Any, damages: Any, read_on
         except AssertionError as error:
             silent.append(f"{what}: {error}")
     print(f"\n{met}, {len(silent)} silent")
+    assert not silent, "\n".join(silent)[:3000]
+
+
+def compacted() -> Files:
+    """A directory of ours: a log in several compacted segments, and newer ones that were not compacted."""
+    disk = SimulatedDisk(now_ms=T0)
+    config = {"cleanup.policy": "compact", "segment.bytes": 700}
+    with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
+        for at in range(30):
+            log.append(b"old %d" % at * 4, key=b"key %d" % (at % 11), timestamp_ms=T0 + at * 10)
+        log.roll()
+        logcore.clean(log, force=True)
+        for at in range(30, 50):
+            log.append(b"new %d" % at * 4, key=b"key %d" % at, timestamp_ms=T0 + at * 10)
+    return disk.files()
+
+
+def transactional() -> Files:
+    """A directory of ours with transactions over several segments: committed, aborted, and one that is open."""
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open("/data/t-0", create=True, fs=disk) as log:
+        for at in range(9):
+            rows = [(b"k", b"transaction %d" % at, (), T0 + at * 10)]
+            log.append_batch(encode(rows, producer_id=1, producer_epoch=0, base_sequence=at, transactional=True))
+            if at % 3 == 2:
+                log.roll()  # the marker comes in the next segment
+            if at < 8:
+                log.end_transaction(1, 0, commit=at % 2 == 0)
+            if at % 3 == 0:
+                log.roll()
+    return disk.files()
+
+
+def losses(files: Files) -> Iterator[tuple[str, Files]]:
+    """Segments that are gone, with their other files or without, that are empty, lack a batch or end before one."""
+    for path in sorted(path for path in files if path.endswith(".log")):
+        raw = files[path]
+        stem = path.removesuffix(".log")
+        yield f"without {path}", {name: data for name, data in files.items() if name != path}
+        yield f"without {stem}.*", {name: data for name, data in files.items() if not name.startswith(stem)}
+        yield f"{path} emptied", {**files, path: b""}
+        heads = [*heads_of(raw), len(raw)]
+        for at, behind in itertools.pairwise(heads):
+            yield f"{path} cut at {at}", {**files, path: raw[:at]}
+            yield f"{path} without its batch at {at}", {**files, path: raw[:at] + raw[behind:]}
+
+
+def everything(log: logcore.Log) -> Answers:
+    """All that a reader may ask."""
+    start = log.log_start_offset
+    end = log.high_watermark
+    times = range(T0 - 5, T0 + 500, 35)
+    return {
+        **read_through(log),
+        "newest": log.newest,
+        "stored": lambda: _fetched(log, start, end),
+        "stable": lambda: log.last_stable_offset,
+        "aborted": lambda: log.aborted_transactions(start, end),
+        **{f"get {offset}": lambda offset=offset: log.get(offset) for offset in range(start, end)},
+        **{f"from {offset}": lambda offset=offset: next(log.read(offset)) for offset in range(start, end)},
+        **{f"sent from {offset}": lambda offset=offset: _sent(log, offset) for offset in range(start, end)},
+        **{f"at {time}": lambda time=time: log.offset_for_timestamp(time) for time in times},
+    }
+
+
+def _fetched(log: logcore.Log, start: int, end: int) -> bytes:
+    """As a client gets it, in several requests."""
+    found = b""
+    while start < end:
+        part = b"".join(log.stored(start, max_bytes=300))
+        start = [batch.next_offset for batch in read_batches(part)][-1]
+        found += part
+    return found
+
+
+def _sent(log: logcore.Log, offset: int) -> bytes:
+    return b"".join(log.stored(offset, max_bytes=1))
+
+
+@pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
+@pytest.mark.parametrize("made", [own, compacted, transactional])
+def test_no_batch_or_segment_is_missing_in_silence(made: Callable[[], Files], read_only: bool) -> None:
+    """Whatever is asked of a log that lacks something: the answer of the whole log, or an error."""
+    files = made()
+    sound = answers(files, everything, read_only=read_only)
+    assert logcore.LogcoreError not in [sound[name] for name in ("read", "columns", "stable", "stored")]
+    silent = []
+    for what, bad in losses(files):
+        try:
+            judge(sound, bad, everything, read_only=read_only)
+        except AssertionError as error:
+            silent.append(f"{what}: {error}")
     assert not silent, "\n".join(silent)[:3000]
 
 

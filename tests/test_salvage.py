@@ -126,7 +126,7 @@ SEGMENTS = {
 }
 WRITTEN = batches_of(SEGMENTS)
 #: The note that it is a log of ours, where offsets leave no gap; and how far it was on disk.
-DENSE = {f"{SOURCE}/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense": true}\n'}
+DENSE = {f"{SOURCE}/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}\n'}
 END = {"/data/recovery-point-offset-checkpoint": b"0\n1\nt 0 15\n"}
 
 

@@ -179,7 +179,7 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
 
 @pytest.mark.parametrize(("gone", "path", "words"), [
     (0, 0, "offsets 0 to 5 lie in no segment, and nobody deleted them"),
-    (6, 0, "offsets 6 to 11 lie in no segment, of a log that has no gaps"),
+    (6, 0, "offsets 6 to 11 lie in no segment: the log has no gaps there"),
 ])  # fmt: skip
 def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):
     """Without its seal too; reading says the same. What was deleted or compacted is no loss."""
@@ -194,7 +194,7 @@ def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words)
     assert {one.status for one in verify(own.parent)} == {"ok"}
     start.unlink()
     (own.parent / "cleaner-offset-checkpoint").write_text("0\n1\nmine 0 12\n")
-    assert "damaged" not in {one.status for one in verify(own.parent)}
+    assert ("damaged" in {one.status for one in verify(own.parent)}) == (gone == 0), "no compaction moves the start"
     (own.parent / "cleaner-offset-checkpoint").unlink()
     alone = own.rename(own.parent / "mine-0.bak")  # where no checkpoint knows of it
     assert ("damaged" in {one.status for one in verify(alone)}) == (gone == 6)

@@ -128,13 +128,13 @@ def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]]) -> N
 class Notes:
     """Content of logcore.policy: what the next opening is to know of a partition.
 
-    policy: how the last writer promised durability, None when unknown, as in directories that Kafka wrote. dense:
-    whether logcore made the log and nothing compacted it, so that its offsets have no gap. producers: whether there may
-    be batches of idempotent producers, or markers.
+    policy: how the last writer promised durability, None when unknown, as in directories that Kafka wrote. dense_from:
+    from this offset on the log has no gap, because logcore made it and compacted nothing above; INT64_MAX when nobody
+    says so. producers: whether there may be batches of idempotent producers, or markers.
     """
 
     policy: Durability | None = None
-    dense: bool = False
+    dense_from: int = INT64_MAX
     producers: bool = True
 
 
@@ -142,19 +142,23 @@ def read_notes(fs: FS, directory: str) -> Notes:
     try:
         facts = json.loads(read(fs, directory, POLICY) or b"")
         policy = attrs.evolve(Durability.parse(facts["durability"]), max_bytes=int(facts["max_bytes"]))
+        dense_from = facts.get("dense_from")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, InvalidConfigError):
         return Notes()
-    return Notes(policy, facts.get("dense") is True, facts.get("producers") is not False)
+    if type(dense_from) is not int or not 0 <= dense_from <= INT64_MAX:
+        dense_from = INT64_MAX
+    return Notes(policy, dense_from, facts.get("producers") is not False)
 
 
 def write_notes(fs: FS, directory: str, notes: Notes) -> None:
     assert notes.policy is not None, "a writer has one"
-    facts = {
+    facts: dict[str, object] = {
         "durability": str(notes.policy),
         "max_bytes": notes.policy.max_bytes,
-        "dense": notes.dense,
         "producers": notes.producers,
     }
+    if notes.dense_from < INT64_MAX:
+        facts["dense_from"] = notes.dense_from
     write(fs, directory, POLICY, json.dumps(facts).encode() + b"\n")
 
 

@@ -432,9 +432,10 @@ class _Round:
         """The whole segment, each CRC checked, and the offsets, which no CRC covers: one that turned into a larger one
         would supersede records that are newer. Raises CorruptBatchError.
         """
+        self.view.gaps.check_whole(segment)
         expected, limit = segment.base_offset, self.ends[segment.base_offset]
         for part in self._unordered_parts(segment):
-            count = in_order(part.facts, expected, limit, dense=self.view.is_dense)
+            count = in_order(part.facts, expected, limit, dense_from=self.view.gaps.dense_from)
             if count < len(part.facts):
                 raise CorruptBatchError(
                     "the offset of a batch does not continue the one before it",
@@ -444,6 +445,8 @@ class _Round:
                 )
             expected = int(part.facts["last_offset"][-1]) + 1
             yield part
+        # What is missing here would be missing for good, and unknown, once a new segment has its seal.
+        self.view.gaps.check_behind(segment, expected, limit)
 
     def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
         view, size = segment.view(), segment.size_bytes

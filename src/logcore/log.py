@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
 import attrs
 import numpy as np
 
-from logcore import checkpoint, epochs, recovery, retention, seals
+from logcore import checkpoint, epochs, gaps, recovery, retention, seals
 from logcore.checkpoint import Notes
 from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.columns import input_column, input_timestamps
@@ -60,6 +60,7 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS, OS, Lock
+from logcore.gaps import Gaps
 from logcore.kernels import active
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.producers import AbortedTransaction, Transactions
@@ -68,6 +69,7 @@ from logcore.reader import (
     Isolation,
     LogReader,
     bases_in,
+    begin,
     control_types,
     list_names,
     parse_partition_name,
@@ -314,8 +316,9 @@ class Log(LogReader):
         has_producers |= self._active.has_producers or self._active.has_markers
         self._write_active_indexes(has_producers, is_clean, was_cut=report.cut_position is not None)
         compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
-        self._dense = created or (notes.dense and not compacted_to)
-        self._note(Notes(self.durability, self._dense, has_producers))
+        dense_from = 0 if created else notes.dense_from
+        self._gaps = Gaps(gaps.Noted.of(dense_from, compacted_to))
+        self._note(Notes(self.durability, dense_from, has_producers))
         self._forget_above_end()
         self._begin_writing()
         if lost is not None:
@@ -343,7 +346,8 @@ class Log(LogReader):
             bases = [self._log_start]
         # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
         bases = bases[max(0, bisect_right(bases, self._log_start) - 1) :]
-        self._log_start = max(self._log_start, bases[0])
+        if bases[0] > self._log_start:
+            self._log_start = begin(fs, self.path, bases[0])
         # They wait for the next retention, for the checkpoint that calls them deleted may have come with other files.
         low, kinds = file_name(bases[0], ""), (*SEGMENT_FILES, SNAPSHOT)
         below = {base_offset_of(name, kind) for name in names if name[:20] < low for kind in kinds}
@@ -360,7 +364,8 @@ class Log(LogReader):
 
         successor: of the active segment, when there has to be one. Raises CorruptLogError, unless damage is kept.
         """
-        damage = recovery.check_sealed(
+        damage = recovery.check_front(self._segments, self._log_start, keeps_damage=keeps_damage)
+        damage += recovery.check_sealed(
             self._fs, self._segments, recovery_point=recovery_point, keeps_damage=keeps_damage
         )
         try:
@@ -369,7 +374,7 @@ class Log(LogReader):
                 self._active,
                 recovery_point=recovery_point,
                 policy=self._notes.policy,
-                dense=self._notes.dense,
+                dense=self._active.base_offset >= self._noted_gaps().dense_from,
                 indexes=indexes,
             )
             if successor is not None:
@@ -1527,7 +1532,8 @@ class Log(LogReader):
                 slot = max(0, slot_of(self._segments, offset))
                 position, tail = self._plan_cut(self._segments[slot], offset)
                 try:
-                    self._truncate_locked(offset, slot, position, tail)
+                    with self._scanning:  # a look at transactions sees the log before the cut or after it
+                        self._truncate_locked(offset, slot, position, tail)
                     self._set_epochs(cut_epochs(self._epochs, offset) or self._epochs[:1])
                 except BaseException as error:  # half done: the files are sound, but memory does not mirror them
                     self._commit.poison(error)
@@ -1620,7 +1626,9 @@ class Log(LogReader):
                 return
             next_base = found[1].base_offset if len(found) > 1 else None
             end = self._end if self._writable else self._visible
-            yield seals.Place(next_base, self._must_be_dense(), self.times_truncated, end)
+            if not self._writable:
+                self._gaps.noted = self._noted_gaps()  # a compaction may have begun since
+            yield seals.Place(next_base, self._gaps.dense_from, self.times_truncated, end)
 
     def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:
         """The latest value of each key, a read-only mapping that follows the log. See Table."""
@@ -1691,7 +1699,7 @@ class Rewriting:
         self.fs, self.path = log._fs, log.path
         segments, self._cuts = log._segments, len(log._cuts)
         self.sealed, self.growing, self.active_base = tuple(segments[:-1]), segments[-1], segments[-1].base_offset
-        self.high_watermark, self.durability, self.is_dense = log.high_watermark, log.durability, log._dense
+        self.high_watermark, self.durability, self.gaps = log.high_watermark, log.durability, log._gaps
         self.notes = log._notes
         self.log_start = log.log_start_offset
         offsets = checkpoint.read_offsets(self.fs, log._parent, checkpoint.CLEANER)
@@ -1716,7 +1724,7 @@ class Rewriting:
 
     def transactions(self) -> Transactions:
         """Those up to the high watermark, and perhaps beyond."""
-        return self._log._scan_transactions()
+        return self._log._scan_transactions().state
 
     def last_batches(self) -> dict[int, tuple[int, int]]:
         """Producer id -> (producer epoch, last offset of its last data batch or -1), of producers that are alive."""
@@ -1766,9 +1774,11 @@ class Rewriting:
             at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
-            if log._dense:  # before there is a gap in the offsets, nobody may take one for a loss
-                log._note(attrs.evolve(log._notes, dense=False))
-                log._dense = False
+            # Before there is a gap in the offsets, no reader may take one for a loss. Once a round: up to the active
+            # segment, whose end no compaction of this round reaches.
+            if log._notes.dense_from < self.active_base:
+                log._note(attrs.evolve(log._notes, dense_from=self.active_base))
+                log._gaps.noted = gaps.Noted(max(log._gaps.dense_from, self.active_base), log._gaps.noted.has_seals)
             log._files.exchange(old, new, log.config.file_delete_delay_ms, log._commit.poison)
             sealed = Segment(fs, self.path, new.base_offset)
             log._segments = [*segments[:at], sealed, *segments[at + len(old) :]]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from logcore import checkpoint
+from logcore import checkpoint, gaps
 from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError
 from logcore.fs import FS
@@ -67,9 +67,9 @@ class Noted:
         )
 
     @property
-    def is_dense(self) -> bool:
-        """Whether a gap in the offsets is a loss: this library made the log, and nothing compacted it."""
-        return self.notes.dense and not self.cleaned_to
+    def gaps(self) -> gaps.Noted:
+        """Which gaps in the offsets are losses."""
+        return gaps.Noted.of(self.notes.dense_from, self.cleaned_to)
 
     @property
     def end(self) -> int:
@@ -83,7 +83,8 @@ class Noted:
         What deletes from the front notes the new start first: this library in the checkpoint; Kafka, which drops that
         line when a segment begins there, in the epochs.
         """
-        if self.is_dense and self.is_listed and self.epoch_start is not None:
+        is_own = self.notes.dense_from < INT64_MAX
+        if is_own and self.is_listed and self.epoch_start is not None:
             first_base = min(first_base, self.epoch_start)
         return max(self.log_start, first_base)
 

@@ -17,12 +17,12 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint
+from logcore import checkpoint, gaps
 from logcore.columns import RecordColumns
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
@@ -35,11 +35,13 @@ from logcore.errors import (
     OffsetOutOfRangeError,
 )
 from logcore.fs import FS
+from logcore.gaps import Gaps
 from logcore.kernels import Record, layout
+from logcore.noted import Noted
 from logcore.producers import Transactions
 from logcore.reading import Scan, Stretch, slot_of
 from logcore.recordbatch import RecordBatch
-from logcore.segment import LOG, GrowingSegment, Segment, base_offset_of, in_order
+from logcore.segment import LOG, GrowingSegment, Segment, base_offset_of
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -97,9 +99,7 @@ class LogReader:
         self._is_end_noted = False  # whether a writer says up to where it was on disk
         self._writable = False
         self._closed = False
-        self._dense = (
-            False  # whether a gap in the offsets is a loss: this library made the log, and nothing compacted it
-        )
+        self._gaps = Gaps(gaps.Noted(gaps.NEVER, False), self._noted_gaps)  # which gaps in the offsets are losses
         self._replacements = 0  # how often the last segment was found to be another file
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
         self._cuts: list[int] = []  # where the log was truncated since it was opened
@@ -117,7 +117,7 @@ class LogReader:
             raise LogNotFoundError("there is no partition directory here", path=directory)
         log = cls(fs, directory, config, Durability("os"))
         try:
-            log._dense = log._is_dense()
+            log._gaps.noted = log._noted_gaps()
             log._list_segments()
         except BaseException:
             log._segments = []
@@ -202,14 +202,17 @@ class LogReader:
         segments = [Segment(self._fs, self.path, base, ".swap") for base in found if base not in bases]
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
-    def _is_dense(self) -> bool:
-        return checkpoint.read_notes(self._fs, self.path).dense and not self._checkpoint(checkpoint.CLEANER)
+    def _noted_gaps(self) -> gaps.Noted:
+        """What is noted of gaps now."""
+        notes = checkpoint.read_notes(self._fs, self.path)
+        return gaps.Noted.of(notes.dense_from, self._checkpoint(checkpoint.CLEANER))
 
-    def _must_be_dense(self) -> bool:
-        """Whether a gap in the offsets is a loss; asked again, because a compaction may have begun meanwhile."""
-        if self._dense and not self._writable:
-            self._dense = self._is_dense()
-        return self._dense
+    def _noted_start(self) -> int:
+        """Where the log begins by what is noted: below the first segment where segments are missing."""
+        start = self._checkpoint(checkpoint.LOG_START)
+        if not self._segments or self._segments[0].base_offset <= start:
+            return start
+        return begin(self._fs, self.path, self._segments[0].base_offset)
 
     def _checkpoint(self, name: str) -> int:
         """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
@@ -220,9 +223,7 @@ class LogReader:
 
     def _refresh_end(self) -> None:
         """Looks where the log begins and how far the files reach now."""
-        self._log_start = max(
-            [self._checkpoint(checkpoint.LOG_START), *(one.base_offset for one in self._segments[:1])]
-        )
+        self._log_start = self._noted_start()
         # Of what is being deleted there may be any part, with gaps in between.
         self._segments = self._segments[max(0, slot_of(self._segments, self._log_start)) :]
         if not self._segments:
@@ -276,36 +277,34 @@ class LogReader:
         """The end of what read_committed sees: the first offset of the oldest open transaction, or the high
         watermark.
         """
-        return max(self._log_start, self._scan_transactions().last_stable_offset(self._visible))
+        return max(self._log_start, self._scan_transactions().last_stable_offset)
 
     @property
     def knows_transactions(self) -> bool:
         """Whether the whole log was walked for transactions, as the first read_committed look at it does."""
         return self._transactions is not None
 
-    def _scan_transactions(self) -> Transactions:
-        """Walks heads that were not walked before; the first call walks the whole log."""
+    def _scan_transactions(self) -> _Committed:
+        """Walks heads that were not walked before; the first call walks the whole log.
+
+        Raises CorruptLogError and CorruptBatchError where a batch is missing or damaged, because it may be a marker
+        that makes aborted records of what would seem committed.
+        """
         with self._scanning:
-            segments, visible = self._segments, self._visible
+            segments, visible = self._bounded()
             state = self._transactions
+            begin = min([self._log_start, *(one.base_offset for one in segments[:1])])
             if state is None:
-                state = self._transactions = Transactions(next_offset=segments[0].base_offset if segments else 0)
-            for segment in segments[max(0, slot_of(segments, state.next_offset)) :]:
-                if state.next_offset >= visible:
-                    break
-                for facts, position, why in segment.walk(segment.find(state.next_offset), crc=False):
-                    facts = facts[facts["last_offset"] < visible]
-                    for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
-                        batch = segment.batch(int(facts["position"][row]))
-                        if batch is not None:  # a head that is damaged would take committed records for aborted ones
-                            batch.verify()
-                    state.add(facts, control_types(segment))
-                    torn = why == layout.WALK_SHORT and isinstance(segment, GrowingSegment)
-                    behind = state.next_offset >= visible and self._is_end_noted  # what a crash left there, or will
-                    if why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn and not behind:
-                        # Not to be passed over: a marker that is not seen would turn aborted data into committed.
-                        raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
-            return state
+                state = self._transactions = Transactions(next_offset=begin)
+            start = max(state.next_offset, begin)
+            held = segments[max(0, slot_of(segments, start)) :]
+            for segment, facts in self._gaps.walk(held, start, visible, crc=False):
+                for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
+                    batch = segment.batch(int(facts["position"][row]))
+                    if batch is not None:  # a head that is damaged would take committed records for aborted ones
+                        batch.verify()
+                state.add(facts, control_types(segment))
+            return _Committed(state, state.last_stable_offset(visible), segments)
 
     def read(
         self,
@@ -335,13 +334,12 @@ class LogReader:
             slot = slot_of(segments, offset)
             if 0 <= slot < len(segments):
                 end = segments[slot + 1].base_offset if slot + 1 < len(segments) else self._end
-                found = segments[slot].read_one(offset, end, self._dense)
+                is_dense = offset >= self._gaps.dense_from
+                if not is_dense:
+                    self._gaps.check_whole(segments[slot])
+                found = segments[slot].read_one(offset, end, is_dense)
                 # Another offset, where there are no gaps, is a damaged head: reading on from here says so.
-                if (
-                    not isinstance(found, int)
-                    and found.offset < visible
-                    and (found.offset == offset or not self._dense)
-                ):
+                if not isinstance(found, int) and found.offset < visible and (found.offset == offset or not is_dense):
                     return found
         for record in self.read(offset):
             return record
@@ -377,16 +375,25 @@ class LogReader:
         checked. Raises OffsetOutOfRangeError, CorruptBatchError where no batch can be made out, StorageReadError.
         """
         stretch = self._stretch(start, end)
+        if start < stretch.end:
+            self._gaps.check_front(stretch.segments, start)
         pieces: list[memoryview] = []
-        offset, left = stretch.start, max(1, max_bytes)
+        offset = stretch.start
+        left = max(1, max_bytes)
         before: Segment | None = None
-        for segment in stretch.segments:
-            if before is not None and not self._writable:
-                offset = max(offset, before.next_offset())  # a compaction may have joined this segment to that one
-            before = segment
+        for number, segment in enumerate(stretch.segments, 1):
+            if before is not None:
+                reached = before.next_offset()
+                self._gaps.check_behind(before, reached, segment.base_offset)
+                offset = max(offset, reached, segment.base_offset)  # a compaction may have joined this one to that
             if offset >= stretch.end or segment.base_offset >= stretch.end:
                 break
-            piece, whole = segment.stored(segment.find(offset), left, stretch.end, at_least_one and not pieces)
+            before = segment
+            self._gaps.check_whole(segment)
+            following = stretch.segments[number] if number < len(stretch.segments) else None
+            check = self._check_sent(segment, following, offset)
+            position = segment.find(offset) if offset > segment.base_offset else 0
+            piece, whole = segment.stored(position, left, stretch.end, at_least_one and not pieces, check)
             if piece:
                 pieces.append(piece)
                 left -= len(piece)
@@ -396,11 +403,31 @@ class LogReader:
             raise CorruptBatchError("no batch can be made out where the log has records", path=self.path, offset=offset)
         return pieces
 
+    def _check_sent(self, segment: Segment, following: Segment | None, offset: int) -> Callable[[layout.Facts], None]:
+        """What Segment.stored() shows the batches that it gives out: none may be missing from the one that holds offset
+        on. Raises CorruptBatchError.
+        """
+        expected = offset
+        is_first = offset > segment.base_offset  # offset may lie inside a batch
+
+        def check(facts: layout.Facts) -> None:
+            nonlocal expected, is_first
+            if not len(facts):
+                return
+            if is_first:
+                expected = min(offset, int(facts["base_offset"][0]))
+            is_first = False
+            self._gaps.check_order(segment, following, facts, expected)
+            expected = int(facts["last_offset"][-1]) + 1
+
+        return check
+
     def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions that a reader of [start, end) must know of to leave them
         out.
         """
-        return self._scan_transactions().aborted_between(start, end)
+        with self._scanning:  # another thread's walk adds to the state
+            return self._scan_transactions().state.aborted_between(start, end)
 
     def scan(
         self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "read_uncommitted"
@@ -503,7 +530,7 @@ class LogReader:
         self._check_open()
         if self._writable:
             return False
-        with self._lock:
+        with self._lock, self._scanning:  # a look at transactions sees the segments before this or after it
             before = self._visible
             try:
                 bases, changed_ms = list_bases(self._fs, self.path), self._fs.modified_ms(self.path)
@@ -525,46 +552,54 @@ class LogReader:
         reaches it, and in it the first record that does.
         """
         self._check_open()
-        segments = self._segments
-        for number, segment in enumerate(segments, 1):
-            if segment.max_timestamp() < timestamp_ms:
-                if isinstance(segment, GrowingSegment):
-                    segment.check()
-                continue
-            following = segments[number] if number < len(segments) else None
-            # A compaction may have joined them since they were listed.
-            limit = 1 << 63 if following is None or not following.is_there() else following.base_offset
-            expected = segment.base_offset
-            # By the heads of this one segment, 30 ns each; its time index could save a part of that, if it is right.
-            # Their CRCs and their order are checked: a time or an offset that is damaged would hide what is looked for.
-            for facts, position, why in segment.walk(0, crc=True):
-                count = in_order(facts, expected, limit)
-                if count == len(facts) and self._dense:
-                    count = in_order(facts, expected, limit, dense=self._must_be_dense())
-                torn = why == layout.WALK_SHORT and isinstance(segment, GrowingSegment)
-                if count < len(facts) or (why not in (layout.WALK_END, layout.WALK_LIMIT) and not torn):
-                    at, reason = (position, why) if count == len(facts) else (facts["position"][count], None)
-                    raise CorruptBatchError(
-                        "a batch does not continue the one before it" if reason is None else layout.WALK_REASONS[why],
-                        path=segment.path,
-                        position=int(at),
-                    )
-                expected = int(facts["last_offset"][-1]) + 1 if count else expected
-                for row in np.flatnonzero(facts["max_timestamp"] >= timestamp_ms).tolist():
-                    batch = segment.batch(int(facts["position"][row]))
-                    if batch is None or batch.is_control:
-                        continue
-                    columns = batch.columns(max_size=self.config.max_decompressed_bytes)
-                    late = columns.timestamps_ms >= timestamp_ms
-                    late &= (columns.offsets >= self._log_start) & (columns.offsets < self._visible)
-                    if late.any():
-                        return int(columns.offsets[int(late.argmax())])
+        segments, visible = self._bounded()
+
+        def is_older(segment: Segment) -> bool:
+            return segment.max_timestamp() < timestamp_ms and self._is_sound(segment, visible)
+
+        # By the heads of one segment, 30 ns each; its time index could save a part of that, if it is right. Their CRCs
+        # and their order are checked: a time or an offset that is damaged would hide what is looked for.
+        for segment, facts in self._gaps.walk(segments, self._log_start, visible, crc=True, passes=is_older):
+            for row in np.flatnonzero(facts["max_timestamp"] >= timestamp_ms).tolist():
+                batch = segment.batch(int(facts["position"][row]))
+                if batch is None or batch.is_control:
+                    continue
+                columns = batch.columns(max_size=self.config.max_decompressed_bytes)
+                late = columns.timestamps_ms >= timestamp_ms
+                late &= (columns.offsets >= self._log_start) & (columns.offsets < visible)
+                if late.any():
+                    return int(columns.offsets[int(late.argmax())])
         return None
+
+    def _bounded(self) -> tuple[list[Segment], int]:
+        """The segments and the high watermark, which they reach: looked at again when a roll comes in between."""
+        while True:
+            segments = self._segments
+            visible = self._visible
+            if segments is self._segments:
+                return segments, visible
+
+    def _is_sound(self, segment: Segment, visible: int) -> bool:
+        """Whether what a segment says of its largest timestamp needs no walk over its batches. Raises CorruptBatchError
+        when the growing segment is damaged below the high watermark.
+        """
+        if isinstance(segment, GrowingSegment):
+            segment.check(visible, self._gaps.dense_from)
+            return True
+        _ = segment.max_timestamp()
+        return segment.is_newest_sure
 
     def newest(self) -> tuple[int, int] | None:
         """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
         self._check_open()
-        segments = self._segments
+        segments, visible = self._bounded()
+
+        def passes(segment: Segment) -> bool:
+            return self._is_sound(segment, visible)
+
+        # A segment or a batch that is missing may have held the newest record.
+        for _ in self._gaps.walk(segments, self._log_start, visible, crc=True, passes=passes):
+            pass
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
             return None
@@ -589,6 +624,13 @@ class LogReader:
             raise InvalidConfigError(
                 "isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation)
             )
+        committed: Transactions | None = None
+        if isolation == "read_committed":
+            # One look at the log gives all three: what is appended later lies in no transaction that the state knows.
+            committed, bound, segments = self._scan_transactions()
+        else:
+            segments, bound = self._bounded()
+        # Behind the look at the segments: a deletion moves the start before it takes segments out.
         if not self._log_start <= start <= self._end:
             raise OffsetOutOfRangeError(
                 "start lies outside the log",
@@ -597,16 +639,29 @@ class LogReader:
                 expected=f"{self._log_start} to {self._end}",
                 found=start,
             )
-        committed = self._scan_transactions() if isolation == "read_committed" else None
-        while True:
-            # Before the bound: a truncation in between then leaves the old files and the new end. Again after it: a
-            # roll in between would give a bound behind the segments.
-            segments = self._segments
-            bound = self._visible if committed is None else committed.last_stable_offset(self._visible)
-            if segments is self._segments:
-                break
-        bound = bound if end is None else min(operator.index(end), bound)
-        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._must_be_dense)
+        if end is not None:
+            bound = min(bound, operator.index(end))
+        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._gaps)
+
+
+class _Committed(NamedTuple):
+    """The transactions up to a high watermark, the last stable offset there, and the segments that reach it.
+
+    The state is shared, and later looks add to it: what they add lies behind the last stable offset of this one.
+    """
+
+    state: Transactions
+    last_stable_offset: int
+    segments: list[Segment]
+
+
+def begin(fs: FS, path: str, first_base: int) -> int:
+    """Where the log of a partition begins whose first segment begins at first_base, by what is noted of it."""
+    parent, name = os.path.split(fs.real_path(path))
+    key = None
+    with contextlib.suppress(InvalidNameError):
+        key = parse_partition_name(name)
+    return Noted.read(fs, path, parent, key).begin(first_base)
 
 
 def segments_gone(path: str, known: int) -> CorruptLogError:

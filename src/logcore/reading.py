@@ -24,6 +24,7 @@ import numpy.typing as npt
 from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
+from logcore.gaps import Gaps
 from logcore.kernels import Record, active, layout
 from logcore.producers import Transactions
 from logcore.recordbatch import RecordBatch
@@ -107,7 +108,7 @@ class Stretch:
     """What lies in [start, end) of some segments, which stand in order and are the log's from start on.
 
     committed: for read_committed, what is known of transactions; end is then at most the last stable offset. max_size:
-    the most that one batch may inflate to. dense(): whether a gap in the offsets between two segments is a loss.
+    the most that one batch may inflate to. gaps: which gaps in the offsets are losses.
     """
 
     segments: Sequence[Segment]
@@ -115,7 +116,7 @@ class Stretch:
     end: int
     committed: Transactions | None
     max_size: int
-    dense: Callable[[], bool]
+    gaps: Gaps
 
     @classmethod
     def of(
@@ -125,9 +126,9 @@ class Stretch:
         end: int,
         committed: Transactions | None,
         max_size: int,
-        dense: Callable[[], bool],
+        gaps: Gaps,
     ) -> Stretch:
-        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size, dense)
+        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size, gaps)
 
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
         """Lists of records, a few hundred each."""
@@ -205,18 +206,13 @@ class Stretch:
         before: Segment | None = None
         ran = False
         expected = -1  # the offset that the next batch continues with; -1 where nothing but its head tells
-        dense = True  # until a gap makes it worth asking
+        if start < end:
+            self.gaps.check_front(self.segments, start)
         for number, segment in enumerate(self.segments, 1):
             next_base = self.segments[number].base_offset if number < len(self.segments) else INT64_MAX
             reached = -1 if before is None else before.next_offset()
-            if before is not None and reached != segment.base_offset and self.dense():
-                raise CorruptLogError(
-                    "the end of a segment, or a whole one, is missing",
-                    path=before.path,
-                    offset=reached,
-                    expected=f"records up to offset {segment.base_offset}",
-                    found=f"an end at offset {reached}",
-                )
+            if before is not None:
+                self.gaps.check_behind(before, reached, segment.base_offset)
             # A segment that a compaction joined to the one before, after this stretch was made, comes twice.
             start = max(start, reached)
             if segment.base_offset >= end or start >= end:
@@ -224,6 +220,8 @@ class Stretch:
             if next_base <= start and not segment.is_there():  # all of it was in the one before; its file may be gone
                 continue
             before = segment
+            self.gaps.check_whole(segment)
+            dense = True  # until a gap shows that compaction was here
             position = 0
             if segment.base_offset < start:
                 position, expected = self._find(segment, start, min(end, next_base))
@@ -325,13 +323,17 @@ class Stretch:
         first = min(base, self.start) if expected < 0 else expected
         is_gap = batch.magic == 2 and base > first  # the offset of a v0/v1 wrapper is that of its last record
         is_wrong = base < first or last < base or last >= next_base
-        if is_wrong or (is_gap and dense and (dense := self.dense())):
+        is_lost = False
+        if is_gap and dense and not is_wrong:
+            is_lost = self.gaps.is_loss(first, base)
+            dense = is_lost
+        if is_wrong or is_lost:
             raise CorruptBatchError(
                 "the offset of a batch does not continue the one before it",
                 path=batch.path,
                 position=batch.position,
                 offset=first,
-                expected=f"at least {first} and below {next_base}" if is_wrong else f"base offset {first}",
+                expected=f"base offset {first}" if is_lost else f"at least {first} and below {next_base}",
                 found=base,
             )
         return dense

@@ -263,6 +263,25 @@ def _settle(fs: FS, segment: Segment, position: int) -> bool:
         fs.close(handle)
 
 
+def check_front(segments: Sequence[Segment], log_start: int, *, keeps_damage: bool = False) -> tuple[Damage, ...]:
+    """Checks that the first segment holds the log start. Returns what is missing, or raises CorruptLogError: what
+    deletes segments from the front notes the new start first.
+    """
+    first = segments[0]
+    if first.base_offset <= log_start:
+        return ()
+    damage = Damage(first.path, 0, log_start, first.base_offset, "the segments before this one are missing")
+    if not keeps_damage:
+        raise CorruptLogError(
+            "the first segments of the log are missing",
+            path=first.path,
+            offset=log_start,
+            expected=f"a segment that begins at offset {log_start} or before",
+            found=f"{first.base_offset} as the first base offset",
+        )
+    return (damage,)
+
+
 def check_sealed(
     fs: FS, segments: Sequence[Segment], *, recovery_point: int, keeps_damage: bool = False
 ) -> tuple[Damage, ...]:

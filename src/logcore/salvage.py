@@ -27,12 +27,13 @@ from typing import Any, Final, cast
 import attrs
 import numpy as np
 
-from logcore import checkpoint, staging
+from logcore import checkpoint, gaps, staging
 from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
 from logcore.dump import DUMPERS
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS
+from logcore.gaps import Gaps
 from logcore.kernels import active, layout
 from logcore.noted import Key, Noted, is_understood, or_else
 from logcore.producers import Transactions
@@ -437,8 +438,10 @@ class _Partition:
         if not self.noted:
             self.noted = [Noted.read(fs, self.source, os.path.dirname(fs.real_path(self.source)), None)]
         notes = self.noted[0].notes
-        self.is_dense = all(one.is_dense for one in self.noted)
-        self.is_compacted = any(one.cleaned_to for one in self.noted) or (notes.policy is not None and not notes.dense)
+        known = [one.gaps for one in self.noted]
+        self.gaps = Gaps(gaps.Noted(max(one.dense_from for one in known), all(one.has_seals for one in known)))
+        was_opened = notes.policy is not None
+        self.is_compacted = any(one.cleaned_to for one in self.noted) or (was_opened and notes.dense_from > 0)
 
     def save(self) -> _Saved:
         fs = self.fs
@@ -458,7 +461,7 @@ class _Partition:
         if len(copy.producers):
             checkpoint.write(fs, self.work, file_name(end, SNAPSHOT), copy.producers.pack())
         self.lost += _copy_small(fs, self.source, self.work, checkpoint.PARTITION_METADATA)
-        if self.is_dense and not self.lost:  # with a gap it is a log as Kafka leaves them
+        if self.gaps.dense_from < gaps.NEVER and not self.lost:  # with a gap it is a log as Kafka leaves them
             _copy_small(fs, self.source, self.work, checkpoint.POLICY)
         fs.sync_dir(self.work)
         report = PartitionReport(
@@ -495,7 +498,8 @@ class _Partition:
             source = swapped.get(base) or self._open(file_name(base, LOG))
             if source is not None:
                 high = _limit(base) if next_base is None else min(next_base, _limit(base))
-                found += Search(source, base, base, high, is_dense=self.is_dense).found
+                found += Search(source, base, base, high, is_dense=base >= self.gaps.dense_from).found
+                found += self._cut_short(source, base, next_base, found)
         # What was on disk or was shown to readers had its offsets, wherever it is now.
         ends = [one.next_offset for one in found if one.next_offset]
         end = max([self.given, *(one.end for one in self.noted), *self.bases[-1:], *ends[-1:]])
@@ -515,6 +519,19 @@ class _Partition:
                 base = one.base = one.first
         start = max(start, extents[0].base if extents else end)
         return start, max([end, *(one.next_offset for one in extents[-1:])]), extents
+
+    def _cut_short(
+        self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | Damage]
+    ) -> list[Damage]:
+        """What is missing behind the batches of a segment, by what is noted of gaps and by its seal."""
+        if next_base is None:
+            return []
+        reached = max(base, *(one.next_offset for one in found if one.base == base), 0)
+        if self.gaps.is_loss(reached, next_base):
+            return []  # the gap itself says so
+        segment = Segment(self.fs, self.source, base)
+        reason = or_else("", self.gaps.loss_behind, segment, reached, next_base)
+        return [Damage(source, base, source.size, source.size, reason)] if reason else []
 
     def _begin(self, end: int) -> int:
         """Where a log begins that ends at end, by what is noted of it."""
@@ -578,8 +595,10 @@ class _Partition:
                 continue
             high = end if one is None else one.first
             filling: list[Extent] = []
-            # Compaction leaves gaps between batches. Where something is damaged, nobody knows.
-            if low < high and (here or one is None or not is_compacted):
+            # Compaction leaves gaps between batches. Where something is damaged, a gap may be a loss.
+            is_front = not extents and bool(self.bases) and low < self.bases[0]
+            is_lost = is_front or self.gaps.is_loss(low, high)
+            if low < high and (here or one is None or is_lost or not is_compacted):
                 filling = self._fill(low, high)
                 self._note_lost(low, high, here, filling, is_end=one is None)
             else:
@@ -638,7 +657,7 @@ class _Partition:
                 one.base > low or (one.base == low and one.end > int(cut)) for one in self.found
             )
             same = True
-            if self.is_dense and theirs:
+            if not self.gaps.dense_from and theirs:
                 ours = [one for one in self.found if isinstance(one, Extent)]
                 known = _crcs(ours, theirs[0].first, theirs[-1].next_offset)
                 same = all(known.get(offset, crc) == crc for offset, crc in _crcs(theirs, low, _limit(low)).items())

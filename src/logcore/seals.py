@@ -203,12 +203,12 @@ class Progress:
 
 @attrs.frozen
 class Place:
-    """What a log says of one of its segments: where the next one begins, None for the last; whether a gap in the
-    offsets is a loss; how often the log was truncated; and where it ends.
+    """What a log says of one of its segments: where the next one begins, None for the last; from which offset on a gap
+    is a loss; how often the log was truncated; and where it ends.
     """
 
     next_base: int | None
-    is_dense: bool
+    dense_from: int
     cuts: int
     end: int = attrs.field(eq=False)
 
@@ -333,7 +333,7 @@ class _Scrub:
         limit = segment.base_offset + INT32_MAX + 1 if next_base is None else next_base
         bad, reason = segment.size_bytes, ""
         for facts, position, why in segment.walk(0, crc=True):
-            count = in_order(facts, expected, limit, dense=place.is_dense)
+            count = in_order(facts, expected, limit, dense_from=place.dense_from)
             if count:
                 expected = int(facts["last_offset"][count - 1]) + 1
             if count < len(facts):
@@ -349,7 +349,7 @@ class _Scrub:
         if next_base is None:
             is_sound = expected >= place.end  # what comes then is being written, or was not shown to anybody
         else:
-            is_sound = not reason and (expected == next_base or not place.is_dense)
+            is_sound = not reason and (expected == next_base or next_base <= place.dense_from)
         if is_sound:
             return None, {"crc32c": crc, "end_offset": expected}
         found = Finding(

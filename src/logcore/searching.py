@@ -102,7 +102,11 @@ class Source:
 
     def why(self, start: int, end: int, reason: str) -> str:
         cannot = any(low < end and start < high for low, high in self.unreadable)
-        return "a part of it cannot be read" if cannot else ZEROS if self.is_zero(start, end) else reason
+        if cannot:
+            return "a part of it cannot be read"
+        if start < end and self.is_zero(start, end):
+            return ZEROS
+        return reason
 
 
 @attrs.define

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import attrs
@@ -80,8 +80,9 @@ class Piece:
     path: str
 
 
-def in_order(facts: layout.Facts, expected: int, limit: int, *, dense: bool = False) -> int:
-    """How many of some batches have offsets that rise from expected on and stay below limit; with dense without gaps.
+def in_order(facts: layout.Facts, expected: int, limit: int, *, dense_from: int = INT64_MAX) -> int:
+    """How many of some batches have offsets that rise from expected on and stay below limit, without gaps at or above
+    dense_from.
 
     No CRC covers the offset in a head, so what is wrong with it shows beside its neighbours only.
     """
@@ -91,8 +92,8 @@ def in_order(facts: layout.Facts, expected: int, limit: int, *, dense: bool = Fa
     base = np.where(is_new, facts["base_offset"], last)
     before = np.concatenate(([expected - 1], last[:-1]))
     is_wrong = (base <= before) | (last < base) | (last >= limit)
-    if dense:
-        is_wrong |= is_new & (base > before + 1)
+    if dense_from < INT64_MAX:
+        is_wrong |= is_new & (base > np.maximum(before + 1, dense_from))
     return int(is_wrong.argmax()) if is_wrong.any() else len(facts)
 
 
@@ -112,6 +113,12 @@ class Segment:
         self._view: memoryview | None = None
         self._identity: tuple[int, int] | None = None
         self._max_timestamp: int | None = None
+        self._next_offset: int | None = None
+        #: Whether max_timestamp() is what was written: the time index bore it out, or gaps.py has walked all batches.
+        self.is_newest_sure = False
+        #: What gaps.py has read of the seal beside the file: written once, by whichever thread comes first.
+        self.known_seal: Any = None
+        self.is_seal_known = False
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
 
@@ -232,11 +239,13 @@ class Segment:
             if why != layout.WALK_LIMIT:
                 return
 
-    def stored(self, position: int, max_bytes: int, end: int, at_least_one: bool) -> tuple[memoryview, bool]:
+    def stored(
+        self, position: int, max_bytes: int, end: int, at_least_one: bool, check: Callable[[layout.Facts], None]
+    ) -> tuple[memoryview, bool]:
         """(bytes, whole): whole batches from position on, up to max_bytes, that lie below offset end.
 
-        at_least_one: the first even if it is larger. whole: whether they reach the end of the segment. Raises
-        CorruptBatchError.
+        at_least_one: the first even if it is larger. check: is shown the heads of all of them, in order. whole: whether
+        they reach the end of the segment. Raises CorruptBatchError, and what check raises.
         """
         size = self.size_bytes
         piece = self.lasting_piece(position, max(0, min(max_bytes, size - position)))
@@ -246,7 +255,9 @@ class Segment:
             facts, next_at, why = active.walk(data, at, stop, _WALK_BATCHES, False)
             above = np.flatnonzero(facts["last_offset"] >= end)
             if len(above):
+                check(facts[: int(above[0])])
                 return data[start : int(facts["position"][above[0]])], False
+            check(facts)
             if why == layout.WALK_SHORT and next_at == start and at_least_one and origin + stop < size:
                 data, start, limit = self.head(position)
                 at, origin, at_least_one = start, position - start, False
@@ -274,6 +285,7 @@ class Segment:
             position = self.find(self.base_offset + relative_offset)
             newest = [int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(position, crc=False)]
             if position < self.size_bytes and newest and max(newest) == timestamp:
+                self.is_newest_sure = True
                 return timestamp
         largest = -1
         for facts, at, why in self.walk(0, crc=True):
@@ -284,12 +296,14 @@ class Segment:
 
     def next_offset(self) -> int:
         """The offset after the last whole batch, found from the last index entry on; base_offset when empty."""
-        position = self.start_position(self.base_offset + 2**31 - 1)
-        end = self.base_offset
-        for facts, _, _ in self.walk(position, crc=False):
-            if len(facts):
-                end = int(facts["last_offset"][-1]) + 1
-        return end
+        if self._next_offset is None:
+            position = self.start_position(self.base_offset + 2**31 - 1)
+            end = self.base_offset
+            for facts, _, _ in self.walk(position, crc=False):
+                if len(facts):
+                    end = int(facts["last_offset"][-1]) + 1
+            self._next_offset = end
+        return self._next_offset
 
     def is_there(self) -> bool:
         """Whether a file stands under the name."""
@@ -324,7 +338,8 @@ class GrowingSegment(Segment):
         self._closing = weakref.finalize(self, self.fs.close, handle)
         self._identity = self.fs.identity(handle)
         self._size = self.fs.size(handle)
-        self._checked_position = 0
+        # Where check() goes on, and the offset that is expected there. Replaced whole: several threads may check.
+        self._checked = (0, self.base_offset)
         self._whole_position = 0  # where the whole batches seen by next_offset end
         self._whole_end = self.base_offset
 
@@ -341,7 +356,8 @@ class GrowingSegment(Segment):
         if not self._size <= size < self._size + _REREAD_BYTES:
             self._offset_index = self._time_index = None
         if size < self._size:
-            self._whole_position = self._checked_position = 0
+            self._whole_position = 0
+            self._checked = (0, self.base_offset)
         self._size = size
         return size
 
@@ -366,15 +382,28 @@ class GrowingSegment(Segment):
             self._whole_position = position
         return True
 
-    def check(self) -> None:
-        """Checks the CRCs of batches that were not checked before. Raises CorruptBatchError.
+    def check(self, end: int, dense_from: int) -> None:
+        """Checks CRCs and offsets of the batches below end that were not checked before. Raises CorruptBatchError.
 
         What is known of this segment comes from heads; that something is not in it is to be said only after this.
+        dense_from: from this offset on there are no gaps.
         """
-        for _, position, why in self.walk(self._checked_position, crc=True):
-            if why not in (layout.WALK_END, layout.WALK_LIMIT, layout.WALK_SHORT):
+        start, expected = self._checked
+        for facts, position, why in self.walk(start, crc=True):
+            count = in_order(facts, expected, INT64_MAX, dense_from=dense_from)
+            if count < len(facts):
+                raise CorruptBatchError(
+                    "a batch does not continue the one before it",
+                    path=self.path,
+                    position=int(facts["position"][count]),
+                )
+            if len(facts):
+                expected = int(facts["last_offset"][-1]) + 1
+            # Behind the end there may be a torn batch; before it a damaged length looks like one.
+            is_torn = why == layout.WALK_SHORT and expected >= end
+            if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
                 raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=position)
-            self._checked_position = position
+            self._checked = (position, expected)
 
     def piece(self, position: int, size: int) -> Piece:
         data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))
@@ -718,7 +747,8 @@ class ActiveSegment(GrowingSegment):
         that no mapping that was handed out reaches there.
         """
         self._mapping = None
-        self._checked_position = min(self._checked_position, size)
+        if self._checked[0] > size:
+            self._checked = (0, self.base_offset)
         self.fs.truncate(self.handle, size)
         self.fs.fsync(self.handle)
         self._size = size

@@ -31,10 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore import checkpoint, recovery, seals
-from logcore.config import Durability
+from logcore.config import INT64_MAX, Durability
 from logcore.dump import DUMPERS, IndexTable, LogFile
 from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
+from logcore.gaps import Gaps
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import layout
 from logcore.noted import Noted, or_else
@@ -466,8 +467,9 @@ def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _Pl
     none = np.zeros(len(facts), bool)
     beyond = last >= place.next_base if place.next_base is not None else none
     gap = (base > before + 1) & (facts["magic"] == 2)
-    if place.noted.is_dense:
-        gap &= base > place.noted.log_start
+    dense_from = place.noted.gaps.dense_from
+    if dense_from < INT64_MAX:
+        gap &= base > max(place.noted.log_start, dense_from)
     elif place.next_base is None and place.noted.notes.policy is not None:
         # This library leaves no gap in an active segment, so one means that an offset is damaged or a batch lost, and
         # opening the log refuses it; Kafka may leave some.
@@ -521,7 +523,7 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _Place) -> Verdi
     if position is None and not lost:
         if is_active or walked.end_offset == place.next_base:
             return verdict
-        return attrs.evolve(verdict, **_judge_gap(walked, place.next_base or 0, place))
+        return attrs.evolve(verdict, **_judge_gap(segment, walked, place.next_base or 0, place))
     if position is None:
         detail = f"the log ends at offset {walked.end_offset}, but up to {place.noted.recovery_point} it was on disk"
         return attrs.evolve(verdict, status="damaged", detail=detail, position=size, offset=walked.end_offset)
@@ -546,15 +548,16 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _Place) -> Verdi
     return attrs.evolve(verdict, status=status, detail=detail, position=position, offset=walked.end_offset)
 
 
-def _judge_gap(walked: _Walked, next_base: int, place: _Place) -> dict[str, Any]:
+def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _Place) -> dict[str, Any]:
     """What is to be said of a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} lie in no segment"
     if next_base <= place.noted.log_start:
         return {"detail": f"{gap}: deleted"}
     if any(walked.end_offset <= base < next_base for base in place.swaps):
         return {"detail": f"{gap}: a compaction that has not ended has them"}
-    if place.noted.is_dense:
-        return {"status": "damaged", "detail": f"{gap}, of a log that has no gaps", "offset": walked.end_offset}
+    lost = Gaps(place.noted.gaps).loss_behind(segment, walked.end_offset, next_base)
+    if lost:
+        return {"status": "damaged", "detail": f"{gap}: {lost}", "offset": walked.end_offset}
     if walked.has_gaps:
         return {"detail": f"{gap}: compacted away"}
     return {"status": "warning", "detail": f"{gap}: normal only after compaction", "offset": walked.end_offset}

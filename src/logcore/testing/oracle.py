@@ -442,7 +442,7 @@ def check_memory(log: Log) -> None:
     Of a log whose front is gone, by retention or compaction, the batches do not tell all: nothing to compare.
     """
     segments = log._segments
-    if log.log_start_offset or not log._is_dense():
+    if log.log_start_offset or log._gaps.dense_from:
         return
     replayed = Transactions()
     for segment in segments:

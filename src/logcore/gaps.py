@@ -1,0 +1,280 @@
+"""What a gap in the offsets of a log means: compaction left it, or batches are missing.
+
+Rules:
+- Appends leave no gaps. Compaction does, and never in the active segment. So a log that this library made has no gap
+  from dense_from on, which the writer notes, on disk, before a compaction replaces a segment.
+- Below dense_from a gap inside a segment tells nothing. At the end of a segment its seal tells: how long the file was,
+  where its offsets ended, and where the next segment begins.
+- What another program has compacted, or written, follows no note of ours: there a gap is never a loss.
+- A reader in another process asks for the notes again before it calls a gap a loss, as a compaction may have begun.
+
+This module reads no batch but through its segment, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from logcore import seals
+from logcore.config import INT64_MAX
+from logcore.errors import CorruptBatchError, CorruptLogError
+from logcore.kernels import layout
+from logcore.segment import Segment, in_order
+
+#: dense_from of a log that others have made.
+NEVER = INT64_MAX
+
+
+@attrs.frozen
+class Noted:
+    """What is noted of the gaps of a log.
+
+    dense_from: no offset at or above it is in a gap; NEVER when nobody says so. has_seals: whether all compaction that
+    there was has left seals.
+    """
+
+    dense_from: int
+    has_seals: bool
+
+    @classmethod
+    def of(cls, dense_from: int, cleaned_to: int) -> Noted:
+        """dense_from: as this library's writer noted it. cleaned_to: how far the log was compacted, by whoever did."""
+        if dense_from == NEVER:
+            return cls(NEVER, False)
+        return cls(max(dense_from, cleaned_to), cleaned_to <= dense_from)
+
+
+class Gaps:
+    """Which gaps of one log are losses."""
+
+    def __init__(self, noted: Noted, ask: Callable[[], Noted] | None = None) -> None:
+        """ask: reads the notes again, for a log that another process may be writing; None for the writer's own."""
+        self.noted = noted  # replaced whole: by the writer under its lock, by readers with what they have just read
+        self._ask = ask
+
+    @property
+    def dense_from(self) -> int:
+        return self.noted.dense_from
+
+    def is_loss(self, expected: int, base_offset: int) -> bool:
+        """Whether offsets are lost where a batch begins at base_offset and one at expected should."""
+        if not _is_loss(self.noted, expected, base_offset):
+            return False
+        if self._ask is None:
+            return True
+        self.noted = self._ask()
+        return _is_loss(self.noted, expected, base_offset)
+
+    def loss_behind(self, segment: Segment, reached: int, next_base: int) -> str:
+        """What is wrong where a segment whose batches end before offset reached is followed by one that begins at
+        next_base; empty for nothing. Raises StorageReadError.
+        """
+        if reached >= next_base:
+            return ""
+        return self._confirmed(lambda noted: _loss_behind(noted, segment, reached, next_base))
+
+    def _confirmed(self, judge: Callable[[Noted], str]) -> str:
+        """What judge says is wrong, by what is noted now."""
+        reason = judge(self.noted)
+        if reason and self._ask is not None:
+            self.noted = self._ask()
+            reason = judge(self.noted)
+        return reason
+
+    def check_whole(self, segment: Segment) -> None:
+        """Raises CorruptLogError when a segment that may have gaps is shorter than it was when it was sealed."""
+        if segment.base_offset >= self.noted.dense_from:
+            return  # each batch shows whether the one before it is missing
+        reason = self._confirmed(lambda noted: _cut_short(noted, segment))
+        if reason:
+            raise CorruptLogError("a part of a segment is missing", path=segment.path, found=reason)
+
+    def check_behind(self, segment: Segment, reached: int, next_base: int) -> None:
+        """Raises CorruptLogError when loss_behind() finds something."""
+        reason = self.loss_behind(segment, reached, next_base)
+        if reason:
+            raise CorruptLogError(
+                f"the end of a segment, or a whole one, is missing: {reason}",
+                path=segment.path,
+                offset=reached,
+                expected=f"records up to offset {next_base}",
+                found=f"an end at offset {reached}",
+            )
+
+    def check_front(self, segments: Sequence[Segment], start: int) -> None:
+        """Raises CorruptLogError when the first segment begins above start, an offset that was not deleted."""
+        if segments and segments[0].base_offset > start:
+            raise CorruptLogError(
+                "the first segments of the log are missing",
+                path=segments[0].path,
+                offset=start,
+                expected=f"a segment that begins at offset {start} or before",
+                found=f"{segments[0].base_offset} as the first base offset",
+            )
+
+    def walk(
+        self,
+        segments: Sequence[Segment],
+        start: int,
+        end: int,
+        *,
+        crc: bool,
+        passes: Callable[[Segment], bool] = lambda segment: False,
+    ) -> Iterator[tuple[Segment, layout.Facts]]:
+        """The heads of all batches from the one that holds start on up to end, which is where a batch ends: (segment,
+        array of layout.BATCH_FACTS). None is missing between them, or an error is raised.
+
+        passes(segment): whether the batches of a segment need not be looked at. Raises CorruptLogError,
+        CorruptBatchError, StorageReadError.
+        """
+        self.check_front(segments, start)
+        expected = start
+        before: Segment | None = None
+        for number, segment in enumerate(segments, 1):
+            next_base = segments[number].base_offset if number < len(segments) else INT64_MAX
+            if before is not None:
+                self.check_behind(before, expected, segment.base_offset)
+                expected = max(expected, segment.base_offset)
+            if expected >= end:
+                return
+            if next_base <= expected and not segment.is_there():
+                continue  # a compaction has joined it to the one before since they were listed
+            before = segment
+            following = segments[number] if number < len(segments) else None
+            if passes(segment):
+                self.check_whole(segment)
+                reached = segment.next_offset()
+                if reached > next_base and following is not None and following.is_there():
+                    raise CorruptBatchError(
+                        "a segment reaches into the next one",
+                        path=segment.path,
+                        expected=f"an end at offset {next_base} or before",
+                        found=reached,
+                    )
+                expected = max(expected, reached)
+                continue
+            self.check_whole(segment)
+            for facts in self._walk_one(segment, following, expected, end, crc):
+                expected = int(facts["last_offset"][-1]) + 1
+                yield segment, facts
+            segment.is_newest_sure |= crc and start <= segment.base_offset
+        if before is not None and expected < end:
+            raise CorruptLogError(
+                "the end of the log is missing",
+                path=before.path,
+                offset=expected,
+                expected=f"records up to offset {end}",
+                found=f"an end at offset {expected}",
+            )
+
+    def _walk_one(
+        self, segment: Segment, following: Segment | None, start: int, end: int, crc: bool
+    ) -> Iterator[layout.Facts]:
+        """The heads of one segment from the batch that holds start on; what lies at end or above is not looked at."""
+        expected = start
+        position = segment.find(start) if segment.base_offset < start else 0
+        begins_inside = position > 0  # the batch that holds start may begin below it
+        is_last = following is None or following.base_offset >= end
+        for facts, behind, why in segment.walk(position, crc=crc):
+            above = facts[:0]
+            if is_last:
+                count = (
+                    int((facts["last_offset"] < end).argmin()) if (facts["last_offset"] >= end).any() else len(facts)
+                )
+                above = facts[count:]
+                facts = facts[:count]
+            if len(facts):
+                if begins_inside:
+                    expected = min(start, int(facts["base_offset"][0]))
+                begins_inside = False
+                self.check_order(segment, following, facts, expected)
+                expected = int(facts["last_offset"][-1]) + 1
+                yield facts
+            if expected >= end:
+                return
+            if len(above):
+                self.check_order(segment, None, above[:1], expected)
+                return
+            if why not in (layout.WALK_END, layout.WALK_LIMIT):
+                raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=behind)
+
+    def check_order(self, segment: Segment, following: Segment | None, facts: layout.Facts, expected: int) -> None:
+        """Raises CorruptBatchError where batches of a segment do not continue each other from expected on. A damaged
+        offset, which no CRC covers, would hide the batches that follow, and a missing batch would go unnoticed.
+        """
+        lasts = facts["last_offset"]
+        next_base = INT64_MAX if following is None else following.base_offset
+        if _is_plain(facts, expected) and int(lasts[-1]) < next_base:
+            return
+        limit = next_base
+        if following is not None and int(lasts[-1]) >= limit and not following.is_there():
+            limit = INT64_MAX  # a compaction has joined the two since they were listed
+        count = in_order(facts, expected, limit, dense_from=self.dense_from)
+        while count < len(facts):
+            before = expected if count == 0 else int(facts["last_offset"][count - 1]) + 1
+            base_offset = int(facts["base_offset"][count])
+            dense_from = self.dense_from
+            rises = in_order(facts, expected, limit) > count
+            if not rises or self.is_loss(before, base_offset):
+                raise CorruptBatchError(
+                    "a batch does not continue the one before it",
+                    path=segment.path,
+                    position=int(facts["position"][count]),
+                    offset=before,
+                    expected=f"base offset {before}",
+                    found=base_offset,
+                )
+            assert self.dense_from > dense_from, "the notes say now that this gap is none"
+            count = in_order(facts, expected, limit, dense_from=self.dense_from)
+
+
+def _is_plain(facts: layout.Facts, expected: int) -> bool:
+    """Whether v2 batches continue each other without a gap: the usual case, in a fifth of the general one's time."""
+    bases, lasts = facts["base_offset"], facts["last_offset"]
+    return bool(
+        bases[0] == expected
+        and (bases[1:] == lasts[:-1] + 1).all()
+        and (lasts >= bases).all()
+        and (facts["magic"] == 2).all()
+    )
+
+
+def _is_loss(noted: Noted, expected: int, base_offset: int) -> bool:
+    return base_offset > max(expected, noted.dense_from)
+
+
+def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -> str:
+    if _is_loss(noted, reached, next_base):
+        return "the log has no gaps there"
+    if reason := _cut_short(noted, segment):
+        return reason
+    seal = _seal_of(segment) if noted.has_seals else None
+    if seal is None or segment.size_bytes != seal.size_bytes:
+        return ""
+    if reached < seal.end_offset:
+        return f"it was sealed with an end at offset {seal.end_offset}"
+    if next_base > seal.next_base_offset:
+        return f"when it was sealed, the next segment began at offset {seal.next_base_offset}"
+    return ""
+
+
+def _cut_short(noted: Noted, segment: Segment) -> str:
+    seal = _seal_of(segment) if noted.has_seals else None
+    if seal is None or segment.size_bytes >= seal.size_bytes:
+        return ""
+    return f"{segment.size_bytes} bytes, and it was sealed with {seal.size_bytes}"
+
+
+def _seal_of(segment: Segment) -> seals.Seal | None:
+    """The seal of the file that a segment has open, read once; None where there is none that can be understood."""
+    if segment.state:
+        return None  # it is about to replace others, and is the log for milliseconds only
+    if not segment.is_seal_known:
+        _ = segment.size_bytes  # opens the file
+        seal = seals.read(segment.fs, segment.directory, segment.base_offset)
+        # After a compaction or a truncation the seal is of the file that has the name now.
+        segment.known_seal = seal if segment.is_current() else None
+        segment.is_seal_known = True
+    return segment.known_seal  # type: ignore[no-any-return]

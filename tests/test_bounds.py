@@ -1,0 +1,226 @@
+"""What a reading sees beside a writer, with no threads: each place where the two can meet, one at a time.
+
+A reading looks at a few shared fields, such as the segments and the high watermark. Between any two looks a writer may
+have appended, rolled, deleted or compacted. Here the writer acts at the n-th look at one field, for each field and each
+n until a reading has no n-th look. Whatever it does then, the reading shows the log as it was at one moment between its
+beginning and its end, and keeps the bound that it has promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.log import Log
+from logcore.recordbatch import encode, read_batches
+from logcore.testing import SimulatedDisk
+
+T0 = 1_700_000_000_000
+FIELDS = ("_segments", "_visible", "_end", "_log_start", "_transactions")
+ABORTED = b"aborted"
+CONFIG = {"cleanup.policy": "compact", "file.delete.delay.ms": 0}
+
+
+class Looks:
+    """Counts the looks at one field of a log, and lets a writer act at one of them."""
+
+    def __init__(self, field: str, at: int, action: Callable[[], None]) -> None:
+        self.field, self.at, self.action = field, at, action
+        self.count = -1  # not counting yet
+        self.values: dict[int, Any] = {}
+
+    def __get__(self, log: Any, kind: type) -> Any:
+        if self.count >= 0:
+            self.count += 1
+            if self.count == self.at:
+                value = self.values[id(log)]
+                self.count = -1
+                self.action()
+                return value  # what was looked at is from before
+        return self.values[id(log)]
+
+    def __set__(self, log: Any, value: Any) -> None:
+        self.values[id(log)] = value
+
+
+def write(log: Log, number: int, *, commit: bool | None) -> None:
+    """One transaction of one record; left open with None."""
+    sequence = number
+    value = ABORTED if commit is not True else b"committed"
+    rows = [(b"k%d" % number, value, (), T0 + number)]
+    batch = encode(rows, producer_id=number, producer_epoch=0, base_sequence=0, transactional=True, now_ms=T0)
+    log.append_batch(batch)
+    if commit is not None:
+        log.end_transaction(number, 0, commit=commit)
+    assert sequence == number
+
+
+def append_aborted(log: Log) -> None:
+    write(log, 90, commit=False)
+
+
+def append_open(log: Log) -> None:
+    write(log, 91, commit=None)
+
+
+def append_behind_a_roll(log: Log) -> None:
+    log.roll()
+    write(log, 92, commit=False)
+    log.roll()
+    log.append(b"plain", key=b"p", timestamp_ms=T0)
+
+
+def delete_from_the_front(log: Log) -> None:
+    log.roll()
+    log.delete_records(4)
+    log.tick(T0)
+
+
+def compact(log: Log) -> None:
+    log.roll()
+    logcore.clean(log, force=True)
+    log.tick(T0)
+
+
+ACTIONS = [append_aborted, append_open, append_behind_a_roll, delete_from_the_front, compact]
+
+
+def read(log: Log) -> list[tuple[int, bytes | None]]:
+    return [(record.offset, record.value) for record in log.read(0)]
+
+
+def read_committed(log: Log) -> list[tuple[int, bytes | None]]:
+    return [(record.offset, record.value) for record in log.read(0, isolation="read_committed")]
+
+
+def scan_committed(log: Log) -> list[tuple[int, bytes | None]]:
+    scan = log.scan(0, isolation="read_committed")
+    return [(record.offset, record.value) for columns in scan for record in columns.records()]
+
+
+def fetch(log: Log) -> list[tuple[int, bytes | None]]:
+    found = b"".join(log.stored(0, max_bytes=1 << 20))
+    data = [batch for batch in read_batches(found) if not batch.is_control]
+    return [(record.offset, record.value) for batch in data for record in batch.records()]
+
+
+def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
+    """As a broker answers a consumer of committed records: the bound, the bytes, then which ones were aborted."""
+    stable = log.last_stable_offset
+    found = b"".join(log.stored(0, stable, max_bytes=1 << 20))
+    aborted = log.aborted_transactions(0, stable)
+    rows = []
+    for batch in read_batches(found):
+        is_aborted = any(batch.producer_id == who and batch.base_offset >= first for who, first in aborted)
+        if not is_aborted and not batch.is_control:
+            rows += [(record.offset, record.value) for record in batch.records()]
+    return rows
+
+
+READINGS = [read, read_committed, scan_committed, fetch, fetch_committed]
+
+
+def made(disk: SimulatedDisk) -> Log:
+    log = logcore.open("/data/t-0", create=True, config=CONFIG, durability="os", fs=disk)
+    for number in range(3):
+        write(log, number, commit=number != 1)
+        if number != 1:
+            log.roll()
+    return log
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str) -> Iterator[tuple[Any, Any]]:
+    """(what the reading showed or raised, what the log had before), for each look at the field."""
+    for at in range(1, 100):
+        disk = SimulatedDisk(now_ms=T0)
+        with made(disk) as log:
+            before = read(log)
+            meeting = Looks(field, at, lambda log=log: action(log))
+            meeting.values[id(log)] = getattr(log, field)
+            del log.__dict__[field]
+            try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Log, field, meeting, raising=False)
+                    meeting.count = 0
+                    found = reading(log)
+            except logcore.OffsetOutOfRangeError as error:
+                found = error
+            finally:
+                has_met = meeting.count == -1
+                log.__dict__[field] = meeting.values[id(log)]
+        if not has_met:
+            return
+        yield found, before
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_is_of_one_moment(monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str) -> None:
+    is_committed = "committed" in reading.__name__
+    for found, before in looks(monkeypatch, reading, action, field):
+        if isinstance(found, logcore.OffsetOutOfRangeError):
+            assert action is delete_from_the_front, "what is read was deleted meanwhile"
+            continue
+        offsets = [offset for offset, _ in found]
+        assert offsets == sorted(set(offsets)), "in order, each once"
+        if is_committed:
+            assert ABORTED not in [value for _, value in found], "records of an aborted or open transaction"
+        if action is not delete_from_the_front:
+            keeps_aborted = not is_committed and action is not compact
+            wanted = [row for row in before if keeps_aborted or row[1] != ABORTED]
+            if action is compact:
+                found = [row for row in found if row[1] != ABORTED]
+            assert found[: len(wanted)] == wanted, "what was there before is shown"
+
+
+@pytest.mark.parametrize("action", [append_open, append_behind_a_roll])
+@pytest.mark.parametrize("field", FIELDS)
+def test_the_last_stable_offset_is_not_above_an_open_transaction(
+    monkeypatch: pytest.MonkeyPatch, action: Any, field: str
+) -> None:
+    def stable(log: Log) -> int:
+        return log.last_stable_offset
+
+    for found, before in looks(monkeypatch, stable, append_open, field):
+        assert found <= before[-1][0] + 2, "the open transaction begins behind the last marker"
+
+
+def test_the_end_of_a_reading_is_fixed_when_it_begins() -> None:
+    """For records, columns and batches, and for a scan that is read twice."""
+    with logcore.open("/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)) as log:
+        for number in range(5):
+            log.append(b"%d" % number)
+            log.roll()
+        records = log.read(0)
+        batches = log.batches(0)
+        scan = log.scan()
+        columns = iter(scan)
+        first = [next(records).offset], [next(batches).base_offset], next(columns).offsets.tolist()
+        log.append(b"later")
+        log.roll()
+        log.append(b"last")
+        assert [*first[0], *(record.offset for record in records)] == [0, 1, 2, 3, 4]
+        assert [*first[1], *(batch.base_offset for batch in batches)] == [0, 1, 2, 3, 4]
+        assert [*first[2], *(offset for more in columns for offset in more.offsets.tolist())] == [0, 1, 2, 3, 4]
+        assert [offset for more in scan for offset in more.offsets.tolist()] == [0, 1, 2, 3, 4]
+
+
+def test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile() -> None:
+    """Also those that were not looked at yet, when their files are gone and not only renamed."""
+    disk = SimulatedDisk(now_ms=T0)
+    config = {"file.delete.delay.ms": 0}
+    with logcore.open("/data/t-0", create=True, config=config, durability="os", fs=disk) as log:
+        for number in range(5):
+            log.append(b"%d" % number)
+            log.roll()
+        log.append(b"5")
+        records = log.read(0)
+        first = next(records).offset
+        log.delete_records(5)
+        log.tick(T0)
+        assert [path for path in disk.files() if path.endswith((".log", ".deleted"))] == [f"/data/t-0/{5:020d}.log"]
+        assert [first, *(record.offset for record in records)] == [0, 1, 2, 3, 4, 5]
