@@ -16,7 +16,7 @@ import pytest
 import logcore
 from logcore.log import Log
 from logcore.recordbatch import encode, read_batches
-from logcore.testing import SimulatedDisk
+from logcore.testing import FaultPlan, SimulatedDisk
 
 T0 = 1_700_000_000_000
 FIELDS = ("_segments", "_visible", "_end", "_log_start", "_transactions")
@@ -224,3 +224,68 @@ def test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile() -> None:
         log.tick(T0)
         assert [path for path in disk.files() if path.endswith((".log", ".deleted"))] == [f"/data/t-0/{5:020d}.log"]
         assert [first, *(record.offset for record in records)] == [0, 1, 2, 3, 4, 5]
+
+
+class Onlooker(FaultPlan):
+    """A plan without faults: before each call that reaches the disk somebody looks."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self.look = look
+        self.is_looking = False
+
+    def ask(self, operation: str, path: str) -> Any:
+        if not self.is_looking:
+            self.is_looking = True
+            self.look()
+            self.is_looking = False
+        return super().ask(operation, path)
+
+
+POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
+
+
+@pytest.mark.parametrize("before", POLICIES)
+@pytest.mark.parametrize("after", POLICIES)
+def test_a_high_watermark_that_was_shown_does_not_fall(before: str, after: str) -> None:
+    """To a reader that stays, and to one that comes, at each step of a writer that opens, appends and closes after
+    another one was killed.
+    """
+    disk = SimulatedDisk(now_ms=T0)
+    log = logcore.open("/data/t-0", create=True, durability=before, fs=disk)
+    for number in range(5):
+        log.append(b"%d" % number)
+    disk.kill()
+    seen = [5]
+
+    with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
+        assert reader.high_watermark == 5
+
+        def look() -> None:
+            reader.refresh()
+            with logcore.open("/data/t-0", read_only=True, fs=disk) as other:
+                for high_watermark in (reader.high_watermark, other.high_watermark):
+                    assert high_watermark >= seen[-1]
+                    seen.append(high_watermark)
+
+        disk.faults = Onlooker(look)
+        with logcore.open("/data/t-0", durability=after, fs=disk) as log:
+            log.append(b"5", durability="disk")
+            log.roll()
+            log.append(b"6", durability="disk")
+        disk.faults = None
+        reader.refresh()
+        assert reader.high_watermark == 7
+    assert len(seen) > 50
+
+
+@pytest.mark.parametrize("start", range(6))
+def test_what_is_asked_of_a_log_that_begins_inside_a_batch(start: int) -> None:
+    with logcore.open("/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)) as log:
+        log.append_many([(b"k", b"%d" % number, (), T0 + number) for number in range(5)])
+        log.append(b"5", timestamp_ms=T0 + 5)
+        log.delete_records(start)
+        assert [record.offset for record in log.read(start, isolation="read_committed")] == [*range(start, 6)]
+        assert [log.offset_for_timestamp(T0 + number) for number in range(6)] == [max(start, n) for n in range(6)]
+        assert log.newest() == (5, T0 + 5)
+        assert log.last_stable_offset == 6

@@ -174,8 +174,8 @@ class Gaps:
     ) -> Iterator[layout.Facts]:
         """The heads of one segment from the batch that holds start on; what lies at end or above is not looked at."""
         expected = start
-        position = segment.find(start) if segment.base_offset < start else 0
-        begins_inside = position > 0  # the batch that holds start may begin below it
+        begins_inside = segment.base_offset < start  # the batch that holds start may begin below it
+        position = segment.find(start) if begins_inside else 0
         is_last = following is None or following.base_offset >= end
         for facts, behind, why in segment.walk(position, crc=crc):
             above = facts[:0]

@@ -481,17 +481,18 @@ class Log(LogReader):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(path)
             return -1
-        # On disk with its name: a reader after a crash takes a log without it for one that hides nothing.
-        handle = fs.open(path, write=True, create=True)
+        content = checkpoint.pack_durable_end(self._end)
+        if not fs.exists(path):
+            # Whole from the moment on when it has its name: readers look while this goes on, and take one that is empty
+            # for damaged. On disk, too: after a crash a log without it is one that hides nothing.
+            checkpoint.write(fs, self.path, checkpoint.DURABLE_END, content)
+            return fs.open(path, write=True)
+        handle = fs.open(path, write=True)
         try:
-            fs.pwrite(handle, checkpoint.pack_durable_end(self._end), 0)
+            fs.pwrite(handle, content, 0)
             fs.fsync(handle)
-            fs.sync_dir(self.path)
-        except BaseException as error:
+        except BaseException:
             fs.close(handle)
-            if isinstance(error, DiskFullError):  # an empty one would hide what readers have seen
-                with contextlib.suppress(LogcoreError, OSError):
-                    fs.unlink(path)
             raise
         return handle
 

@@ -235,8 +235,8 @@ class LogReader:
         self._end = max(self._log_start, last.next_offset())
         # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
         limit = checkpoint.read_durable_end(self._fs, self.path)
-        if limit == -1:  # damaged: a crash may have cut it, so only what certainly was on disk is shown
-            limit = self._checkpoint(checkpoint.RECOVERY_POINT)
+        if limit == -1:  # damaged: only what certainly was on disk is shown, and what was shown before
+            limit = max(self._checkpoint(checkpoint.RECOVERY_POINT), self._visible)
         # What lies before the last segment was on disk before that was made.
         low = max(self._log_start, last.base_offset)
         self._is_end_noted = limit is not None and limit >= low
@@ -304,7 +304,17 @@ class LogReader:
                     if batch is not None:  # a head that is damaged would take committed records for aborted ones
                         batch.verify()
                 state.add(facts, control_types(segment))
+            if segments and not self._is_end_noted and not self._writable:
+                self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
+
+    def _check_no_head_behind(self, segment: Segment, end: int) -> None:
+        """Raises CorruptBatchError where the files of another writer go on behind the end with a head that no torn
+        write leaves: the batches behind it may be markers.
+        """
+        for _, position, why in segment.walk(segment.find(end), crc=False):
+            if why not in (layout.WALK_END, layout.WALK_LIMIT, layout.WALK_SHORT):
+                raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
 
     def read(
         self,
