@@ -731,7 +731,7 @@ def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
 
 
 def test_P59_errors_of_commits(rig: Rig) -> None:
-    assert code_of(rig.commit({("orders", 0): 1}, group="")) == codes.INVALID_GROUP_ID
+    assert code_of(rig.commit({("orders", 0): 1}, group="x" * 32_760)) == codes.INVALID_GROUP_ID
     assert code_of(rig.commit({("orders", 0): 1}, generation=1)) == codes.ILLEGAL_GENERATION
     assert code_of(rig.commit({("orders", 0): 1}, generation=1, version=9)) == codes.GROUP_ID_NOT_FOUND
     assert code_of(rig.commit({("orders", 3): 1}, group="")) == codes.UNKNOWN_TOPIC_OR_PARTITION

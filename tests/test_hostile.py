@@ -300,9 +300,12 @@ def _set(batch: bytearray, position: int, data: bytes) -> bytearray:
 
 BAD_BATCHES = {
     "bit flip": (bytes(_set(_batch(), 64, b"\xff")), codes.CORRUPT_MESSAGE),
-    "cut off": (bytes(_batch())[:-1], codes.CORRUPT_MESSAGE),
-    "nothing": (b"", codes.CORRUPT_MESSAGE),
-    "a few bytes": (b"abc", codes.CORRUPT_MESSAGE),
+    "cut off": (bytes(_batch())[:-1], codes.INVALID_RECORD),
+    "nothing": (b"", codes.INVALID_RECORD),
+    "a few bytes": (b"abc", codes.INVALID_RECORD),
+    "zeros": (bytes(100), codes.INVALID_RECORD),
+    "a length below the least": (bytes(_set(_batch(), 8, b"\0\0\0\5")), codes.INVALID_RECORD),
+    "magic 9": (bytes(_set(_batch(), 16, b"\x09")), codes.INVALID_RECORD),
     "two batches": (bytes(_batch()) * 2, codes.INVALID_RECORD),
     "old magic": (bytes(_set(_batch(), 16, b"\1")), codes.INVALID_RECORD),
     "an offset": (bytes(_set(_batch(), 7, b"\5")), codes.INVALID_RECORD),
@@ -310,10 +313,11 @@ BAD_BATCHES = {
     "count": (_stamped(_set(_batch(), 57, b"\0\0\0\7")), codes.INVALID_RECORD),
     "delta": (_stamped(_set(_batch(), 23, b"\0\0\0\7")), codes.INVALID_RECORD),
     "unknown codec": (_stamped(_set(_batch(), 21, b"\0\6")), codes.UNSUPPORTED_COMPRESSION_TYPE),
-    "zstd that is none": (_stamped(_set(_batch(), 21, b"\0\4")), codes.CORRUPT_MESSAGE),
+    "zstd that is none": (_stamped(_set(_batch(), 21, b"\0\4")), codes.INVALID_RECORD),
     "too large": (recordbatch.encode([(b"k", bytes(6_000))], now_ms=1), codes.MESSAGE_TOO_LARGE),
     "no key": (recordbatch.encode([(None, b"v")], now_ms=1), codes.INVALID_RECORD),
     "time": (recordbatch.encode([(b"k", b"v", (), 5)], now_ms=1), codes.INVALID_TIMESTAMP),
+    "two hours ahead": (recordbatch.encode([(b"k", b"v", (), 2**62)], now_ms=1), codes.INVALID_TIMESTAMP),
 }
 
 

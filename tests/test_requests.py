@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from logcore.fs import OsFS
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.broker import Broker
+from netshim.handlers.failures import code_of, message_of
 from netshim.state import Answer, CloseConnection, Settings
 from netshim.wire import codes
 
@@ -314,3 +316,178 @@ def test_a_fetch_with_the_epoch_of_its_last_record_is_told_where_they_diverge(
     assert found.error_code == 0 and found.high_watermark == 10
     assert diverging == (expected if isinstance(expected, tuple) else (-1, -1))
     assert bool(found.records) == (expected == "records")
+
+
+# -- what Produce says ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
+@pytest.mark.parametrize(
+    ("config", "code", "wrong"),
+    [
+        ({"cleanup.policy": "compact"}, codes.INVALID_RECORD, [1, 3]),
+        ({"message.timestamp.after.max.ms": 1_000}, codes.INVALID_TIMESTAMP, [0, 3]),
+        ({"cleanup.policy": "compact", "message.timestamp.before.max.ms": 5}, codes.INVALID_TIMESTAMP, [1, 2, 3]),
+    ],
+)
+def test_a_refused_batch_says_which_records_were_wrong(
+    bench: Bench, codec: str, config: dict[str, object], code: int, wrong: list[int]
+) -> None:
+    """Without that clients blame all of them, and a program that drops what is invalid drops good records."""
+    future = 1 << 60
+    rows = [(b"k", b"0", (), future), (None, b"1", (), -1), (b"k", b"2", (), 7), (None, b"3", (), future)]
+    bench.logdir.create_topic("t", config=config)
+    told = bench.produce(encode(rows, codec=codec))
+    assert (told.error_code, told.base_offset) == (code, -1)
+    assert [one.batch_index for one in told.record_errors] == wrong
+    assert all(one.batch_index_error_message for one in told.record_errors)
+    assert bench.logdir.partition("t", 0).log_end_offset == 0
+    assert bench.produce(encode(rows, codec=codec), version=7).error_code == code, "which has no field for them"
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (batch_of(b"v") + b"garbage", 0),
+        (batch_of(b"v") + batch_of(b"w")[:-1], 0),  # an incomplete batch is dropped
+        (batch_of(b"v") + batch_of(b"w"), codes.INVALID_RECORD),
+        (batch_of(b"v") + bytes(40), codes.INVALID_RECORD),
+        (None, codes.INVALID_RECORD),
+    ],
+)
+def test_what_stands_behind_a_batch_is_dropped_or_refused(bench: Bench, records: bytes | None, code: int) -> None:
+    bench.logdir.create_topic("t")
+    assert bench.produce(records).error_code == code
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == ([] if code else [b"v"])
+
+
+def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(bench: Bench) -> None:
+    """As in Kafka, which keeps them in a map: one is stored, and one is answered."""
+    bench.logdir.create_topic("t")
+    request = bench.produces(batch_of(b"first"))
+    request.topic_data[0].partition_data += bench.produces(batch_of(b"second")).topic_data[0].partition_data
+    (told,) = bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
+    assert (told.error_code, told.base_offset) == (0, 0)
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [b"second"]
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "transactional", "code"),
+    [
+        (None, True, codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        ("x", True, codes.INVALID_PRODUCER_ID_MAPPING),
+        ("x", False, codes.NONE),
+    ],
+)
+def test_batches_of_transactions_that_nobody_began(
+    bench: Bench, transactional_id: str | None, transactional: bool, code: int
+) -> None:
+    bench.logdir.create_topic("t")
+    more = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0, "transactional": transactional}
+    request = bench.produces(batch_of(b"v", **more))
+    request.transactional_id = transactional_id
+    assert bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses[0].error_code == code
+
+
+def test_a_batch_outside_an_open_transaction_of_its_producer(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    more: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0}
+    bench.logdir.partition("t", 0).append_batch(batch_of(b"v", base_sequence=0, transactional=True, **more))
+    assert bench.produce(batch_of(b"v", base_sequence=1, **more)).error_code == codes.INVALID_TXN_STATE
+
+
+def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> None:
+    named = {}
+    for name in logcore.__all__:
+        kind = getattr(logcore, name)
+        if isinstance(kind, type) and issubclass(kind, logcore.LogcoreError):
+            found = re.search(r"Kafka: ([A-Z_]+)\.", kind.__doc__ or "")
+            if found:
+                named[kind] = found[1]
+    assert len(named) > 10
+    for kind, code in named.items():
+        assert codes.name(code_of(kind("x"))) == code, kind
+
+
+def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
+    bench.logdir.create_topic("t", partitions=2)
+    shutil.rmtree(f"{bench.logdir.path}/t-1")
+    told = bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=2)).responses[0].partition_responses[1]
+    assert told.error_code == codes.KAFKA_STORAGE_ERROR and "t-1" in told.error_message
+    topics = wire.CREATE_TOPICS.Request
+    made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
+    refused = bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1)).topics[0]
+    assert refused.error_code == codes.TOPIC_ALREADY_EXISTS
+    for text in (told.error_message, refused.error_message):
+        assert not any(part in text for part in Path(bench.logdir.path).parts[:-1] if len(part) > 1), text
+    inner = "/srv/kafka data/t-0/00000000000000000000.log"
+    error = logcore.StorageReadError(f"[Errno 5] cannot read '{inner}'", path=inner)
+    assert "srv" not in message_of(error) and "00000000000000000000.log" in message_of(error)
+    assert message_of(OSError("cannot open /srv/kafka/t-0/x.log")) == "cannot open x.log"
+
+
+# -- the rest of the wire ------------------------------------------------------------------------------------------
+
+
+def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "data", durability="group")
+    bench.logdir.create_topic("t")
+    log = bench.logdir.partition("t", 0)
+    bench.at_once = False
+    assert bench.produce(batch_of(b"a", b"b")).error_code == 0
+    assert (log.high_watermark, log.log_end_offset) == (0, 2)
+    request = wire.LIST_OFFSETS.Request
+    part = request.Topic.Partition(partition_index=0, timestamp=-1)
+    listed = bench.send(wire.LIST_OFFSETS, 5, request(topics=[request.Topic(name="t", partitions=[part])]))
+    assert not listed.is_set
+    bench.run()
+    assert bench.read(wire.LIST_OFFSETS, 5, listed).topics[0].partitions[0].offset == 2
+    bench.produce(batch_of(b"c"))
+    doomed = wire.DELETE_RECORDS.Request
+    part = doomed.Topic.Partition(partition_index=0, offset=-1)
+    body = doomed(topics=[doomed.Topic(name="t", partitions=[part])], timeout_ms=1000)
+    deleted = bench.send(wire.DELETE_RECORDS, 2, body)
+    bench.run()
+    assert bench.read(wire.DELETE_RECORDS, 2, deleted).topics[0].partitions[0].low_watermark == 3
+    bench.close()
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_topic_that_is_named_twice_is_not_deleted(bench: Bench, version: int) -> None:
+    for name in ("once", "twice", "by both"[:2]):
+        bench.logdir.create_topic(name)
+    request = wire.DELETE_TOPICS.Request
+    names = ["once", "twice", "twice"]
+    body = request(topic_names=names, timeout_ms=1_000)
+    if version == 6:
+        topics = [request.Topic(name=name) for name in [*names, "by"]]
+        body.topics = [*topics, request.Topic(name=None, topic_id=bench.logdir.topic_id("by").bytes)]
+    told = bench.ask(wire.DELETE_TOPICS, version, body).responses
+    refused = {one.name for one in told if one.error_code == codes.INVALID_REQUEST}
+    assert refused == ({"twice"} if version == 5 else {"twice", "by"})
+    assert [one.name for one in told].count("twice") == 1
+    assert bench.logdir.topics() == ["by", "twice"]
+
+
+def test_sizes_of_the_log_directory(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.produce(batch_of(b"v" * 1_000))
+    request = wire.DESCRIBE_LOG_DIRS.Request
+    (told,) = bench.ask(wire.DESCRIBE_LOG_DIRS, 4, request(topics=None)).results
+    assert told.topics[0].partitions[0].partition_size == bench.logdir.size_bytes("t", 0) > 1_000
+    assert told.total_bytes > told.usable_bytes > 0
+
+
+def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    commit = wire.OFFSET_COMMIT.Request
+    part = commit.Topic.Partition(partition_index=0, committed_offset=3)
+    body = commit(group_id="", topics=[commit.Topic(name="t", partitions=[part])])
+    assert bench.ask(wire.OFFSET_COMMIT, 7, body).topics[0].partitions[0].error_code == 0
+    fetched = bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="", topics=None))
+    assert fetched.topics[0].partitions[0].committed_offset == 3
+    described = bench.ask(wire.DESCRIBE_GROUPS, 4, wire.DESCRIBE_GROUPS.Request(groups=[""])).groups[0]
+    assert described.error_code == 0
+    assert bench.ask(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="")).error_code == codes.INVALID_GROUP_ID
+    gone = bench.ask(wire.DELETE_GROUPS, 1, wire.DELETE_GROUPS.Request(groups_names=[""])).results[0]
+    assert gone.error_code == 0

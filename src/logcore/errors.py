@@ -95,7 +95,12 @@ class CorruptBatchError(LogcoreError):
 
 
 class InvalidRecordError(LogcoreError):
-    """Intact bytes that break the format's rules, or a record that cannot be stored. Kafka: INVALID_RECORD."""
+    """Intact bytes that break the format's rules, or a record that cannot be stored. Kafka: INVALID_RECORD.
+
+    record_errors: where a batch was refused for some of its records, which these are, counted from 0, and why.
+    """
+
+    record_errors: tuple[tuple[int, str], ...] = ()
 
 
 class InvalidTimestampError(InvalidRecordError):

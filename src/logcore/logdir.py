@@ -925,6 +925,10 @@ class LogDir:
                 total += self._fs.file_size(os.path.join(path, file_name(base, LOG)))
         return total
 
+    def space(self) -> tuple[int, int]:
+        """Bytes of the file system that the directory is on: all of them, and those that are free."""
+        return self._fs.total_bytes(self.path), self._fs.free_bytes(self.path)
+
     @property
     def was_clean(self) -> bool:
         """Whether the last writer closed the directory in good order; if not, opening its logs checks their ends."""

@@ -26,7 +26,7 @@ import numpy as np
 from logcore import legacy, varint
 from logcore.columns import RecordColumns
 from logcore.compression import Codec, codec_named, codec_of, compress, decompress
-from logcore.config import LogConfig
+from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
 from logcore.kernels import Record, active, layout
 from logcore.kernels.layout import (
@@ -451,13 +451,11 @@ def _prepare_one(
     parts = [batch._columns(config.max_decompressed_bytes, strict=True) for batch in group]
     count = sum(map(len, parts))
     times = np.concatenate([part.timestamps_ms for part in parts])
-    if config.is_compacted and any(np.any(part.key_sizes < 0) for part in parts):
-        raise InvalidRecordError("a compacted topic takes no record without a key", position=where)
+    keyless = np.concatenate([part.key_sizes for part in parts]) < 0 if config.is_compacted else None
+    _check_records(None if config.is_append_time else times, keyless, now_ms, config, where)
     has_append_time = any(batch.is_append_time for batch in group)
     if has_append_time and (config.is_append_time or np.any(times == -1)):
         raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
-    if not config.is_append_time:
-        check_timestamps(times, now_ms, config, where)
     source = Codec(first.attributes & CODEC_MASK)
     target = target_codec(config, source)
     dense = np.array_equal(parts[0].offsets - first.base_offset, np.arange(count))
@@ -516,18 +514,38 @@ def _check_client_head(batch: RecordBatch) -> None:
 
 def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int | None = None) -> None:
     """Refuses record times, an array of int64 ms, outside the topic's limits; -1 is no time. InvalidTimestampError."""
-    given = times[times != -1]
-    if not len(given):
-        return
-    oldest, newest = int(given.min()), int(given.max())
+    _check_records(times, None, now_ms, config, position)
+
+
+def _check_records(times: Any, keyless: Any, now_ms: int, config: LogConfig, position: int | None) -> None:
+    """Refuses times as check_timestamps(), and records that keyless, an array, marks. The error names all of them, and
+    is about times if any of them is, as in Kafka. times: None for a topic that stamps them itself.
+    """
+    refused: dict[int, str] = {}
+    late = np.zeros(0, np.int64)
     before_ms, after_ms = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
-    if now_ms - oldest > before_ms or newest - now_ms > after_ms:
-        raise InvalidTimestampError(
+    expected = f"{now_ms} - {before_ms} to {now_ms} + {after_ms}"
+    if times is not None and len(times) and min(before_ms, after_ms) < INT64_MAX:
+        # Compared with the limits, which are ints of any size, before they are made int64.
+        low, high = max(now_ms - before_ms, -(2**63)), min(now_ms + after_ms, 2**63 - 1)
+        late = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
+        refused.update((int(at), f"timestamp {int(times[at])} is not within {expected}") for at in late)
+    if keyless is not None:
+        refused.update((int(at), "a compacted topic takes no record without a key") for at in np.flatnonzero(keyless))
+    if not refused:
+        return
+    if len(late):
+        given = times[late]
+        error: InvalidRecordError = InvalidTimestampError(
             "timestamp outside what the topic allows",
             position=position,
-            expected=f"{now_ms} - {before_ms} to {now_ms} + {after_ms}",
-            found=f"{oldest} to {newest}",
+            expected=expected,
+            found=f"{int(given.min())} to {int(given.max())}",
         )
+    else:
+        error = InvalidRecordError("a compacted topic takes no record without a key", position=position)
+    error.record_errors = tuple(sorted(refused.items()))
+    raise error
 
 
 def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:

@@ -871,7 +871,7 @@ class Groups:
     def check_commit(self, group_id: str, generation: int, member_id: str, instance_id: str | None, call: Call) -> int:
         """Whether this member, or nobody with generation -1, may commit now. A commit renews the session."""
         self._tell(call.now_ms)
-        if not group_id or _is_long(group_id):
+        if _is_long(group_id):  # an empty one may commit, as in Kafka, for the sake of old clients
             return codes.INVALID_GROUP_ID
         group = self._groups.get(group_id)
         if group is None:

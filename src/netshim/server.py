@@ -43,6 +43,8 @@ _DRAIN_S: Final = 10.0
 _HALF_OPEN_MS: Final = 1_000
 #: A transport copies what it cannot send at once, so it is given no more while it holds this much.
 _UNSENT_BYTES: Final = 256 << 10
+#: Kafka's defaults where the library has none of its own. A record from the future is never too old to keep.
+_TOPIC_DEFAULTS: Final = {"message.timestamp.after.max.ms": 3_600_000}
 #: Under group commit, what may be written and not yet synced; the log syncs by itself, and in the loop, above it.
 _UNSYNCED_BYTES: Final = 64 << 20
 
@@ -258,7 +260,7 @@ class Server:
                 self.path,
                 create=True,
                 durability=self._durability,
-                config=self._config,
+                config={**_TOPIC_DEFAULTS, **(self._config or {})},
                 upkeep=Upkeep(compaction_backoff_ms=self.settings.cleaner_backoff_ms),
             )
         except BaseException:

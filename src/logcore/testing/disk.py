@@ -1020,6 +1020,9 @@ class SimulatedDisk:
             return 1 << 60
         return self.capacity_bytes - sum(len(content) for content in self.view().values() if content is not None)
 
+    def total_bytes(self, path: str) -> int:
+        return 1 << 60 if self.capacity_bytes is None else self.capacity_bytes
+
     def rename(self, source: str, target: str) -> None:
         with self._mutex:
             old, old_name = self._place(source)

@@ -246,7 +246,10 @@ def _log_dirs(request: Any, state: State) -> Any:
                 continue
             partitions.append(dir_type.Topic.Partition(partition_index=number, partition_size=size))
         topics.append(dir_type.Topic(name=name, partitions=partitions))
-    return response_type(results=[dir_type(log_dir=state.logdir.path, topics=topics)])
+    total_bytes, free_bytes = state.logdir.space()
+    return response_type(
+        results=[dir_type(log_dir=state.logdir.path, topics=topics, total_bytes=total_bytes, usable_bytes=free_bytes)]
+    )
 
 
 # -- topics --------------------------------------------------------------------------------------------------------
@@ -384,13 +387,24 @@ def create_partitions(request: Any, call: Call, state: State) -> Answer:
     return _in_background(state, work)
 
 
+def _refuse_twice(result: Any, times: int) -> bool:
+    """A topic that is named twice, by its name or its id, is not deleted."""
+    if times > 1:
+        result.error_code = codes.INVALID_REQUEST
+        result.error_message = "the topic is named twice in this request"
+    return times > 1
+
+
 def delete_topics(request: Any, call: Call, state: State) -> Answer:
     response_type = wire.DELETE_TOPICS.Response
     results, doomed = [], []
     if call.version < 6:
-        results = [response_type.Topic(name=name) for name in request.topic_names]
-        doomed = list(results)
-    for topic in request.topics if call.version >= 6 else ():
+        times = Counter(request.topic_names)
+        results = [response_type.Topic(name=name) for name in times]
+        doomed = [result for result in results if not _refuse_twice(result, times[result.name])]
+    wanted = Counter((topic.name, topic.topic_id) for topic in request.topics) if call.version >= 6 else Counter()
+    named = Counter(name if name is not None else state.topic_of(topic_id) for name, topic_id in wanted.elements())
+    for topic in {(each.name, each.topic_id): each for each in request.topics if call.version >= 6}.values():
         result = response_type.Topic(name=topic.name, topic_id=topic.topic_id)
         results.append(result)
         if (topic.name is None) == (topic.topic_id == _NO_ID):
@@ -401,7 +415,7 @@ def delete_topics(request: Any, call: Call, state: State) -> Answer:
             result.name = state.topic_of(topic.topic_id)
         if result.name is None:
             result.error_code = codes.UNKNOWN_TOPIC_ID
-        else:
+        elif not _refuse_twice(result, named[result.name]):
             doomed.append(result)
 
     def work() -> None:

@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from logcore import Log, LogcoreError
-from logcore.kernels.layout import TRANSACTIONAL_BIT
+from logcore import CorruptBatchError, Log, LogcoreError
+from logcore.recordbatch import RecordBatch
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.state import Answer, Call, CloseConnection, State
@@ -84,9 +84,13 @@ def _produce(request: Any, call: Call, state: State) -> Any:
             fail(result, code_of(error), message_of(error))
         done()
 
-    def stored(topic: str, log: Log, result: Any, receipt: Any) -> None:
+    def stored(topic: str, log: Log, records: Any, result: Any, receipt: Any) -> None:
         if isinstance(receipt, Exception):
-            fail(result, code_of(receipt), message_of(receipt))
+            fail(result, _code_of_batch(receipt, records), message_of(receipt))
+            refused = getattr(receipt, "record_errors", ())
+            result.record_errors = [
+                partition_type.RecordError(batch_index=at, batch_index_error_message=why) for at, why in refused
+            ]
             done()
             return
         result.base_offset, result.log_start_offset = receipt.offset, log.log_start_offset
@@ -106,7 +110,7 @@ def _produce(request: Any, call: Call, state: State) -> Any:
                 done()
                 return
             log = state.log(topic, asked.index)
-            code, message = _check_batch(topic, asked.records, call)
+            code, message = _check_batch(request, topic, asked.records, call)
         except LogcoreError as error:
             code, message = code_of(error), message_of(error)
         if code:
@@ -121,19 +125,20 @@ def _produce(request: Any, call: Call, state: State) -> Any:
             state.in_turn(
                 key,
                 lambda: log.append_batch(asked.records, durability="os"),
-                lambda receipt: stored(topic, log, result, receipt),
+                lambda receipt: stored(topic, log, asked.records, result, receipt),
             )
             return
         try:
             receipt: Any = log.append_batch(asked.records, durability="os")
         except LogcoreError as error:
             receipt = error
-        stored(topic, log, result, receipt)
+        stored(topic, log, asked.records, result, receipt)
 
     for topic in request.topic_data:
-        results = [partition_type(index=partition.index, base_offset=-1) for partition in topic.partition_data]
+        asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
+        results = [partition_type(index=index, base_offset=-1) for index in asked_once]
         response.responses.append(response_type.Topic(name=topic.name, partition_responses=results))
-        for partition, result in zip(topic.partition_data, results, strict=True):
+        for partition, result in zip(asked_once.values(), results, strict=True):
             left += 1
             store(topic.name, partition, result)
     done()
@@ -144,25 +149,45 @@ def _produce(request: Any, call: Call, state: State) -> Any:
     return answer.value
 
 
-def _check_batch(topic: str, records: Any, call: Call) -> tuple[int, str | None]:
-    """What the Produce request asks beyond what the log checks: (code, message), code 0 for none."""
+def _check_batch(request: Any, topic: str, records: Any, call: Call) -> tuple[int, str | None]:
+    """What the Produce request asks beyond what the log checks: (code, message), code 0 for none.
+
+    What is no whole batch gets a code that clients do not retry, for it would not become better.
+    """
     if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
     size = 0 if records is None else len(records)
-    if records is None or size <= _ATTRIBUTES_POSITION:
-        return codes.CORRUPT_MESSAGE, f"no whole record batch in {size} bytes"
-    if records[_MAGIC_POSITION] != 2:
-        return codes.INVALID_RECORD, f"expected batches of magic 2, found {records[_MAGIC_POSITION]}"
-    length = int.from_bytes(records[8:12], "big", signed=True)
-    if length + 12 < size:
-        return codes.INVALID_RECORD, f"expected exactly one batch, found {size - length - 12} bytes behind the first"
+    try:
+        batch = None if records is None else RecordBatch.parse(records)
+        if batch is None:
+            return codes.INVALID_RECORD, f"expected exactly one batch, found no whole one in {size} bytes"
+        if batch.magic != 2:
+            return codes.INVALID_RECORD, f"expected batches of magic 2, found {batch.magic}"
+        # An incomplete batch behind the first is dropped.
+        if RecordBatch.parse(records, batch.size_bytes) is not None:
+            return codes.INVALID_RECORD, "expected exactly one batch, found more"
+    except CorruptBatchError as error:
+        return codes.INVALID_RECORD, message_of(error)
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
-    if records[_ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:  # nobody could end it, and readers would wait for that
-        return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served"
+    if batch.is_transactional:  # nobody could end it, and readers would wait for that
+        if request.transactional_id is None:
+            return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
+        return codes.INVALID_PRODUCER_ID_MAPPING, "there is no transaction of this id; transactions are not served"
     if records[_ATTRIBUTES_POSITION] & 7 == _ZSTD and call.version < 7:
         return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
     return 0, None
+
+
+def _code_of_batch(error: Exception, records: Any) -> int:
+    """As code_of(). A batch that came as it was sent and cannot be read will not be better when it is sent again."""
+    if isinstance(error, CorruptBatchError):
+        with contextlib.suppress(LogcoreError):
+            batch = RecordBatch.parse(records)
+            if batch is not None:
+                batch.verify()
+                return codes.INVALID_RECORD
+    return code_of(error)
 
 
 # -- fetching ------------------------------------------------------------------------------------------------------
@@ -227,18 +252,20 @@ def _when_transactions_are_known(
             with contextlib.suppress(LogcoreError):  # the request itself will say so
                 _ = log.last_stable_offset
 
-    def done(_: Any) -> None:
-        try:
-            response = handle()
-        except Exception as error:  # nobody above us would tell the client
-            response = error
-        if isinstance(response, Answer):
-            response.then(answer.set)
-        else:
-            answer.set(response)
-
-    state.submit(look, done)
+    state.submit(look, lambda _: _go_on(handle, answer))
     return answer
+
+
+def _go_on(handle: Callable[[], Any], answer: Answer) -> None:
+    """Sets what handle() gives, also an error of it: nothing above would tell the client."""
+    try:
+        response = handle()
+    except Exception as error:
+        response = error
+    if isinstance(response, Answer):
+        response.then(answer.set)
+    else:
+        answer.set(response)
 
 
 def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int, size: int) -> Answer:
@@ -306,7 +333,8 @@ def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple
         topics[-1].partitions.append(part)
         try:
             # A topic that was deleted while the request waited is gone, even if there is a new one of that name.
-            if name is None or (call.version >= 13 and state.topic_id(name) != asked.topic_id):
+            is_gone = name is None or (call.version >= 13 and name not in state.logdir)
+            if is_gone or (call.version >= 13 and state.topic_id(name) != asked.topic_id):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
                 settled = True
                 continue
@@ -390,10 +418,48 @@ def list_offsets(request: Any, call: Call, state: State) -> Any:
     return state.when_open(asked, lambda: _list_offsets(request, call, state, asked))
 
 
-def _list_offsets(request: Any, call: Call, state: State, asked: list[tuple[str, int]], *, looked: bool = False) -> Any:
+def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], Any], state: State) -> Answer | None:
+    """None when readers may see all that was written. Else the answer that handle() gives once what is written now is
+    on disk: under `group` what came with acks=1 would be missing for up to 100 ms.
+    """
+    unsynced = []
+    for name, number in dict.fromkeys(asked):
+        with contextlib.suppress(LogcoreError):  # the request itself will say so
+            log = state.log(name, number)
+            if log.durability.waits and log.high_watermark < log.log_end_offset:
+                unsynced.append(log)
+    if not unsynced:
+        return None
+    answer = Answer()
+    left = len(unsynced)
+
+    def done(_: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            _go_on(handle, answer)
+
+    for log in unsynced:
+        state.syncs.when_durable(log, log.log_end_offset, done)
+    return answer
+
+
+def _list_offsets(
+    request: Any,
+    call: Call,
+    state: State,
+    asked: list[tuple[str, int]],
+    *,
+    shown: bool = False,
+    looked: bool = False,
+) -> Any:
+    if not shown:
+        later = _when_shown(asked, lambda: _list_offsets(request, call, state, asked, shown=True), state)
+        if later is not None:
+            return later
     if request.isolation_level == 1 and not looked:
         later = _when_transactions_are_known(
-            asked, lambda: _list_offsets(request, call, state, asked, looked=True), state
+            asked, lambda: _list_offsets(request, call, state, asked, shown=True, looked=True), state
         )
         if later is not None:
             return later

@@ -6,6 +6,8 @@ knows and the log does not; their handlers name the code.
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Final
 
 import logcore
@@ -23,6 +25,8 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.InvalidRecordError, codes.INVALID_RECORD),
     (logcore.OutOfOrderSequenceError, codes.OUT_OF_ORDER_SEQUENCE_NUMBER),
     (logcore.InvalidProducerEpochError, codes.INVALID_PRODUCER_EPOCH),
+    (logcore.InvalidTransactionStateError, codes.INVALID_TXN_STATE),
+    (logcore.CoordinatorFencedError, codes.TRANSACTION_COORDINATOR_FENCED),
     (logcore.SegmentTooSmallError, codes.RECORD_LIST_TOO_LARGE),
     (logcore.RecordTooLargeError, codes.MESSAGE_TOO_LARGE),
     (logcore.UnsupportedCodecError, codes.UNSUPPORTED_COMPRESSION_TYPE),
@@ -43,9 +47,17 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
 _MESSAGE_CHARACTERS: Final = 1_000
 
 
+#: An absolute path, of which only the last name is told.
+_PATH: Final = re.compile(r"(?<![\w.])/(?:[^/\s'\"(),:]+/)+(?=[^/\s'\"(),:])")
+
+
 def message_of(error: BaseException) -> str:
-    """The error's text, cut to what a person reads."""
+    """The error's text, cut to what a person reads, and without the folders of this machine."""
     text = str(error)
+    path = getattr(error, "path", None)
+    if path:
+        text = text.replace(path, os.path.basename(path))
+    text = _PATH.sub("", text)
     return text if len(text) <= _MESSAGE_CHARACTERS else text[:_MESSAGE_CHARACTERS] + "..."
 
 
