@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shutil
 import threading
@@ -19,6 +20,7 @@ from logcore.recordbatch import encode
 from netshim import wire
 from netshim.broker import Broker
 from netshim.handlers.failures import code_of, message_of
+from netshim.journal import Repeated
 from netshim.state import Answer, CloseConnection, Settings
 from netshim.wire import codes
 
@@ -491,3 +493,104 @@ def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(ben
     assert bench.ask(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="")).error_code == codes.INVALID_GROUP_ID
     gone = bench.ask(wire.DELETE_GROUPS, 1, wire.DELETE_GROUPS.Request(groups_names=[""])).results[0]
     assert gone.error_code == 0
+
+
+@pytest.mark.parametrize("appended", range(3))
+@pytest.mark.parametrize("by", ["a client", "the process"])
+@pytest.mark.parametrize("min_bytes", [1, 100])  # a batch has 69 bytes
+def test_a_fetch_waits_for_each_of_its_partitions(bench: Bench, appended: int, by: str, min_bytes: int) -> None:
+    bench.logdir.create_topic("t", partitions=3)
+    request = bench.fetches(range(3))
+    request.min_bytes, request.max_wait_ms = min_bytes, 20_000
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and not answer.is_set
+    bench.broker.tick(bench.now_ms)
+    assert not answer.is_set
+    for number in range(1 if min_bytes == 1 else 2):
+        assert not answer.is_set, number
+        if by == "a client":
+            produced = bench.produces(batch_of(b"v"))
+            produced.topic_data[0].partition_data[0].index = appended
+            bench.ask(wire.PRODUCE, 9, produced)
+        else:
+            bench.logdir.partition("t", appended).append(b"v")
+            bench.broker.tick(bench.now_ms)
+    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [bool(one.records) for one in told] == [number == appended for number in range(3)]
+
+
+# -- the log of the broker -----------------------------------------------------------------------------------------
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelname == level and one.name == "netshim"]
+
+
+def test_what_an_operator_wants_to_know_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "netshim")
+    metadata = wire.METADATA.Request
+    bench.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True), "app")
+    join = wire.JOIN_GROUP.Request
+    protocols = [join.Protocol(name="range", metadata=b"")]
+    body = join(
+        group_id="g", session_timeout_ms=10_000, protocol_type="consumer", protocols=protocols, rebalance_timeout_ms=9
+    )
+    member_id = bench.ask(wire.JOIN_GROUP, 3, body).member_id
+    sync = wire.SYNC_GROUP.Request
+    own = [sync.Assignment(member_id=member_id, assignment=b"")]
+    bench.ask(wire.SYNC_GROUP, 3, sync(group_id="g", generation_id=1, member_id=member_id, assignments=own))
+    bench.send(wire.JOIN_GROUP, 3, body)
+    bench.ask(wire.DELETE_TOPICS, 5, wire.DELETE_TOPICS.Request(topic_names=["made"], timeout_ms=1))
+    said = "\n".join(lines(caplog, "INFO"))
+    for expected in (
+        "topic made created since it was asked for, by client 'app' at 127.0.0.1",
+        "group 'g' formed: generation 1, 1 members, 'range'",
+        "group 'g' rebalances",
+        "topic made deleted",
+    ):
+        assert expected in said
+    assert lines(caplog, "WARNING") == []
+
+
+def test_what_is_refused_is_logged_with_who_asked_for_what_and_why(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.logdir.create_topic("t")
+    bench.ask(wire.PRODUCE, 9, bench.produces(b"junk"), "app\nforged line")
+    bench.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x"), "app")
+    with pytest.raises(CloseConnection):
+        bench.send(wire.CONSUMER_GROUP_HEARTBEAT, 0, wire.CONSUMER_GROUP_HEARTBEAT.Request(), "app")
+    topics = wire.CREATE_TOPICS.Request
+    made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
+    bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app")
+    said = lines(caplog, "WARNING")
+    assert said[0].startswith("Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected")
+    assert said[1] == "client 'app' at 127.0.0.1 wants transactions, as 'x'; they are not there yet"
+    assert "KIP-848" in said[3] and "ConsumerGroupHeartbeat v0 of client 'app'" in said[3]
+    assert said[4].startswith("CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS")
+
+
+def test_lines_that_clients_can_cause_are_not_said_without_limit(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.logdir.create_topic("t")
+    for _ in range(500):
+        bench.produce(b"junk")
+    assert len(lines(caplog, "WARNING")) == 10
+    bench.now_ms += 60_000
+    bench.broker.tick(bench.now_ms)
+    assert lines(caplog, "WARNING")[10:] == ["refused Produce 87: 490 more lines like these within a minute"]
+    bench.produce(b"junk")
+    assert len(lines(caplog, "WARNING")) == 12
+
+
+def test_a_handler_repeats_no_line_without_limit() -> None:
+    said = Repeated(most=3)
+
+    def is_said(second: float, text: str, value: int) -> bool:
+        record = logging.LogRecord("logcore.log", logging.ERROR, "f", 1, text, (value,), None)
+        record.created = second
+        return bool(said.filter(record))
+
+    assert [is_said(0.1 * number, "poisoned %d", number) for number in range(6)] == [True] * 3 + [False] * 3
+    assert is_said(1, "something else %d", 1) and is_said(61, "poisoned %d", 7)

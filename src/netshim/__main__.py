@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import attrs
 
 from logcore import LogcoreError
+from netshim.journal import Repeated
 from netshim.server import Server, loop_factory
 from netshim.state import Settings
 
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         handler.setFormatter(_JsonLines())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(Repeated())
     logging.basicConfig(level=given.log_level.upper(), handlers=[handler], force=True)
     _lift_file_limit()
     try:

@@ -8,18 +8,51 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from logcore import LogDir
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS, served_versions
+from netshim.journal import errors_in, shown
 from netshim.state import Answer, Call, CloseConnection, Settings, State, Submit
 from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
 
 Piece = wire.Buffer
+#: APIs of which each refusal is worth a line: what changes something, and what a client needs to go on.
+_NOTED: Final = frozenset(
+    api.key
+    for api in (
+        wire.API_VERSIONS,
+        wire.LIST_OFFSETS,
+        wire.OFFSET_COMMIT,
+        wire.FIND_COORDINATOR,
+        wire.JOIN_GROUP,
+        wire.SYNC_GROUP,
+        wire.CREATE_TOPICS,
+        wire.DELETE_TOPICS,
+        wire.CREATE_PARTITIONS,
+        wire.DELETE_RECORDS,
+        wire.INIT_PRODUCER_ID,
+        wire.ALTER_CONFIGS,
+        wire.INCREMENTAL_ALTER_CONFIGS,
+        wire.DELETE_GROUPS,
+        wire.OFFSET_DELETE,
+    )
+)
+#: What a client wants that asks for an API that is not served.
+_FEATURES: Final = {
+    wire.SASL_HANDSHAKE.key: "authentication and TLS",
+    wire.SASL_AUTHENTICATE.key: "authentication and TLS",
+    wire.ADD_PARTITIONS_TO_TXN.key: "transactions",
+    wire.ADD_OFFSETS_TO_TXN.key: "transactions",
+    wire.END_TXN.key: "transactions",
+    wire.TXN_OFFSET_COMMIT.key: "transactions",
+    wire.CONSUMER_GROUP_HEARTBEAT.key: "groups of the new protocol (KIP-848; group.protocol=consumer)",
+    wire.CONSUMER_GROUP_DESCRIBE.key: "groups of the new protocol (KIP-848; group.protocol=consumer)",
+}
 
 
 class Broker:
@@ -49,6 +82,7 @@ class Broker:
                 return wire.encode_response(api, 0, header.correlation_id, refusal)
             handler = HANDLERS.get(header.api_key)
             if handler is None:
+                self._say_unserved(header, peer, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
             request = wire.decode_request(header, frame)
         except wire.ProtocolError as error:
@@ -63,9 +97,36 @@ class Broker:
         if isinstance(response, Answer):
             encoded, waited = Answer(), response
             encoded.when_cancelled(waited.cancel)
-            waited.then(lambda value: encoded.set(self._later(api, version, header.correlation_id, value)))
+
+            def ready(value: Any) -> None:
+                self._note(call, api, value)
+                encoded.set(self._later(api, version, header.correlation_id, value))
+
+            waited.then(ready)
             return encoded
+        self._note(call, api, response)
         return None if response is None else self._encode(api, version, header.correlation_id, response)
+
+    def _say_unserved(self, header: Any, peer: str, now_ms: int) -> None:
+        name = wire.APIS[header.api_key].name
+        feature = _FEATURES.get(header.api_key)
+        self.state.journal.say(
+            logging.WARNING,
+            f"unserved {name}",
+            now_ms,
+            "%s v%d of client %s at %s refused: it is not served%s",
+            name,
+            header.api_version,
+            shown(header.client_id),
+            peer,
+            f"; {feature} are not there yet" if feature else "",
+        )
+
+    def _note(self, call: Call, api: Any, response: Any) -> None:
+        """Logs what was refused. Fetch and Produce say so themselves: they are asked most, and say more."""
+        if api.key in _NOTED and response is not None and not isinstance(response, Exception):
+            for code, message in errors_in(response):
+                self.state.journal.refused(call, api.name, code, message)
 
     def _later(self, api: Any, version: int, correlation_id: int, value: Any) -> Any:
         """What an Answer to a request has in it: the response, None for no response, or that the connection ends."""
@@ -94,6 +155,7 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Does what is due: answers those who have waited long enough, ends sessions, notices appends by others."""
         self.state.timers.run(now_ms)
+        self.state.journal.tick(now_ms)
         self.state.wake_readers(now_ms)
 
     def stop(self, now_ms: int) -> None:

@@ -30,6 +30,7 @@ from typing import Any, Final
 import attrs
 
 from netshim import wire
+from netshim.journal import shown
 from netshim.offsets import (
     OFFSETS_TOPIC,
     Committed,
@@ -409,6 +410,9 @@ class Groups:
                 group.leader = next(iter(group.members))
             group.topics = group.subscribed()
 
+    def _say(self, kind: str, now_ms: int, text: str, *values: object) -> None:
+        self._state.journal.say(logging.INFO, f"group {kind}", now_ms, text, *values)
+
     def _tell(self, now_ms: int) -> None:
         self._now_ms = max(self._now_ms, now_ms)
 
@@ -613,6 +617,8 @@ class Groups:
                 member.assignment = b""
         self._cancel_sync_timer(group)
         group.is_first, group.has_newcomer = group.state == EMPTY, False
+        if not group.is_first:
+            self._say("rebalances", now_ms, "group %s rebalances: members came, left or changed", shown(group.group_id))
         group.enter(PREPARING, now_ms)
         delay_ms = self._state.settings.rebalance_delay_ms
         if group.is_first and delay_ms:
@@ -666,6 +672,7 @@ class Groups:
             group.protocol = group.leader = None
             group.topics = group.subscribed()
             group.enter(EMPTY, now_ms)
+            self._say("emptied", now_ms, "group %s has no members any more", shown(group.group_id))
             self._topic.append(group.group_id, [group.record()], now_ms, _ignore)
             return
         group.protocol = group.vote()
@@ -727,7 +734,13 @@ class Groups:
         if now_ms < member.deadline_ms:
             self._set_timer(group, member)
         elif member.is_new or not member.is_waiting:  # who waits for us cannot send heartbeats; its answer renews it
-            _log.info("group %r: the session of member %s ended", group.group_id, member.member_id)
+            self._say(
+                "session",
+                now_ms,
+                "group %s: the session of member %s ended",
+                shown(group.group_id),
+                shown(member.member_id),
+            )
             self._remove(group, member)
             self._rebalance_after_loss(group, now_ms)
 
@@ -817,6 +830,15 @@ class Groups:
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
         group.enter(STABLE, now_ms)
+        self._say(
+            "formed",
+            now_ms,
+            "group %s formed: generation %d, %d members, %s",
+            shown(group.group_id),
+            group.generation,
+            len(group.members),
+            shown(group.protocol),
+        )
         for member in waiting:
             answer, member.syncing = member.syncing, None
             self._renew(group, member, now_ms)

@@ -86,7 +86,7 @@ class _Peer(asyncio.BufferedProtocol):
         server = self.server
         refusal = server.admit(self)
         if refusal:
-            _log.warning("connection from %s refused: %s", self.address, refusal)
+            server.say(logging.WARNING, "connection refused", "connection from %s refused: %s", self.address, refusal)
             transport.abort()
             return
         sock = transport.get_extra_info("socket")
@@ -124,7 +124,13 @@ class _Peer(asyncio.BufferedProtocol):
             self.end(str(reason))
             return
         except Exception:
-            _log.exception("connection from %s", self.address)
+            self.server.say(
+                logging.ERROR,
+                "connection failed",
+                "an error of ours with a connection from %s",
+                self.address,
+                error=True,
+            )
             self.end("an error of ours")
             return
         self.flush()
@@ -182,7 +188,7 @@ class _Peer(asyncio.BufferedProtocol):
         self.flush_soon()
 
     def end(self, reason: str) -> None:
-        _log.info("connection from %s ended: %s", self.address, reason)
+        self.server.say(logging.INFO, "connection ended", "connection from %s ended: %s", self.address, reason)
         self.transport.abort()
 
     def check(self, now_ms: int) -> None:
@@ -356,7 +362,7 @@ class Server:
             if self._ticking is None or self._ticking.done():
                 self._ticking = self.loop.run_in_executor(self._pool, self._tick_logdir)
         except Exception:
-            _log.exception("tick")
+            self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
         next_ms = self.broker.next_ms
         delay_s = _TICK_S if next_ms is None else min(_TICK_S, max(0.001, (next_ms - _now_ms()) / 1000))
         self._timer = self.loop.call_later(delay_s, self._tick)
@@ -365,7 +371,11 @@ class Server:
         try:
             self.logdir.tick()
         except logcore.LogcoreError as error:
-            _log.error("the log directory's work: %s", error)
+            self.say(logging.ERROR, "log directory", "the log directory's work: %s", error)
+
+    def say(self, level: int, kind: str, text: str, *values: object, error: bool = False) -> None:
+        """A line that may come often, see Journal. error: with the traceback of the exception being handled."""
+        self.broker.state.journal.say(level, kind, _now_ms(), text, *values, error=error)
 
     # -- connections ---------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 import attrs
 
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
+from netshim.journal import Journal
 
 _log = logging.getLogger("netshim")
 
@@ -252,6 +253,7 @@ class State:
         self.settings = settings
         self.submit = submit
         self.timers = Timers()
+        self.journal = Journal()
         self.fetches = Waiting()
         self.syncs = Syncs(submit)
         self.is_stopping = False

@@ -8,6 +8,7 @@ Rules (wire protocol section 6):
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -18,11 +19,14 @@ from logcore.logdir import check_topic_name
 from netshim import wire
 from netshim.handlers.data import INTERNAL_TOPICS
 from netshim.handlers.failures import code_of, message_of
+from netshim.journal import shown
 from netshim.offsets import OFFSETS_CONFIG, OFFSETS_TOPIC
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
 _NO_ID: Final = bytes(16)
+#: Lines about topics that are made, changed or deleted in a minute.
+_CHANGES_SAID: Final = 200
 #: CreateTopics makes so many at once: others come to the directory in between.
 _TOPICS_AT_ONCE: Final = 50
 #: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
@@ -57,11 +61,11 @@ def metadata(request: Any, call: Call, state: State) -> Any:
     def done(failures: Any) -> None:
         answer.set(failures if isinstance(failures, Exception) else _metadata(request, call, state, every, failures))
 
-    state.submit(lambda: _make_topics(missing, state), done)
+    state.submit(lambda: _make_topics(missing, state, call), done)
     return answer
 
 
-def _make_topics(names: list[str], state: State) -> dict[str, LogcoreError]:
+def _make_topics(names: list[str], state: State, call: Call) -> dict[str, LogcoreError]:
     """Makes topics that clients asked for; which of them could not be made."""
     failures = {}
     for name in names:
@@ -70,6 +74,7 @@ def _make_topics(names: list[str], state: State) -> dict[str, LogcoreError]:
                 state.logdir.create_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
             else:
                 state.logdir.create_topic(name, state.settings.num_partitions)
+            _say_changed(name, "created since it was asked for", call, state)
         except TopicExistsError:  # another client was faster
             pass
         except LogcoreError as error:
@@ -255,6 +260,20 @@ def _log_dirs(request: Any, state: State) -> Any:
 # -- topics --------------------------------------------------------------------------------------------------------
 
 
+def _say_changed(name: str | None, what: str, call: Call, state: State) -> None:
+    state.journal.say(
+        logging.INFO,
+        "topic",
+        call.now_ms,
+        "topic %s %s, by client %s at %s",
+        name,
+        what,
+        shown(call.client_id),
+        call.peer,
+        most=_CHANGES_SAID,
+    )
+
+
 def _in_background(state: State, work: Callable[[], Any]) -> Answer:
     """Work that syncs files, off the broker's thread; an error of it becomes the answer's."""
     answer = Answer()
@@ -296,6 +315,7 @@ def create_topics(request: Any, call: Call, state: State) -> Answer:
                 described = logdir.describe_topic(name)
                 overrides, settings = described.overrides, described.config
                 result.topic_id = described.topic_id.bytes
+                _say_changed(name, f"created with {count} partitions", call, state)
             result.configs = [
                 response_type.Topic.Config(
                     name=key,
@@ -378,6 +398,8 @@ def create_partitions(request: Any, call: Call, state: State) -> Answer:
                     result.error_message = f"expected {topic.count - present} assignments to broker {state.node_id}"
                 else:
                     state.logdir.add_partitions(topic.name, topic.count, check_only=request.validate_only)
+                    if not request.validate_only:
+                        _say_changed(topic.name, f"grown to {topic.count} partitions", call, state)
             except LogcoreError as error:
                 code = code_of(error)
                 result.error_code = codes.INVALID_PARTITIONS if code == codes.INVALID_CONFIG else code
@@ -423,6 +445,7 @@ def delete_topics(request: Any, call: Call, state: State) -> Answer:
             try:
                 result.topic_id = state.logdir.topic_id(result.name).bytes
                 state.logdir.delete_topic(result.name)
+                _say_changed(result.name, "deleted", call, state)
             except LogcoreError as error:
                 result.error_code, result.error_message = code_of(error), message_of(error)
 
@@ -576,7 +599,7 @@ def incremental_alter_configs(request: Any, call: Call, state: State) -> Any:
         return None
 
     return _in_background(
-        state, lambda: _alter(wire.INCREMENTAL_ALTER_CONFIGS.Response, request, state, changes, refuse)
+        state, lambda: _alter(wire.INCREMENTAL_ALTER_CONFIGS.Response, request, call, state, changes, refuse)
     )
 
 
@@ -590,7 +613,7 @@ def alter_configs(request: Any, call: Call, state: State) -> Any:
     def refuse(asked: Any) -> str | None:
         return "a config without a value" if any(each.value is None for each in asked.configs) else None
 
-    return _in_background(state, lambda: _alter(wire.ALTER_CONFIGS.Response, request, state, changes, refuse))
+    return _in_background(state, lambda: _alter(wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse))
 
 
 class _Refused(Exception):
@@ -600,6 +623,7 @@ class _Refused(Exception):
 def _alter(
     response_type: Any,
     request: Any,
+    call: Call,
     state: State,
     changes: Callable[[Any], dict[str, object | None]],
     refuse: Callable[[Any], str | None],
@@ -620,7 +644,10 @@ def _alter(
             continue
         try:
             check_topic_name(asked.resource_name)
-            state.logdir.alter_topic(asked.resource_name, changes(asked), check_only=request.validate_only)
+            wanted = changes(asked)
+            state.logdir.alter_topic(asked.resource_name, wanted, check_only=request.validate_only)
+            if not request.validate_only:
+                _say_changed(asked.resource_name, f"set to {shown(wanted)}", call, state)
         except _Refused as refused:
             result.error_code, result.error_message = refused.args
         except LogcoreError as error:

@@ -66,6 +66,7 @@ def _produce(request: Any, call: Call, state: State) -> Any:
         nonlocal failed
         failed = True
         result.error_code, result.error_message, result.base_offset = code, message, -1
+        state.journal.refused(call, "Produce", code, message)
 
     def done() -> None:
         nonlocal left
@@ -381,6 +382,7 @@ def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple
         except LogcoreError as error:
             part.error_code = code_of(error)
             settled = True
+            state.journal.refused(call, "Fetch", part.error_code, message_of(error))
     return response_type(responses=topics), total, settled
 
 

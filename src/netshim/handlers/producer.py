@@ -6,11 +6,13 @@ coordinator, which is not part of this broker yet: they are told so.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from logcore import LogcoreError
 from netshim import wire
 from netshim.handlers.failures import code_of
+from netshim.journal import shown
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
@@ -19,6 +21,15 @@ def init_producer_id(request: Any, call: Call, state: State) -> Any:
     response_type = wire.INIT_PRODUCER_ID.Response
     if request.transactional_id is not None:
         empty = request.transactional_id == ""
+        state.journal.say(
+            logging.WARNING,
+            "transactions",
+            call.now_ms,
+            "client %s at %s wants transactions, as %s; they are not there yet",
+            shown(call.client_id),
+            call.peer,
+            shown(request.transactional_id),
+        )
         return response_type(error_code=codes.INVALID_REQUEST if empty else codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
     def work() -> Any:
