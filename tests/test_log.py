@@ -229,6 +229,27 @@ def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
         assert log.newest() is None
 
 
+@pytest.mark.parametrize("setting", ["segment.ms", "max.compaction.lag.ms"])
+@pytest.mark.parametrize("way", ["tick", "append", "reopen"])
+def test_a_compacted_log_rolls_within_its_compaction_lag(setting: str, way: str) -> None:
+    """What is in the active segment is not compacted, also when the log is opened again and again."""
+    disk = SimulatedDisk(now_ms=1_700_000_000_000)
+    config = {"cleanup.policy": "compact", setting: 500}
+    log = logcore.open("t-0", create=True, config=config, fs=disk)
+    log.append(b"old", key=b"k")
+    for _ in range(3):
+        disk.advance(200)
+        if way == "append":
+            log.append(b"new", key=b"k")
+        if way == "reopen":
+            log.close()
+            log = logcore.open("t-0", config=config, fs=disk)
+        if way != "append":
+            log.tick()
+    assert log.statistics().segments == 2
+    log.close()
+
+
 def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
     disk, config = SimulatedDisk(), {"index.interval.bytes": 60}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:

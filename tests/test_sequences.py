@@ -227,6 +227,24 @@ def test_P51_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) 
         assert log.append_batch(batch(99)).offset == 1, "forgotten, so any sequence is taken"
 
 
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> None:
+    """encode() gives none by default, and clients may. They do not say that the producer has been silent for a day."""
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    untimed = recordbatch.encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+    log = logcore.open("t-0", create=True, fs=disk)
+    log.append_batch(untimed)
+    getattr(log if end == "close" else disk, end)()
+    for _ in range(2):
+        with logcore.open("t-0", fs=disk) as log:
+            assert log.append_batch(untimed).offset == 0
+            assert log.log_end_offset == 1
+    disk.advance(24 * 3_600_000 + 1)
+    with logcore.open("t-0", fs=disk) as log:
+        log.append_batch(untimed)
+        assert log.log_end_offset == 2, "silent for a day, and forgotten"
+
+
 # -- snapshots -----------------------------------------------------------------------------------------------------
 
 

@@ -96,6 +96,13 @@ class LogConfig:
     local_retention_bytes: int = _long("local.retention.bytes", -2, -2)
 
     @property
+    def max_segment_ms(self) -> int:
+        """After how long the active segment is rolled. What is in it is not compacted, so that max.compaction.lag.ms
+        bounds it as well (Kafka's LogConfig.maxSegmentMs).
+        """
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
+
+    @property
     def is_compacted(self) -> bool:
         return "compact" in self.cleanup_policy
 

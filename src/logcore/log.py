@@ -1209,9 +1209,8 @@ class Log(LogReader):
                 self._last_sync_ms = clock_ms
             acted |= self._files.unlink_retired(clock_ms)
             if active_.size_bytes:
-                # Not by the times of the records alone: old ones that are written now would roll at each tick.
-                first_ms = max(active_.first_timestamp, active_.created_ms)
-                if (self._fs.now_ms() if now_ms is None else now_ms) - first_ms > config.segment_ms:
+                wall_ms = self._fs.now_ms() if now_ms is None else now_ms
+                if wall_ms - active_.begun_ms > config.max_segment_ms:
                     self._roll_locked(notes_recovery_point=False)
                     acted, self._last_recovery_ms = True, clock_ms - _RECOVERY_LAG_MS
             point = self._commit.durable_end
@@ -1233,8 +1232,8 @@ class Log(LogReader):
             if self._recovery_point < self._commit.durable_end:
                 due_ms = min(due_ms, self._last_recovery_ms + _RECOVERY_LAG_MS)
             if self._active.size_bytes:
-                age_ms = self._fs.now_ms() - max(self._active.first_timestamp, self._active.created_ms)
-                due_ms = min(due_ms, self._fs.monotonic_ms() + max(0, self.config.segment_ms - age_ms + 1))
+                age_ms = self._fs.now_ms() - self._active.begun_ms
+                due_ms = min(due_ms, self._fs.monotonic_ms() + max(0, self.config.max_segment_ms - age_ms + 1))
             return due_ms
 
     def _stir_locked(self) -> None:

@@ -346,7 +346,8 @@ def encode(
 ) -> bytes:
     """One v2 batch of (key, value[, headers[, timestamp_ms]]) tuples.
 
-    now_ms: timestamp of records without one. Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError.
+    now_ms: timestamp of records without one; -1, which says that they have none, by default. Raises InvalidRecordError,
+    InvalidTimestampError, RecordTooLargeError.
     """
     kind = codec_named(codec)
     attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control

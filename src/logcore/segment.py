@@ -588,6 +588,17 @@ class ActiveSegment(GrowingSegment):
         return self.largest_timestamp
 
     @property
+    def begun_ms(self) -> int:
+        """When the segment was begun, by the wall clock: what its age is counted from.
+
+        Of a file that was found it is the time of its first record, whenever it was opened. Of one that was made here
+        that alone would not do: with old records that are written now each new segment would be rolled at once.
+        """
+        if not self.is_own and self.first_timestamp >= 0:
+            return self.first_timestamp
+        return max(self.first_timestamp, self.created_ms)
+
+    @property
     def is_resumed(self) -> bool:
         """Whether what is known of it comes from index files, and only the rest from batches."""
         return self._believed > 0
@@ -609,7 +620,7 @@ class ActiveSegment(GrowingSegment):
     def _begin_at(self, timestamp: int) -> None:
         """Notes the largest timestamp of the first batch, by whose age the segment is rolled."""
         self.first_timestamp = timestamp
-        self.limit_timestamp = timestamp + self.config.segment_ms if timestamp >= 0 else _NEVER
+        self.limit_timestamp = timestamp + self.config.max_segment_ms if timestamp >= 0 else _NEVER
 
     def reconfigure(self, config: LogConfig) -> None:
         """Other limits from now on; a segment that is full for its index stays full."""
@@ -617,7 +628,7 @@ class ActiveSegment(GrowingSegment):
         if self.limit_bytes >= 0:
             self.limit_bytes = config.segment_bytes
         if self.first_timestamp >= 0:
-            self.limit_timestamp = self.first_timestamp + config.segment_ms
+            self.limit_timestamp = self.first_timestamp + config.max_segment_ms
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
@@ -784,7 +795,7 @@ class ActiveSegment(GrowingSegment):
         """Whether an append needs a new segment first (storage format section 3.2)."""
         if self._size == 0:
             return last_offset > self.limit_offset
-        if self.first_timestamp < 0 and now_ms - self.created_ms > self.config.segment_ms:
+        if self.first_timestamp < 0 and now_ms - self.created_ms > self.config.max_segment_ms:
             return True
         return (
             self._size + size > self.limit_bytes

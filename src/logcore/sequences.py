@@ -209,7 +209,14 @@ class Producers:
         self.next_offset = int(facts["last_offset"][-1]) + 1
 
     def expire(self, now_ms: int) -> None:
-        """Forgets producers that have not written for a day, by the times of their records, as Kafka does."""
+        """Forgets producers that have not written for a day, by the times of their records, as Kafka does.
+
+        Batches without a time do not say when they were written. Their producer's day begins now: forgotten at once, it
+        would have its next retry stored a second time.
+        """
+        for known in self._known.values():
+            if known.timestamp_ms < 0:
+                known.timestamp_ms = now_ms
         self._known = {
             producer_id: known
             for producer_id, known in self._known.items()
