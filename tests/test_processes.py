@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +268,90 @@ def test_a_reader_follows_a_log_that_is_truncated_and_goes_on(partition: Path) -
             reader.refresh()
             want = [b"old %d" % at for at in range(11)] + [b"new %d" % at for at in range(11, 60)]
             assert [record.value for record in reader.read(0)] == want
+
+
+CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
+    "append": lambda logdir, log: log.append(b"child"),
+    "append_many": lambda logdir, log: log.append_many([(None, b"child")]),
+    "flush": lambda logdir, log: log.flush(),
+    "tick": lambda logdir, log: log.tick(),
+    "roll": lambda logdir, log: log.roll(),
+    "delete_records": lambda logdir, log: log.delete_records(1),
+    "truncate": lambda logdir, log: log.truncate(1),
+    "end_transaction": lambda logdir, log: log.end_transaction(1, 0, commit=True),
+    "read": lambda logdir, log: list(log.read(0)),
+    "read_committed": lambda logdir, log: list(log.read(0, isolation="read_committed")),
+    "table": lambda logdir, log: log.table().snapshot(),
+    "scrub": lambda logdir, log: log.scrub(),
+    "close": lambda logdir, log: log.close(),
+    "partition": lambda logdir, log: logdir.partition("t", 1),
+    "create_topic": lambda logdir, log: logdir.create_topic("u"),
+    "logdir.tick": lambda logdir, log: logdir.tick(),
+    "logdir.close": lambda logdir, log: logdir.close(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) -> None:
+    """The thread that holds a lock at the moment of a fork is not there in the child to release it."""
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("t", 2)
+        log = logdir.partition("t", 0)
+        log.append(b"parent", key=b"k")
+        kept = log.table()
+        locks = [log._lock, log._moved, log._scanning, log._commit._mutex, kept._lock]
+        locks += [logdir._lock, logdir._agenda_lock, log._lock_held.mutex]
+        is_held = threading.Barrier(len(locks) + 1)
+        may_go = threading.Event()
+
+        def hold(lock: Any) -> None:
+            with lock:
+                is_held.wait()
+                may_go.wait()
+
+        threads = [threading.Thread(target=hold, args=(lock,)) for lock in locks]
+        for thread in threads:
+            thread.start()
+        is_held.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with contextlib.suppress(logcore.LogcoreError):
+                CALLS[name](logdir, log)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        may_go.set()
+        for thread in threads:
+            thread.join()
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert log.append(b"parent").offset == 1
+
+
+ABANDONS = """
+import os, signal, sys, time
+import logcore
+log = logcore.open(sys.argv[1], create=True)
+log.append(b"parent")
+child = os.fork()
+if not child:
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(partition: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ABANDONS, str(partition)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        with pytest.raises(logcore.LogLockedError):
+            logcore.open(partition)
+        parent.kill()
+        parent.wait()
+        os.kill(child, 0)  # it is there still
+        with logcore.open(partition) as log:
+            assert [record.value for record in log.read(0)] == [b"parent"]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()

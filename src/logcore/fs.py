@@ -18,6 +18,7 @@ import ctypes
 import errno
 import fcntl
 import functools
+import itertools
 import json
 import mmap
 import os
@@ -120,6 +121,7 @@ class FS(Protocol):
     def total_bytes(self, path: str) -> int: ...
     def real_path(self, path: str) -> str: ...
     def lock(self, directory: str, member: str) -> Lock: ...
+    def after_fork(self, forget: Callable[[], None]) -> None: ...
     def watch(self, directory: str) -> Watch: ...
     def now_ms(self) -> int: ...
     def monotonic_ms(self) -> int: ...
@@ -165,12 +167,40 @@ class OsFS:
 
     def __init__(self) -> None:
         self.forks = 0
-        os.register_at_fork(after_in_child=self._count_fork)
         self._paths: dict[int, str] = {}
+        self.guard = threading.RLock()  # of _locks and members; held over a fork, so that no child finds it held
         self._locks: dict[tuple[int, int], _DirectoryLock] = {}
+        self._heirs: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
+        self._heir_numbers = itertools.count()
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._begin_child
+        )
 
-    def _count_fork(self) -> None:
+    def _before_fork(self) -> None:
+        self.guard.acquire()
+
+    def _after_fork_in_parent(self) -> None:
+        self.guard.release()
+
+    def _begin_child(self) -> None:
         self.forks += 1
+        self.guard = threading.RLock()
+        for held in self._locks.values():
+            os.close(held.handle)  # else the child would keep the parent's directories locked when that is killed
+        self._locks.clear()
+        for heir in list(self._heirs.values()):
+            forget = heir()
+            if forget is not None:
+                forget()
+
+    def after_fork(self, forget: Callable[[], None]) -> None:
+        """Has a bound method called in forked children, for as long as its object lives.
+
+        A lock that another thread held at the moment of a fork stays locked in the child for ever.
+        """
+        number = next(self._heir_numbers)
+        heirs = self._heirs
+        heirs[number] = weakref.WeakMethod(forget, lambda _: heirs.pop(number, None))
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -392,15 +422,16 @@ class OsFS:
         with _writing(path):
             facts = os.stat(directory)
         identity = (facts.st_dev, facts.st_ino)
-        held = self._locks.get(identity)
-        if held is None or held.pid != os.getpid():
-            held = _DirectoryLock(self, identity, directory)
-            try:
-                self._locks[identity] = held
-            except BaseException:
-                os.close(held.handle)
-                raise
-        return held.claim(member)
+        with self.guard:
+            held = self._locks.get(identity)
+            if held is None or held.pid != os.getpid():
+                held = _DirectoryLock(self, identity, directory)
+                try:
+                    self._locks[identity] = held
+                except BaseException:
+                    os.close(held.handle)
+                    raise
+            return held.claim(member)
 
     def forget_lock(self, identity: tuple[int, int]) -> None:
         self._locks.pop(identity, None)
@@ -494,12 +525,13 @@ class _DirectoryLock:
         """Asks for no memory before it is done, for it is also called where there was none."""
         if self.forks != self.fs.forks:  # a forked child: the lock is the parent's
             return
-        self.members.discard(member)
-        if not self.members:
-            self.fs.forget_lock(self.identity)
-            os.close(self.handle)
-            with contextlib.suppress(OSError):  # the note is a courtesy, the lock is what counts
-                os.unlink(os.path.join(self.directory, "logcore.owner"))
+        with self.fs.guard:  # or another thread would claim a member of a lock that is about to be given up
+            self.members.discard(member)
+            if not self.members:
+                self.fs.forget_lock(self.identity)
+                os.close(self.handle)
+                with contextlib.suppress(OSError):  # the note is a courtesy, the lock is what counts
+                    os.unlink(os.path.join(self.directory, "logcore.owner"))
 
 
 @attrs.define

@@ -72,6 +72,7 @@ from logcore.reader import (
     begin,
     control_types,
     list_names,
+    noted_gaps,
     parse_partition_name,
     segments_gone,
 )
@@ -374,7 +375,7 @@ class Log(LogReader):
                 self._active,
                 recovery_point=recovery_point,
                 policy=self._notes.policy,
-                dense=self._active.base_offset >= self._noted_gaps().dense_from,
+                dense=self._active.base_offset >= noted_gaps(self._fs, self.path).dense_from,
                 indexes=indexes,
             )
             if successor is not None:
@@ -1627,7 +1628,7 @@ class Log(LogReader):
             next_base = found[1].base_offset if len(found) > 1 else None
             end = self._end if self._writable else self._visible
             if not self._writable:
-                self._gaps.noted = self._noted_gaps()  # a compaction may have begun since
+                self._gaps.noted = noted_gaps(self._fs, self.path)  # a compaction may have begun since
             yield seals.Place(next_base, self._gaps.dense_from, self.times_truncated, end)
 
     def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:

@@ -261,14 +261,13 @@ class LogDir:
         self._fs = fs
         self._lock_held = lock
         self.given_config = given
-        self._lock = threading.RLock()
+        self._make_locks()
         self._logs: dict[tuple[str, int], Log] = {}
         self._topics: dict[str, _Topic] = {}
         self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
         self._deleting: dict[str, _Topic] = {}  # deletions that have taken place and whose files are still there
         self._closed = True  # until it is open, there is nothing to close
         self._agenda: Agenda[tuple[tuple[str, int], Log]] = Agenda()  # logs that tick() is to visit, and when
-        self._agenda_lock = threading.Lock()  # several threads may call tick()
         self._tick_clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
         self.upkeep = upkeep
@@ -284,6 +283,7 @@ class LogDir:
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
         self._forks = fs.forks
+        fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
         self._properties = self._read_properties()
         if lock is not None:
             self._finish_interrupted()
@@ -296,6 +296,10 @@ class LogDir:
                 staging.apply_ready(fs, self)
 
     # -- opening and closing -------------------------------------------------------------------------------------
+
+    def _make_locks(self) -> None:
+        self._lock = threading.RLock()
+        self._agenda_lock = threading.Lock()  # several threads may call tick()
 
     def _read_properties(self) -> dict[str, str]:
         """meta.properties; written when there is none, kept as it is when Kafka wrote it (storage format section 6)."""

@@ -11,6 +11,7 @@ This module does not decode (reading.py does) and does not append (log.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
 import os
@@ -99,17 +100,27 @@ class LogReader:
         self._is_end_noted = False  # whether a writer says up to where it was on disk
         self._writable = False
         self._closed = False
-        self._gaps = Gaps(gaps.Noted(gaps.NEVER, False), self._noted_gaps)  # which gaps in the offsets are losses
+        # Which gaps in the offsets are losses.
+        self._gaps = Gaps(gaps.Noted(gaps.NEVER, False), functools.partial(noted_gaps, fs, directory))
         self._replacements = 0  # how often the last segment was found to be another file
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
         self._cuts: list[int] = []  # where the log was truncated since it was opened
         self._transactions: Transactions | None = None
+        self._make_locks()
+        self._tailing = 0
+        self._forks = fs.forks
+        fs.after_fork(self._begin_child)
+
+    def _make_locks(self) -> None:
         self._lock = threading.Lock()
         # Reentrant: the collector may end an abandoned tail() while this thread holds it.
         self._moved = threading.Condition(threading.RLock())
         self._scanning = threading.RLock()
-        self._tailing = 0
-        self._forks = fs.forks
+
+    def _begin_child(self) -> None:
+        """In a forked child, where no other thread is left to release a lock or to end what it was about."""
+        self._make_locks()
+        self._transactions = None
 
     @classmethod
     def _open_reader(cls, fs: FS, directory: str, config: LogConfig) -> Self:
@@ -117,7 +128,7 @@ class LogReader:
             raise LogNotFoundError("there is no partition directory here", path=directory)
         log = cls(fs, directory, config, Durability("os"))
         try:
-            log._gaps.noted = log._noted_gaps()
+            log._gaps.noted = noted_gaps(fs, directory)
             log._list_segments()
         except BaseException:
             log._segments = []
@@ -202,11 +213,6 @@ class LogReader:
         segments = [Segment(self._fs, self.path, base, ".swap") for base in found if base not in bases]
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
-    def _noted_gaps(self) -> gaps.Noted:
-        """What is noted of gaps now."""
-        notes = checkpoint.read_notes(self._fs, self.path)
-        return gaps.Noted.of(notes.dense_from, self._checkpoint(checkpoint.CLEANER))
-
     def _noted_start(self) -> int:
         """Where the log begins by what is noted: below the first segment where segments are missing."""
         start = self._checkpoint(checkpoint.LOG_START)
@@ -216,10 +222,7 @@ class LogReader:
 
     def _checkpoint(self, name: str) -> int:
         """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
-        with contextlib.suppress(InvalidNameError):
-            parent, partition = os.path.split(self._fs.real_path(self.path))
-            return checkpoint.read_offsets(self._fs, parent, name).get(parse_partition_name(partition), 0)
-        return 0
+        return noted_offset(self._fs, self.path, name)
 
     def _refresh_end(self) -> None:
         """Looks where the log begins and how far the files reach now."""
@@ -663,6 +666,20 @@ class _Committed(NamedTuple):
     state: Transactions
     last_stable_offset: int
     segments: list[Segment]
+
+
+def noted_offset(fs: FS, path: str, name: str) -> int:
+    """What an offset checkpoint of the log directory says of the partition at path; 0 when nothing."""
+    with contextlib.suppress(InvalidNameError):
+        parent, partition = os.path.split(fs.real_path(path))
+        return checkpoint.read_offsets(fs, parent, name).get(parse_partition_name(partition), 0)
+    return 0
+
+
+def noted_gaps(fs: FS, path: str) -> gaps.Noted:
+    """What is noted now of the gaps of the partition at path."""
+    notes = checkpoint.read_notes(fs, path)
+    return gaps.Noted.of(notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER))
 
 
 def begin(fs: FS, path: str, first_base: int) -> int:

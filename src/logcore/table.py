@@ -36,6 +36,10 @@ class Table(Mapping[bytes, bytes]):
         self._values: dict[bytes, bytes | None] = {}
         self._offset = log.log_start_offset
         self._cuts = log.times_truncated
+        self._make_lock()
+        log._fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
+
+    def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

@@ -1152,6 +1152,9 @@ class SimulatedDisk:
             held.members.add(member)
             return _MemberLock(self, node, held, member)
 
+    def after_fork(self, forget: Callable[[], None]) -> None:
+        """Nothing: a process that forks has two of these disks then."""
+
     def watch(self, directory: str) -> Watch:
         """Tells of changes anywhere on the disk. Where there was none, the time that it was to wait passes at once."""
         return _Watch(self)
