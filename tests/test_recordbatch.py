@@ -34,6 +34,7 @@ from logcore.errors import (
     UnsupportedCodecError,
 )
 from logcore.recordbatch import RecordBatch, empty_batch, encode, front_of, prepare_append, read_batches, stamp_crc
+from logcore.salvage import salvage
 
 T0 = 1_700_000_000_000
 NAMES = sorted(EXPECTED)
@@ -740,3 +741,98 @@ def test_timestamps_wrap_as_javas_do() -> None:
     (batch,) = read_batches(bytes(raw))
     assert [record.timestamp_ms for record in batch.records()] == [2**63 - 1, -(2**63) + 4]
     assert np.array_equal(batch.columns().timestamps_ms, [2**63 - 1, -(2**63) + 4])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", V2)
+def test_slices_of_a_batch_are_the_batch(monkeypatch: pytest.MonkeyPatch, kernel: Any, name: str) -> None:
+    monkeypatch.setattr(recordbatch, "active", kernel)
+    for batch in read_batches(vector(name)):
+        records = batch.records()
+        for rows in (1, 2, 3, 7, 1000):
+            slices = list(batch.record_slices(rows))
+            assert all(len(part) <= rows for part in slices)
+            assert [record for part in slices for record in part] == records
+            columns = list(batch.column_slices(rows))
+            assert [len(part) for part in columns] == [len(part) for part in slices]
+            assert [tuple(record) for part in columns for record in part.records()] == [*map(tuple, records)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(data=st.data())
+@settings(max_examples=30)
+def test_a_damaged_slice_is_an_error_of_the_tree(kernel: Any, data: st.DataObject) -> None:
+    """As the whole batch would be: what comes before the damage is right."""
+    rows = [(b"k%d" % at, b"v" * at, [("h", b"x")], T0 + at) for at in range(9)]
+    raw = bytearray(encode(rows))
+    at = data.draw(st.integers(61, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(1, 255))
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recordbatch, "active", kernel)
+        found: list[Any] = []
+        whole = sliced = False
+        try:
+            wanted = batch.records()
+        except InvalidRecordError:
+            whole = True
+        try:
+            for part in batch.record_slices(2):
+                found += part
+        except InvalidRecordError:
+            sliced = True
+    assert whole == sliced
+    assert whole or found == wanted
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+@pytest.mark.parametrize(
+    "how", ["read", "get", "columns", "arrow", "time", "committed", "append", "rebuild", "recover"]
+)
+def test_a_batch_of_very_many_records_is_decoded_in_slices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, codec: str, how: str
+) -> None:
+    """A few bytes inflate to millions of records, and an object of each takes ten times as much."""
+    decoded: list[int] = []
+    kernel = recordbatch.active
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            call = getattr(kernel, name)
+            if name not in ("decode_body_columns", "decode_body_objects"):
+                return call
+
+            def counted(body: Any, count: int, *rest: Any) -> Any:
+                decoded.append(count)
+                return call(body, count, *rest)
+
+            return counted
+
+    raw = encode([(None, None, (), T0)] * MANY, codec=codec)
+    config = {"max.message.bytes": 1 << 30, "compression.type": "gzip" if how == "rebuild" else "producer"}
+    with logcore.open(tmp_path / "t-0", create=True, config=config, durability="os") as log:
+        if how in ("append", "rebuild"):
+            monkeypatch.setattr(recordbatch, "active", Counting())
+        log.append_batch(raw)
+        monkeypatch.setattr(recordbatch, "active", Counting())
+        if how == "read":
+            assert sum(1 for _ in log.read(0)) == MANY
+        elif how == "committed":
+            assert sum(1 for _ in log.read(0, isolation="read_committed")) == MANY
+        elif how == "get":
+            assert log.get(MANY - 1).offset == MANY - 1
+        elif how == "columns":
+            assert [offset for part in log.scan() for offset in part.offsets.tolist()] == list(range(MANY))
+        elif how == "arrow":
+            assert log.scan().to_table().num_rows == MANY
+        elif how == "time":
+            assert log.offset_for_timestamp(T0) == 0
+    if how == "recover":
+        salvage(tmp_path / "t-0", tmp_path / "copy-0")
+    assert all(count <= recordbatch.SLICE_ROWS for count in decoded)
+    if codec == "zstd" and how != "append":
+        assert decoded, "nothing was decoded"

@@ -454,7 +454,7 @@ class _Round:
         while at < size:
             stop, rows, _ = active.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
             if stop > at:
-                plain = Run(view, at, stop, rows, 0, segment.path).columns(max_size=0)
+                plain = Run(view, at, stop, rows, 0, segment.path).columns()
                 facts, _, _ = active.walk(view, at, stop, (stop - at) // HEADER_SIZE + 1, False)
                 yield _Part(facts, view, plain, None)
                 at = stop

@@ -41,7 +41,7 @@ from logcore.kernels import Record, layout
 from logcore.noted import Noted
 from logcore.producers import Transactions
 from logcore.reading import Scan, Stretch, slot_of
-from logcore.recordbatch import RecordBatch
+from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import LOG, GrowingSegment, Segment, base_offset_of
 
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -577,11 +577,11 @@ class LogReader:
                 batch = segment.batch(int(facts["position"][row]))
                 if batch is None or batch.is_control:
                     continue
-                columns = batch.columns(max_size=self.config.max_decompressed_bytes)
-                late = columns.timestamps_ms >= timestamp_ms
-                late &= (columns.offsets >= self._log_start) & (columns.offsets < visible)
-                if late.any():
-                    return int(columns.offsets[int(late.argmax())])
+                for columns in batch.column_slices(SLICE_ROWS, max_size=self.config.max_decompressed_bytes):
+                    late = columns.timestamps_ms >= timestamp_ms
+                    late &= (columns.offsets >= self._log_start) & (columns.offsets < visible)
+                    if late.any():
+                        return int(columns.offsets[int(late.argmax())])
         return None
 
     def _bounded(self) -> tuple[list[Segment], int]:

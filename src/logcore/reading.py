@@ -27,7 +27,7 @@ from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
 from logcore.gaps import Gaps
 from logcore.kernels import Record, active, layout
 from logcore.producers import Transactions
-from logcore.recordbatch import RecordBatch
+from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import Segment
 
 if TYPE_CHECKING:
@@ -58,11 +58,17 @@ class Run:
     def size_bytes(self) -> int:
         return self.stop - self.at
 
-    def records(self, *, max_size: int) -> list[Record]:
+    def record_slices(self, rows: int, *, max_size: int) -> Iterator[list[Record]]:
+        """One list: a run has no more records than its maker asked for."""
         with self._placed():
-            return active.decode_objects(self.data, self.at, self.stop, self.path)
+            records = active.decode_objects(self.data, self.at, self.stop, self.path)
+        yield records
 
-    def columns(self, *, max_size: int) -> RecordColumns:
+    def column_slices(self, rows: int, *, max_size: int) -> Iterator[RecordColumns]:
+        """All of it at once, as for record_slices()."""
+        yield self.columns()
+
+    def columns(self) -> RecordColumns:
         block = np.empty(self.rows * layout.ROW_SIZE, np.uint8)
         with self._placed():
             rows = active.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
@@ -135,14 +141,14 @@ class Stretch:
         start, end = self.start, self.end
         # With a limit in runs of a quarter of it, because one that would exceed it is left out whole.
         run_bytes = _OBJECT_BYTES if max_bytes is None else max(1, min(_OBJECT_BYTES, max_bytes // 4))
-        for item in self._limited(max_bytes, self._runs(run_bytes, layout.INT32_MAX)):
+        for item in self._limited(max_bytes, self._runs(run_bytes, SLICE_ROWS)):
             if isinstance(item, RecordBatch) and item.is_control:
                 item.verify()  # only a right CRC says that it is one
                 continue
-            records = item.records(max_size=self.max_size)
-            if records and not (start <= records[0].offset and records[-1].offset < end):
-                records = [record for record in records if start <= record.offset < end]
-            yield records
+            for records in item.record_slices(SLICE_ROWS, max_size=self.max_size):
+                if records and not (start <= records[0].offset and records[-1].offset < end):
+                    records = [record for record in records if start <= record.offset < end]
+                yield records
 
     def columns(self) -> Iterator[RecordColumns]:
         """Chunks of columns; none is empty."""
@@ -150,9 +156,10 @@ class Stretch:
             if isinstance(item, RecordBatch) and item.is_control:
                 item.verify()  # only a right CRC says that it is one
                 continue
-            columns = item.columns(max_size=self.max_size).between(self.start, self.end)
-            if len(columns):
-                yield columns
+            for part in item.column_slices(SLICE_ROWS, max_size=self.max_size):
+                columns = part.between(self.start, self.end)
+                if len(columns):
+                    yield columns
 
     def typed_columns(self, rows: int, size_bytes: int) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         """Chunks of columns, each with the timestamp types of its records: 0 CreateTime, 1 LogAppendTime, -1 none.
@@ -163,14 +170,15 @@ class Stretch:
             if isinstance(item, RecordBatch) and item.is_control:
                 item.verify()  # only a right CRC says that it is one
                 continue
-            columns = item.columns(max_size=self.max_size).between(self.start, self.end)
-            if not len(columns):
-                continue
-            if isinstance(item, RecordBatch):
-                types = np.full(len(columns), item.timestamp_type, np.int32)
-            else:  # all of it, or cut at the start of the stretch, which only a run of one batch is
-                types = item.timestamp_types()[: len(columns)]
-            yield columns, types
+            for part in item.column_slices(SLICE_ROWS, max_size=self.max_size):
+                columns = part.between(self.start, self.end)
+                if not len(columns):
+                    continue
+                if isinstance(item, RecordBatch):
+                    types = np.full(len(columns), item.timestamp_type, np.int32)
+                else:  # all of it, or cut at the start of the stretch, which only a run of one batch is
+                    types = item.timestamp_types()[: len(columns)]
+                yield columns, types
 
     def batches(self, max_bytes: int | None = None) -> Iterator[RecordBatch]:
         """Whole batches, control batches too."""
@@ -239,7 +247,9 @@ class Stretch:
                         stop, rows, following = active.plan_run(
                             data, at, limit, run_rows, most, min(end, next_base), expected, dense
                         )
-                    if stop > at and (expected >= 0 or not self._begins_late(data, at)):
+                    # One batch of very many records is decoded in slices, by itself.
+                    is_run = stop > at and rows <= run_rows
+                    if is_run and (expected >= 0 or not self._begins_late(data, at)):
                         most, ran, expected = run_bytes, True, following
                         yield Run(data, at, stop, rows, origin, segment.path)
                         at = stop

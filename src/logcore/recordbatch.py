@@ -31,6 +31,8 @@ from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimesta
 from logcore.kernels import Record, active, layout
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
+    BODY_COUNT,
+    BODY_REASONS,
     CODEC_MASK,
     CONTROL_BIT,
     CRC_START,
@@ -41,6 +43,7 @@ from logcore.kernels.layout import (
     LOG_OVERHEAD,
     MAGIC_POSITION,
     MIN_LENGTH,
+    MIN_RECORD_SIZE,
     PREFIX_SIZE,
     ROW_SIZE,
     TRANSACTIONAL_BIT,
@@ -58,6 +61,8 @@ _PREFIX: Final = struct.Struct(">qiib")
 _BASE_OFFSET: Final = struct.Struct(">q")
 _LEADER_EPOCH: Final = struct.Struct(">i")
 DEFAULT_MAX_SIZE: Final = 64 << 20
+#: Records of one batch that are decoded at once, for whoever needs them one after the other: 2 to 5 MB of objects.
+SLICE_ROWS: Final = 32_768
 
 #: Types of control records (storage format section 1.10).
 CONTROL_TYPES: Final = {
@@ -253,35 +258,68 @@ class RecordBatch:
         max_size: most bytes that the batch may inflate to. Raises CorruptBatchError, InvalidRecordError,
         RecordTooLargeError, UnsupportedCodecError.
         """
-        self.verify()
-        if self.magic < 2:
-            return [Record(*fields, ()) for fields in self._legacy(max_size)]
-        return active.decode_body_objects(*self._body_arguments(max_size), self.path, self.position)
+        (records,) = self.record_slices(INT32_MAX, max_size=max_size)
+        return records
 
     def columns(self, *, max_size: int = DEFAULT_MAX_SIZE) -> RecordColumns:
         """The same as numpy columns. Arguments and errors as records()."""
-        return self._columns(max_size)
+        (columns,) = self.column_slices(INT32_MAX, max_size=max_size)
+        return columns
 
-    def _columns(self, max_size: int, *, strict: bool = False) -> RecordColumns:
-        """strict: refuses lengths that only some readers take."""
+    def record_slices(self, rows: int, *, max_size: int = DEFAULT_MAX_SIZE) -> Iterator[list[Record]]:
+        """As records(), in lists of at most that many rows: a few bytes may inflate to millions of records, and an
+        object of each takes ten times its bytes. Errors come when the iteration gets there.
+        """
         self.verify()
         if self.magic < 2:
-            return RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
-        body, count, base_offset, base_timestamp, append_time = self._body_arguments(max_size)
-        # The kernel checks the count against the bytes before it writes; so must the allocation.
-        block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
-        active.decode_body_columns(
-            body, count, base_offset, base_timestamp, append_time, block, self.path, self.position, strict
-        )
-        return RecordColumns.from_block(memoryview(body), block, count)
+            yield [Record(*fields, ()) for fields in self._legacy(max_size)]
+            return
+        for body, count in self._bodies(rows, max_size):
+            yield active.decode_body_objects(body, count, *self._bases(), self.path, self.position)
+
+    def column_slices(
+        self, rows: int, *, max_size: int = DEFAULT_MAX_SIZE, strict: bool = False
+    ) -> Iterator[RecordColumns]:
+        """As columns(), in parts of at most that many rows, at least one.
+
+        strict: refuses lengths that only some readers take.
+        """
+        self.verify()
+        if self.magic < 2:
+            yield RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
+            return
+        for body, count in self._bodies(rows, max_size):
+            # The kernel checks the count against the bytes before it writes; so must the allocation.
+            block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
+            active.decode_body_columns(body, count, *self._bases(), block, self.path, self.position, strict)
+            yield RecordColumns.from_block(memoryview(body), block, count)
+
+    def _bodies(self, rows: int, max_size: int) -> Iterator[tuple[Buffer, int]]:
+        """(the bytes of at most that many inflated records, how many they are), in order; at least one."""
+        count = self.record_count
+        body: Buffer = self.body(max_size) if count else b""
+        if count <= rows:
+            yield body, count
+            return
+        if count > len(body) // MIN_RECORD_SIZE:
+            raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=self.path, position=self.position)
+        view = memoryview(body)
+        at = 0
+        while count > rows:
+            stop = active.skip_records(view, at, rows, self.path, self.position)
+            yield view[at:stop], rows
+            at = stop
+            count -= rows
+        yield view[at:], count
 
     def _legacy(self, max_size: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
         return legacy.decode(self.data, max_size=max_size, path=self.path, position=self.position)
 
-    def _body_arguments(self, max_size: int) -> tuple[Any, int, int, int, int | None]:
-        append_time = self.max_timestamp if self.is_append_time else None
-        body = self.body(max_size) if self.record_count else b""
-        return body, self.record_count, self.base_offset, self.base_timestamp, append_time
+    def _bases(self) -> tuple[int, int, int | None]:
+        """What the kernels add to the deltas of records: base offset, base timestamp, and the time of all of them under
+        LogAppendTime.
+        """
+        return self.base_offset, self.base_timestamp, self.max_timestamp if self.is_append_time else None
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """The records as a pyarrow.RecordBatch, see columns.arrow_schema.
@@ -449,24 +487,31 @@ def _prepare_one(
     where = first.position
     if first.magic == 2:
         _check_client_head(first)
-    parts = [batch._columns(config.max_decompressed_bytes, strict=True) for batch in group]
-    count = sum(map(len, parts))
-    times = np.concatenate([part.timestamps_ms for part in parts])
-    keyless = np.concatenate([part.key_sizes for part in parts]) < 0 if config.is_compacted else None
-    _check_records(None if config.is_append_time else times, keyless, now_ms, config, where)
     has_append_time = any(batch.is_append_time for batch in group)
-    if has_append_time and (config.is_append_time or np.any(times == -1)):
-        raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
+    count = 0
+    max_timestamp = -1
+    dense = True
+    for batch in group:
+        for part in batch.column_slices(SLICE_ROWS, max_size=config.max_decompressed_bytes, strict=True):
+            times = part.timestamps_ms
+            keyless = part.key_sizes < 0 if config.is_compacted else None
+            _check_records(None if config.is_append_time else times, keyless, now_ms, config, where, first_row=count)
+            if has_append_time and (config.is_append_time or np.any(times == -1)):
+                raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
+            dense = dense and np.array_equal(part.offsets - first.base_offset, np.arange(count, count + len(part)))
+            count += len(part)
+            max_timestamp = max(max_timestamp, int(times.max(initial=-1)))
+    if config.is_append_time:
+        max_timestamp = now_ms
     source = Codec(first.attributes & CODEC_MASK)
     target = target_codec(config, source)
-    dense = np.array_equal(parts[0].offsets - first.base_offset, np.arange(count))
-    max_timestamp = now_ms if config.is_append_time else int(times.max(initial=-1))
     if first.magic < 2 or source is not target or not dense:
-        rows = [
+        rows = (
             (record.key, record.value, record.headers, record.timestamp_ms)
-            for part in parts
-            for record in part.records()
-        ]
+            for batch in group
+            for records in batch.record_slices(SLICE_ROWS, max_size=config.max_decompressed_bytes)
+            for record in records
+        )
         scratch = bytearray()
         kept = first.attributes & TRANSACTIONAL_BIT if first.magic == 2 else 0
         size, _ = active.encode_records(
@@ -518,9 +563,12 @@ def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int |
     _check_records(times, None, now_ms, config, position)
 
 
-def _check_records(times: Any, keyless: Any, now_ms: int, config: LogConfig, position: int | None) -> None:
+def _check_records(
+    times: Any, keyless: Any, now_ms: int, config: LogConfig, position: int | None, *, first_row: int = 0
+) -> None:
     """Refuses times as check_timestamps(), and records that keyless, an array, marks. The error names all of them, and
-    is about times if any of them is, as in Kafka. times: None for a topic that stamps them itself.
+    is about times if any of them is, as in Kafka. times: None for a topic that stamps them itself. first_row: how many
+    records of the batch come before these.
     """
     refused: dict[int, str] = {}
     late = np.zeros(0, np.int64)
@@ -530,9 +578,10 @@ def _check_records(times: Any, keyless: Any, now_ms: int, config: LogConfig, pos
         # Compared with the limits, which are ints of any size, before they are made int64.
         low, high = max(now_ms - before_ms, -(2**63)), min(now_ms + after_ms, 2**63 - 1)
         late = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
-        refused.update((int(at), f"timestamp {int(times[at])} is not within {expected}") for at in late)
+        refused.update((first_row + int(at), f"timestamp {int(times[at])} is not within {expected}") for at in late)
     if keyless is not None:
-        refused.update((int(at), "a compacted topic takes no record without a key") for at in np.flatnonzero(keyless))
+        reason = "a compacted topic takes no record without a key"
+        refused.update((first_row + int(at), reason) for at in np.flatnonzero(keyless))
     if not refused:
         return
     if len(late):

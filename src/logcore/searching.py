@@ -38,7 +38,7 @@ from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError, RecordTooLargeError, StorageReadError, UnsupportedCodecError
 from logcore.fs import FS
 from logcore.kernels import active, layout
-from logcore.recordbatch import RecordBatch
+from logcore.recordbatch import SLICE_ROWS, RecordBatch
 
 ZEROS: Final = "zeros"
 WALK_BATCHES: Final = 1024
@@ -309,7 +309,8 @@ class Search:
         try:
             batch = self.source.batch(position)
             if batch is not None:
-                batch.columns()
+                for _ in batch.column_slices(SLICE_ROWS):
+                    pass
         except RecordTooLargeError:
             return ""
         except UnsupportedCodecError as error:

@@ -763,6 +763,37 @@ def decode_body_columns(body, int32_t count, int64_t base_offset, int64_t base_t
         PyBuffer_Release(&view)
 
 
+def skip_records(body, Py_ssize_t position, Py_ssize_t count, path=None, batch_position=None):
+    """The position behind count inflated records, found by their lengths. See plain.skip_records."""
+    cdef Py_buffer view
+    cdef const uint8_t *p
+    cdef const uint8_t *end
+    cdef int32_t length
+    cdef int wrong = BODY_OK
+    PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t *>view.buf + position
+        end = <const uint8_t *>view.buf + view.len
+        while count > 0:
+            if p >= end:
+                wrong = BODY_SHORT
+                break
+            p = lc_read32(p, end, &length)
+            if p == NULL:
+                wrong = BODY_VARINT
+                break
+            if length < 0 or length > end - p:
+                wrong = BODY_LENGTH
+                break
+            p += length
+            count -= 1
+        if wrong:
+            raise InvalidRecordError(_body_reasons[wrong], path=path, position=batch_position)
+        return p - <const uint8_t *>view.buf
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef tuple read_headers(const uint8_t *p, const uint8_t *end, int32_t count):
     """The headers that skip_headers has found sound."""
     cdef list headers = []

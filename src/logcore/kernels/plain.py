@@ -617,6 +617,25 @@ def decode_body_columns(
     _fill(_columns(block, count), 0, rows, base_offset, base_timestamp, append_timestamp)
 
 
+def skip_records(body: Buffer, position: int, count: int, path: Path = None, batch_position: int | None = None) -> int:
+    """The position behind count inflated records of one batch, found by their lengths; what is in them is not read.
+
+    path and batch_position name the batch in errors: InvalidRecordError.
+    """
+    view = memoryview(body).cast("B")
+    try:
+        for _ in range(count):
+            if position >= len(view):
+                raise _Wrong(BODY_SHORT)
+            length, position = _read_varint(view, position, len(view), 32)
+            if not 0 <= length <= len(view) - position:
+                raise _Wrong(BODY_LENGTH)
+            position += length
+    except _Wrong as wrong:
+        raise InvalidRecordError(BODY_REASONS[wrong.args[0]], path=path, position=batch_position) from None
+    return position
+
+
 def _objects(
     raw: bytes, rows: npt.NDArray[np.int64], base_offset: int, base_timestamp: int, append_timestamp: int | None
 ) -> list[Record]:
