@@ -571,26 +571,26 @@ def _check_records(
     records of the batch come before these.
     """
     refused: dict[int, str] = {}
-    late = np.zeros(0, np.int64)
+    late = np.zeros(0, np.int64)  # the times that are refused
     before_ms, after_ms = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
     expected = f"{now_ms} - {before_ms} to {now_ms} + {after_ms}"
     if times is not None and len(times) and min(before_ms, after_ms) < INT64_MAX:
         # Compared with the limits, which are ints of any size, before they are made int64.
         low, high = max(now_ms - before_ms, -(2**63)), min(now_ms + after_ms, 2**63 - 1)
-        late = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
-        refused.update((first_row + int(at), f"timestamp {int(times[at])} is not within {expected}") for at in late)
+        found = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
+        late = times[found]
+        refused.update((first_row + int(at), f"timestamp {int(times[at])} is not within {expected}") for at in found)
     if keyless is not None:
         reason = "a compacted topic takes no record without a key"
         refused.update((first_row + int(at), reason) for at in np.flatnonzero(keyless))
     if not refused:
         return
     if len(late):
-        given = times[late]
         error: InvalidRecordError = InvalidTimestampError(
             "timestamp outside what the topic allows",
             position=position,
             expected=expected,
-            found=f"{int(given.min())} to {int(given.max())}",
+            found=f"{int(late.min())} to {int(late.max())}",
         )
     else:
         error = InvalidRecordError("a compacted topic takes no record without a key", position=position)

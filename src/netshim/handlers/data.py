@@ -113,7 +113,9 @@ def _produce(request: Any, call: Call, state: State) -> Any:
             log = state.log(topic, asked.index)
             code, message = _check_batch(request, topic, asked.records, call)
         except LogcoreError as error:
-            code, message = code_of(error), message_of(error)
+            fail(result, code_of(error), message_of(error))
+            done()
+            return
         if code:
             fail(result, code, message)
             done()
@@ -157,11 +159,12 @@ def _check_batch(request: Any, topic: str, records: Any, call: Call) -> tuple[in
     """
     if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
-    size = 0 if records is None else len(records)
+    if records is None:
+        records = b""
     try:
-        batch = None if records is None else RecordBatch.parse(records)
+        batch = RecordBatch.parse(records)
         if batch is None:
-            return codes.INVALID_RECORD, f"expected exactly one batch, found no whole one in {size} bytes"
+            return codes.INVALID_RECORD, f"expected exactly one batch, found no whole one in {len(records)} bytes"
         if batch.magic != 2:
             return codes.INVALID_RECORD, f"expected batches of magic 2, found {batch.magic}"
         # An incomplete batch behind the first is dropped.
@@ -334,8 +337,9 @@ def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple
         topics[-1].partitions.append(part)
         try:
             # A topic that was deleted while the request waited is gone, even if there is a new one of that name.
-            is_gone = name is None or (call.version >= 13 and name not in state.logdir)
-            if is_gone or (call.version >= 13 and state.topic_id(name) != asked.topic_id):
+            if name is None or (
+                call.version >= 13 and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
+            ):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
                 settled = True
                 continue
