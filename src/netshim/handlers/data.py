@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from logcore import CorruptBatchError, Log, LogcoreError
+from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
 from logcore.recordbatch import RecordBatch
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
@@ -161,26 +162,36 @@ def _check_batch(request: Any, topic: str, records: Any, call: Call) -> tuple[in
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
     if records is None:
         records = b""
-    try:
-        batch = RecordBatch.parse(records)
-        if batch is None:
-            return codes.INVALID_RECORD, f"expected exactly one batch, found no whole one in {len(records)} bytes"
-        if batch.magic != 2:
-            return codes.INVALID_RECORD, f"expected batches of magic 2, found {batch.magic}"
-        # An incomplete batch behind the first is dropped.
-        if RecordBatch.parse(records, batch.size_bytes) is not None:
-            return codes.INVALID_RECORD, "expected exactly one batch, found more"
-    except CorruptBatchError as error:
-        return codes.INVALID_RECORD, message_of(error)
+    size = len(records)
+    # Most are exactly one batch of magic 2; only others are looked at closely.
+    if size < HEADER_SIZE or records[_MAGIC_POSITION] != 2 or int.from_bytes(records[8:12], "big") + 12 != size:
+        refusal = _why_not_one_batch(records)
+        if refusal is not None:
+            return codes.INVALID_RECORD, refusal
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
-    if batch.is_transactional:  # nobody could end it, and readers would wait for that
+    if records[_ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:  # nobody could end it, and readers would wait for that
         if request.transactional_id is None:
             return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
         return codes.INVALID_PRODUCER_ID_MAPPING, "there is no transaction of this id; transactions are not served"
     if records[_ATTRIBUTES_POSITION] & 7 == _ZSTD and call.version < 7:
         return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
     return 0, None
+
+
+def _why_not_one_batch(records: Any) -> str | None:
+    """What is wrong with what should be one batch. An incomplete one behind it is dropped, as in Kafka."""
+    try:
+        batch = RecordBatch.parse(records)
+        if batch is None:
+            return f"expected exactly one batch, found no whole one in {len(records)} bytes"
+        if batch.magic != 2:
+            return f"expected batches of magic 2, found {batch.magic}"
+        if RecordBatch.parse(records, batch.size_bytes) is not None:
+            return "expected exactly one batch, found more"
+    except CorruptBatchError as error:
+        return message_of(error)
+    return None
 
 
 def _code_of_batch(error: Exception, records: Any) -> int:
