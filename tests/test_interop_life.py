@@ -457,7 +457,9 @@ class Twins:
                     # Kafka remembers transactions whose first batches, or all, are gone. We say where what is left
                     # begins; before that there is nothing to leave out.
                     with logcore.open(self.ours, read_only=True) as log:
-                        needed = [[entry.producer_id, entry.last_offset] for entry in log._scan_transactions().entries]
+                        needed = [
+                            [entry.producer_id, entry.last_offset] for entry in log._scan_transactions().state.entries
+                        ]
                     rows_of = (
                         [row for rows in one.values() for row in rows if row in needed]
                         for one in (
