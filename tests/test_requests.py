@@ -212,8 +212,8 @@ def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
     with contextlib.closing(Client(server.port)) as client:
         metadata = wire.METADATA.Request
         client.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True))
-        for number in range(30):
-            more = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number} if number > 15 else {}
+        for number in range(12):
+            more = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number} if number > 7 else {}
             client.ask(wire.PRODUCE, 9, Bench.produces(batch_of(b"v" * 300, **more), "made", acks=-1 + number % 2 * 2))
         client.ask(wire.FETCH, 11, Bench.fetches(range(1), "made"))
         client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request())
@@ -221,9 +221,9 @@ def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
         part = commit.Topic.Partition(partition_index=0, committed_offset=1)
         client.ask(wire.OFFSET_COMMIT, 7, commit(group_id="g", topics=[commit.Topic(name="made", partitions=[part])]))
         doomed = wire.DELETE_RECORDS.Request
-        part = doomed.Topic.Partition(partition_index=0, offset=20)
+        part = doomed.Topic.Partition(partition_index=0, offset=8)
         body = doomed(topics=[doomed.Topic(name="made", partitions=[part])], timeout_ms=1000)
-        assert client.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 20
+        assert client.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 8
         alter = wire.INCREMENTAL_ALTER_CONFIGS.Request
         change = alter.Resource.Config(name="retention.ms", value="5", config_operation=0)
         resource = alter.Resource(resource_type=2, resource_name="made", configs=[change])
