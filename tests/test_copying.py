@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import logcore
 from logcore.cleaner import clean
 from logcore.recordbatch import encode
-from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk, explore
 from logcore.verify import verify
 
 SMALL: dict[str, Any] = {"segment.bytes": 400, "retention.ms": -1}
@@ -174,3 +176,38 @@ def test_a_snapshot_opens_as_it_is(tmp_path: Path) -> None:
         assert [rows(copy.partition("src", part)) for part in range(2)] == before
         assert copy.partition("src", 1).log_start_offset == 30
         assert copy.partition("src", 0).append(b"on").offset == 80
+
+
+def test_a_snapshot_is_whole_or_not_there() -> None:
+    """Half of one opened as a directory with some of the topics."""
+    disk = SimulatedDisk()
+    with logcore.open_dir("data", create=True, fs=disk) as logdir:
+        for topic in ("a", "b"):
+            logdir.create_topic(topic)
+            logdir.partition(topic, 0).append(b"x")
+    files = disk.files()
+    seen = set()
+    for at in itertools.count(1, 2):
+        disk = SimulatedDisk(files, faults=FaultPlan(Fault("*", "crash", at=at)))
+        with contextlib.suppress(SimulatedCrash), logcore.open_dir("data", fs=disk) as logdir:
+            logdir.snapshot("backup")
+        if not disk.faults.hits:
+            break
+        for left in disk.after_crash(limit=4):
+            seen.add(left.is_directory("/backup"))
+            if left.is_directory("/backup"):
+                with logcore.open_dir("backup", fs=left) as logdir:
+                    assert [logdir.partition(topic, 0).get(0).value for topic in ("a", "b")] == [b"x", b"x"]
+    assert seen == {True, False}
+
+
+def test_a_snapshot_that_fails_leaves_nothing() -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("data", create=True, fs=disk) as logdir:
+        logdir.create_topic("a")
+        logdir.partition("a", 0).append(b"x")
+        before = {path for path in disk.files() if not path.startswith("/data")}
+        disk.faults = FaultPlan(Fault("rename", errno.EIO, path="*/backup*"))
+        with pytest.raises(logcore.StorageWriteError):
+            logdir.snapshot("backup")
+        assert {path for path in disk.files() if not path.startswith("/data")} == before

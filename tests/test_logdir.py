@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import logcore
 from logcore import checkpoint
 from logcore.agenda import Agenda
+from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS
 from logcore.log import Log
 from logcore.logdir import id_text, parse_id
@@ -390,14 +392,28 @@ def _crashing(stop: int) -> FaultyFS:
     return Stop()
 
 
-@pytest.mark.parametrize("act", ["create", "delete", "grow", "alter"])
+def _look_beside(where: str) -> None:
+    """What a reader beside the crashed writer finds: topics that are whole, and no others."""
+    whole = {"t": {(0, 1), (0, 1, 2, 3, 4)}, "stays": {(0,)}, "new": {(0, 1, 2)}, "copy": {(0, 1)}}
+    with logcore.open_dir(where, read_only=True) as reader:
+        for topic in reader.topics():
+            assert reader.partitions(topic) in whole[topic]
+            for number in reader.partitions(topic):
+                # A fork whose start was not noted yet showed records that had been deleted.
+                first = 1 if topic in ("t", "copy") and number == 0 else 0
+                assert reader.partition(topic, number).log_start_offset == first
+
+
+@pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", "fork"])
 def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str, tmp_path: Path, act: str) -> None:
     for stop in range(200):
         where = os.path.join(data, f"{act}{stop}")
         with logcore.open_dir(where, create=True) as logdir:
             logdir.create_topic("t", partitions=2)
             logdir.create_topic("stays", config={"retention.ms": 7})
+            logdir.partition("t", 0).append(b"gone")
             logdir.partition("t", 0).append(b"kept")
+            logdir.partition("t", 0).delete_records(1)
         fs = _crashing(10**9)
         crashed = False
         logdir = logcore.open_dir(where, fs=fs)
@@ -409,10 +425,13 @@ def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str,
                 logdir.delete_topic("t")
             elif act == "grow":
                 logdir.add_partitions("t", 5)
+            elif act == "fork":
+                logdir.fork("t", None, "copy")
             else:
                 logdir.alter_topic("t", {"retention.ms": 9})
         except logcore.StorageWriteError:
             crashed = True
+        _look_beside(where)
         fs.__class__._step = lambda self: None
         logdir.close()
         with logcore.open_dir(where) as logdir:
@@ -421,8 +440,11 @@ def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str,
                 assert logdir.partitions("new") == (0, 1, 2)
                 assert logdir.describe_topic("new").overrides == {"retention.ms": "9"}
                 assert logdir.partition("new", 2).append(b"x").offset == 0
+            if "copy" in logdir:
+                assert act == "fork"
+                assert [record.value for record in logdir.partition("copy", 0).read(1)] == [b"kept"]
             if "t" in logdir:
-                assert logdir.partition("t", 0).get(0).value == b"kept"
+                assert logdir.partition("t", 0).get(1).value == b"kept"
                 assert logdir.partitions("t") in ((0, 1), (0, 1, 2, 3, 4))
             else:
                 assert act == "delete"
@@ -678,3 +700,119 @@ def test_a_partition_whose_directory_is_gone_is_not_made_anew() -> None:
     with logcore.open_dir("/d", fs=disk) as logdir:
         logdir.delete_topic("t")
         assert logdir.topics() == []
+
+
+HOSTILE_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"topic": "../victim/home", "id": HOSTILE_ID, "partitions": 1, "deleting": True}],
+        [{"topic": "../victim/made", "id": HOSTILE_ID, "partitions": 1}],
+        [{"topic": "/victim", "id": HOSTILE_ID, "partitions": 1}],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": 3_000_000_000}],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": 1, "adding": 3_000_000_000}],
+        [{"topic": f"t{number}", "id": HOSTILE_ID, "partitions": 100_000} for number in range(11)],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": -4}],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": True}],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": "1"}],
+        [{"topic": "t", "id": HOSTILE_ID}],
+        [{"topic": "t", "partitions": 1}],
+        [{"topic": "t", "id": "?", "partitions": 1}],
+        [{"topic": "t", "id": 7, "partitions": 1}],
+        [{"topic": 5, "id": HOSTILE_ID, "partitions": 1}],
+        [{"id": HOSTILE_ID, "partitions": 1}],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": 1, "config": [1]}],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": 1, "config": {"retention.ms": {}}}],
+        [{"topic": "t", "id": HOSTILE_ID, "partitions": 1}] * 2,
+        [7],
+    ],
+)
+def test_a_hostile_file_of_topics_has_no_effect(tmp_path: Path, rows: list[Any], read_only: bool) -> None:
+    """Its names became paths, its counts memory, and its types errors that are not the library's."""
+    (tmp_path / "victim" / "home-0").mkdir(parents=True)
+    data = tmp_path / "data"
+    (data / "x-0").mkdir(parents=True)
+    (data / "logcore.topics").write_bytes(checkpoint.pack_topics(rows))
+    with pytest.raises(CorruptLogError, match="what nobody may have written"):
+        logcore.open_dir(data, read_only=read_only)
+    assert sorted(os.listdir(tmp_path / "victim")) == ["home-0"]
+    assert set(os.listdir(data)) <= {"x-0", "logcore.topics", "meta.properties", ".lock"}
+
+
+def test_links_inside_a_directory_are_not_followed(tmp_path: Path) -> None:
+    """What they led to was removed, renamed and written to, with the rights of whoever opened the directory."""
+    victim, data = tmp_path / "victim", tmp_path / "data"
+    victim.mkdir()
+    (victim / "precious").touch()
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", 2)
+    shutil.rmtree(data / "t-0")
+    for name in ("t-0", "new-0", "other-0", "x." + "0" * 32 + "-delete"):
+        (data / name).symlink_to(victim)
+    with logcore.open_dir(data) as logdir:
+        assert logdir.topics() == ["t"]
+        for call in (lambda: logdir.partition("t", 0), lambda: logdir.create_topic("new")):
+            with pytest.raises(CorruptLogError, match="links inside a log directory are not followed"):
+                call()
+        logdir.partition("t", 1).append(b"x")
+        logdir.delete_topic("t")
+    with logcore.open_dir(data, read_only=True) as logdir:
+        assert logdir.topics() == []
+    assert os.listdir(victim) == ["precious"]
+
+
+def test_a_partition_that_came_meanwhile_stays(data: str) -> None:
+    """A topic that could not be made over it was undone, and its records went with it."""
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        logdir.partition("t", 0).append(b"kept")
+        for name in ("late-1", "t-1"):
+            shutil.copytree(os.path.join(data, "t-0"), os.path.join(data, name))
+        for call in (lambda: logdir.create_topic("late", 2), lambda: logdir.add_partitions("t", 2)):
+            with pytest.raises(CorruptLogError, match="holds records of another"):
+                call()
+        assert logdir.topics() == ["t"]
+    for name in ("late-1", "t-1"):
+        assert os.path.exists(os.path.join(data, name, f"{0:020d}.log"))
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_directory_of_something_else_is_not_one_without_topics(tmp_path: Path, read_only: bool) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("orders")
+        logdir.partition("orders", 0).append(b"x")
+    with pytest.raises(LogNotFoundError, match="directory of one partition"):
+        logcore.open_dir(tmp_path / "data" / "orders-0", read_only=read_only)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letter").touch()
+    with pytest.raises(LogNotFoundError, match="no log directory"):
+        logcore.open_dir(other, read_only=read_only)
+    with logcore.open_dir(other, create=True) as logdir:
+        assert logdir.topics() == []
+
+
+def test_a_directory_of_something_else_is_not_an_empty_log(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("orders")
+    for path, says in ((tmp_path / "data", "directory of partitions"), (tmp_path, "no partition directory")):
+        with pytest.raises(LogNotFoundError, match=says):
+            logcore.open(path, read_only=True)
+    with logcore.open(tmp_path / "data" / "orders-0", read_only=True) as log:
+        assert list(log.read(0)) == []
+    (tmp_path / "new-0").mkdir()
+    logcore.open(tmp_path / "new-0", read_only=True).close()
+
+
+def test_a_topic_that_does_not_exist_is_guessed(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders")
+        with pytest.raises(TopicNotFoundError, match="did you mean 'orders'") as caught:
+            logdir.partition("order", 0)
+        assert "None" not in str(caught.value)
+        with pytest.raises(TopicNotFoundError) as caught:
+            logdir.partition("something else", 0)
+        assert "did you mean" not in str(caught.value)

@@ -668,3 +668,29 @@ def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
     with logcore.open_dir(path, fs=Recorder()) as directory:
         assert len(values(path, 0)) == 301 and directory.partition("t", 0).log_end_offset == 301
     assert len(written) > 20 and {size for _, size in written} <= {8, 4}
+
+
+def test_links_in_the_staging_directory_are_not_followed(data: Path, tmp_path: Path) -> None:
+    """What they led to was collected as garbage."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    publish(data, "first")
+    root = Path(staging_path(str(data)))
+    (root / "old").symlink_to(victim)
+    for path in (victim / "precious", victim):
+        os.utime(path, (1, 1))
+    os.utime(root / "old", (1, 1), follow_symlinks=False)
+    (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"old": 1}))
+    publish(data, "second", version=1)
+    assert not (root / "old").is_symlink(), "the link itself is nobody's"
+    (root / "third").symlink_to(victim)
+    with pytest.raises(CorruptLogError, match="not followed"):
+        Staging(OS, str(data)).begin("third")
+    Staging(OS, str(data)).abort_files("third")
+    assert os.listdir(victim) == ["precious"]
+    shutil.move(root, tmp_path / "elsewhere")
+    root.symlink_to(tmp_path / "elsewhere")
+    for call in (lambda: logcore.open_dir(data), lambda: publish(data, "fourth")):
+        with pytest.raises(CorruptLogError, match="not followed"):
+            call()

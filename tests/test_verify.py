@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import logcore
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.dump import dump
 from logcore.fs import OsFS
 from logcore.recordbatch import encode
-from logcore.survey import DIRECTORY_FILES, PARTITION_FILES, SEGMENT_SUFFIXES, kind_of
+from logcore.survey import SEGMENT_SUFFIXES, kind_of
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from logcore.verify import Verdict, verify
 

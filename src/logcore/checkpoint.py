@@ -38,6 +38,19 @@ PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
 
+#: What tells a log directory, and the directory of a partition, from any other.
+DIRECTORY_FILES: Final = (
+    RECOVERY_POINT,
+    LOG_START,
+    HIGH_WATERMARK,
+    CLEANER,
+    META_PROPERTIES,
+    CLEAN_SHUTDOWN,
+    TOPICS,
+    PRODUCER_IDS,
+)
+PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END)
+
 _MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything larger is not one of ours
 _DURABLE: Final = struct.Struct(">qI")
 

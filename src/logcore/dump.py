@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore import checkpoint, seals
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
@@ -33,7 +34,7 @@ from logcore.kernels import Record, layout
 from logcore.recordbatch import RecordBatch
 from logcore.segment import LOG, GrowingSegment, base_offset_of
 from logcore.sequences import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
-from logcore.survey import DIRECTORY_FILES, OFFSET_CHECKPOINTS, PARTITION_FILES, SEGMENT_SUFFIXES, kind_of, living_name
+from logcore.survey import OFFSET_CHECKPOINTS, SEGMENT_SUFFIXES, kind_of, living_name
 
 #: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.
 _MAX_SIZE: Final = 256 << 20

@@ -82,9 +82,12 @@ class LogcoreError(Exception):
         if self.offset is not None:
             where.append(f"offset {self.offset}")
         text = f"{', '.join(where)}: {self.reason}" if where else self.reason
-        if self.expected is not None or self.found is not None:
-            text += f" (expected {self.expected}, found {self.found})"
-        return text
+        met = [
+            f"{name} {value}"
+            for name, value in (("expected", self.expected), ("found", self.found))
+            if value is not None
+        ]
+        return f"{text} ({', '.join(met)})" if met else text
 
     def __str__(self) -> str:
         return self._text()

@@ -4,6 +4,7 @@ Rules:
 - Everything above works on one `FS` object. Files are opened to handles; every other call names a handle or a path.
 - Reads raise StorageReadError, writes StorageWriteError or DiskFullError, lack of descriptors or memory ResourceError;
   each chains the OSError. FileNotFoundError and FileExistsError pass through: they are answers, not failures.
+- A symbolic link is not followed where a file or directory is opened, looked at or removed by its name.
 - A write loops over short writes and either writes all or raises. Nothing is buffered, and nothing is written through a
   mapping.
 - A mapping lives until the last view of it is gone; it is never closed by hand.
@@ -314,12 +315,12 @@ class OsFS:
 
     def file_size(self, path: str) -> int:
         with _reading(path):
-            return os.stat(path).st_size
+            return os.lstat(path).st_size
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
         """What tells two files apart that had the same name at different times."""
         with _reading(str(path_or_handle)):
-            facts = os.stat(path_or_handle)
+            facts = os.fstat(path_or_handle) if isinstance(path_or_handle, int) else os.lstat(path_or_handle)
         return facts.st_dev, facts.st_ino
 
     def exists(self, path: str) -> bool:
@@ -327,7 +328,8 @@ class OsFS:
         return _mode_of(path, os.lstat) is not None
 
     def is_directory(self, path: str) -> bool:
-        mode = _mode_of(path, os.stat)
+        """Not of a symbolic link: those inside a log directory are not followed. See real_path() for what users say."""
+        mode = _mode_of(path, os.lstat)
         return mode is not None and stat.S_ISDIR(mode)
 
     def listdir(self, path: str) -> list[str]:
@@ -364,7 +366,7 @@ class OsFS:
     def modified_ms(self, path: str) -> int:
         """When a file was last written, or a name in a directory last changed; milliseconds of the wall clock."""
         with _reading(path):
-            return os.stat(path).st_mtime_ns // 1_000_000
+            return os.lstat(path).st_mtime_ns // 1_000_000
 
     def sync_dir(self, path: str) -> None:
         """Makes the names in a directory durable."""

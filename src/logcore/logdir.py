@@ -2,8 +2,9 @@
 
 Rules:
 - One lock for the whole directory, Kafka's. Who opens it for writing first finishes what a crash left half done.
-- A topic is there, whole, or not at all: `logcore.topics` is replaced in one step when it is made, changed or deleted,
-  and only then do directories follow. Partition directories that Kafka or a copy put there are topics too.
+- A topic is there, whole, or not at all: `logcore.topics` calls it deleted before its first directory is made and before
+  the first goes, and is replaced in one step. Partition directories that Kafka or a copy put there are topics too.
+- What the file of topics says is checked before any of it becomes a path, and links are not followed.
 - Partitions are opened when they are first asked for and stay open until the directory is closed.
 - Names and settings are checked before there is any effect.
 
@@ -29,6 +30,7 @@ import attrs
 
 from logcore import checkpoint, cleaner, staging
 from logcore.agenda import Agenda
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.copying import copy_log
@@ -56,10 +58,10 @@ from logcore.log import (
     check_path,
     open_log,
 )
-from logcore.reader import Isolation, LogReader, list_bases, parse_partition_name
+from logcore.reader import Isolation, LogReader, is_partition_name, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.seals import Finding, Progress, ScrubReport, finish
-from logcore.segment import LOG, Segment, file_name
+from logcore.segment import LOG, Segment, base_offset_of, file_name
 from logcore.table import TopicTable
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
@@ -77,6 +79,11 @@ _RETRY_MS: Final = 1_000
 _SPACE_MS: Final = 1_000  # between two looks at the space that is free
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 _NO_ID: Final = uuid.UUID(int=0)
+#: Not Kafka's limit: each is a directory with files, and a slip of the keyboard must not make a million of them.
+_MOST_PARTITIONS: Final = 100_000
+_MOST_IN_ALL: Final = 1_000_000
+#: How often a reader looks again when topics change while it looks.
+_LOOKS: Final = 100
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
 
 
@@ -154,14 +161,50 @@ class _Topic:
     count: int = 0
     overrides: dict[str, str] = attrs.Factory(dict)
     numbers: tuple[int, ...] = ()
+    is_deleting: bool = False  # in the file of topics: its files are going, or not all of them are there yet
+    adding: int = 0  # in the file of topics: partitions from count to here are being made
 
-    def as_json(self, *, deleting: bool = False) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"topic": self.name, "id": id_text(self.topic_id or _NO_ID), "partitions": self.count}
         if self.overrides:
             facts["config"] = self.overrides
-        if deleting:
+        if self.is_deleting:
             facts["deleting"] = True
+        if self.adding:
+            facts["adding"] = self.adding
         return facts
+
+    @classmethod
+    def from_json(cls, row: object) -> _Topic:
+        """Raises ValueError, which says what is wrong. The file may come from anywhere, and what it says becomes paths
+        and memory.
+        """
+        facts: dict[str, Any] = row if isinstance(row, dict) else {}
+        name = facts.get("topic")
+        if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+            raise ValueError(f"a row whose topic is {name!r:.80}")
+        count = facts.get("partitions")
+        adding = facts.get("adding", 0)
+        for number in (count, adding):
+            if type(number) is not int or not 0 <= number <= _MOST_PARTITIONS:
+                raise ValueError(f"topic {name} with {number!r:.80} partitions")
+        overrides = facts.get("config", {})
+        if not isinstance(overrides, dict) or not all(isinstance(value, str) for value in overrides.values()):
+            raise ValueError(f"topic {name} with settings that are no text")
+        try:
+            topic_id = parse_id(facts["id"])
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"topic {name} without an id") from None
+        assert isinstance(count, int)
+        return cls(
+            name,
+            topic_id if topic_id.int else None,
+            count,
+            dict(overrides),
+            tuple(range(count)),
+            facts.get("deleting") is True,
+            adding,
+        )
 
 
 def open_dir(
@@ -195,6 +238,8 @@ def open_dir(
         if not create:
             raise LogNotFoundError("there is no log directory here; create=True makes one", path=directory)
         make_directories(fs, real)
+    else:
+        _check_kind(fs, real, create)
     lock = None if read_only else claim_directory(fs, real, _MEMBER)
     try:
         return LogDir(fs, real, lock, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption)
@@ -203,6 +248,32 @@ def open_dir(
             lock.shared["failed"] = True
             lock.release()
         raise
+
+
+def _check_kind(fs: FS, real: str, create: bool) -> None:
+    """Raises LogNotFoundError for a directory that holds something else: without an error it would be one of no topics.
+
+    An empty one is fine, and so is one that has files of a log directory, or a partition directory in it.
+    """
+    names = fs.listdir(real)
+    if any(name in PARTITION_FILES or base_offset_of(name) is not None for name in names):
+        raise LogNotFoundError(
+            "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
+            path=real,
+        )
+    if create or not names or any(name in DIRECTORY_FILES for name in names):
+        return
+    if not any(
+        (is_partition_name(name) or _DELETED.fullmatch(name)) and fs.is_directory(os.path.join(real, name))
+        for name in names
+    ):
+        raise LogNotFoundError(
+            "this is no log directory: it has neither a file of one nor a directory of a partition; create=True makes "
+            "it one",
+            path=real,
+            expected="directories like orders-0",
+            found=", ".join(sorted(names)[:5]),
+        )
 
 
 def check_topic_name(name: object) -> str:
@@ -329,15 +400,16 @@ class LogDir:
         return int(text) if text.isdecimal() and int(text) <= INT32_MAX else 1
 
     def _finish_interrupted(self) -> None:
-        """Ends deletions that a crash ended."""
-        rows = self._read_topics()
-        deleting = [row for row in rows if row.get("deleting")]
-        if deleting:
-            present = self._partitions_on_disk()
-            self._rename_topics_away(
-                {row["topic"]: {*range(row["partitions"]), *present.get(row["topic"], ())} for row in deleting}
-            )
-            self._write_topics(row for row in rows if not row.get("deleting"))
+        """Ends deletions that a crash ended, and undoes what it left half made."""
+        topics = self._read_topics()
+        present = self._partitions_on_disk()
+        undone: dict[str, Iterable[int]] = {
+            topic.name: {*topic.numbers, *present.get(topic.name, ())} for topic in topics if topic.is_deleting
+        }
+        undone |= {topic.name: range(topic.count, topic.adding) for topic in topics if topic.adding}
+        if undone:
+            self._rename_topics_away(undone)
+            self._write_topics(attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting)
         for name in self._fs.listdir(self.path):
             if _DELETED.fullmatch(name):
                 self._remove_tree(name)
@@ -354,22 +426,26 @@ class LogDir:
         return found
 
     def _look(self) -> None:
-        """Takes what the file of topics and the directories say."""
-        topics = {
-            row["topic"]: _Topic(
-                row["topic"],
-                parse_id(row["id"]) if parse_id(row["id"]).int else None,
-                row["partitions"],
-                dict(row.get("config", {})),
-                tuple(range(row["partitions"])),
-            )
-            for row in self._read_topics()
-            if not row.get("deleting")
-        }
-        found = self._partitions_on_disk()
+        """Takes what the file of topics and the directories say.
+
+        A writer makes directories while a topic is not whole and removes them when it is no more; the file says so
+        before and after. Directories that were listed between two readings of one file are judged by it.
+        """
+        rows = self._read_topics()
+        for _ in range(_LOOKS):
+            found = self._partitions_on_disk()
+            before = rows
+            rows = self._read_topics()
+            if rows == before:
+                break
+        topics = {row.name: row for row in rows if not row.is_deleting}
+        half_made = {row.name: range(row.count, row.adding) for row in rows}
+        going = {row.name for row in rows if row.is_deleting}
         for name, numbers in found.items():
-            topic_ = topics.setdefault(name, _Topic(name))
-            topic_.numbers = tuple(sorted({*topic_.numbers, *numbers}))
+            if name not in going:
+                topic_ = topics.setdefault(name, _Topic(name))
+                whole = {number for number in numbers if number not in half_made.get(name, ())}
+                topic_.numbers = tuple(sorted({*topic_.numbers, *whole}))
         self._topics = topics
 
     def _complete_topics(self) -> None:
@@ -458,7 +534,7 @@ class LogDir:
 
     # -- the file of topics --------------------------------------------------------------------------------------
 
-    def _read_topics(self) -> list[dict[str, Any]]:
+    def _read_topics(self) -> list[_Topic]:
         """Rows of logcore.topics. Raises CorruptLogError: settings that cannot be believed are not guessed."""
         content = checkpoint.read(self._fs, self.path, checkpoint.TOPICS)
         if content is None:
@@ -471,9 +547,28 @@ class LogDir:
                 expected="a first line whose crc32 is that of the rest",
                 found=repr(content[:80]),
             )
-        return rows
+        try:
+            total = sum(int(row["partitions"]) for row in rows if isinstance(row, dict) and _is_count(row))
+            if total > _MOST_IN_ALL:
+                raise ValueError(f"{total} partitions in all, where {_MOST_IN_ALL} are the most")
+            topics = [_Topic.from_json(row) for row in rows]
+            if len({topic.name for topic in topics}) < len(topics):
+                raise ValueError("a topic twice")
+        except ValueError as error:
+            raise CorruptLogError(
+                "the file of topics holds what nobody may have written; restore it from a copy, or remove it and set "
+                "the topics' configs again",
+                path=os.path.join(self.path, checkpoint.TOPICS),
+                expected="names, ids, counts and settings of topics",
+                found=str(error),
+            ) from error
+        return topics
 
-    def _write_topics(self, rows: Iterable[dict[str, Any]]) -> None:
+    def _write_topics(self, topics: Iterable[_Topic]) -> None:
+        rows = [topic.as_json() for topic in topics]
+        total = sum(row["partitions"] for row in rows)
+        if total > _MOST_IN_ALL:
+            raise InvalidConfigError("partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total)
         checkpoint.write(self._fs, self.path, checkpoint.TOPICS, checkpoint.pack_topics(rows))
 
     def _save(self, *changed: _Topic, deleting: Iterable[_Topic] = ()) -> None:
@@ -481,7 +576,7 @@ class LogDir:
         gone = {**self._deleting, **{topic.name: topic for topic in deleting}}
         topics = {**self._topics, **{topic.name: topic for topic in changed}, **gone}
         self._write_topics(
-            topic.as_json(deleting=name in gone)
+            attrs.evolve(topic, is_deleting=name in gone)
             for name, topic in sorted(topics.items())
             if topic.count or topic.overrides or topic.topic_id or name in gone
         )
@@ -507,7 +602,11 @@ class LogDir:
         self._check_open()
         topic = self._topics.get(name)
         if topic is None:
-            raise TopicNotFoundError("there is no such topic", path=self.path, found=repr(name))
+            import difflib
+
+            near = difflib.get_close_matches(str(name), self._topics, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TopicNotFoundError(f"there is no such topic{hint}", path=self.path, found=repr(name))
         return topic
 
     def topic_id(self, name: str) -> uuid.UUID:
@@ -591,17 +690,27 @@ class LogDir:
                 count = _check_count(partitions, 1)
                 overrides = self._overrides({}, config or {})
                 made.append(_Topic(name, _new_id(self._fs), count, overrides, tuple(range(count))))
+            for topic in made:
+                for number in topic.numbers:
+                    self._check_unused(topic.name, number)
             if check_only or not made:
                 return
-            self._save(*made)
+            self._save(deleting=made)  # until they are whole, a crash undoes it
             try:
                 self._make_partitions((topic, topic.numbers) for topic in made)
+                self._topics.update((topic.name, topic) for topic in made)
+                self._save()
             except BaseException:
-                self._deleting.update((topic.name, topic) for topic in made)  # what was made of them goes again
-                with contextlib.suppress(LogcoreError, OSError):
-                    self._finish_deleting()
+                self._undo(*made)
                 raise
-            self._topics.update((topic.name, topic) for topic in made)
+
+    def _undo(self, *made: _Topic) -> None:
+        """Takes back topics that could not be made; what fails of it is left to tick() and the next opening."""
+        for topic in made:
+            self._topics.pop(topic.name, None)
+            self._deleting[topic.name] = topic
+        with contextlib.suppress(LogcoreError, OSError):
+            self._finish_deleting()
 
     def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
         """Makes a topic that has another's records below an offset, with the same offsets, partitions and settings.
@@ -624,60 +733,86 @@ class LogDir:
                 for number in source.numbers
             }
             self._save(deleting=[made])  # until it is whole, a crash undoes it
+            # Files come to names that nobody takes for a partition, and that the next opening removes.
+            away = {number: self._doomed_name(f"{new_topic}-{number}") for number in made.numbers}
             try:
-                self._make_partitions([(made, made.numbers)])
+                self._forget({(new_topic, number): None for number in made.numbers})
                 points: dict[tuple[str, int], int | None] = {}
                 starts: dict[tuple[str, int], int | None] = {}
                 for number in made.numbers:
                     log = self.partition(topic, number)
                     key = (new_topic, number)
-                    points[key] = copy_log(log, self._partition_path(*key), offsets[number])
+                    path = os.path.join(self.path, away[number])
+                    self._make_partition(made, path)
+                    points[key] = copy_log(log, path, offsets[number])
                     starts[key] = min(log.log_start_offset, points[key] or 0) or None
+                self._fs.sync_dir(self.path)  # what is noted of a partition has a directory
                 self._note(checkpoint.LOG_START, starts)
                 self._note(checkpoint.RECOVERY_POINT, points)
+                for number in made.numbers:
+                    self._fs.rename(os.path.join(self.path, away[number]), self._partition_path(new_topic, number))
+                self._fs.sync_dir(self.path)
                 self._topics[new_topic] = made
                 self._save()
             except BaseException:
-                self._topics.pop(new_topic, None)
-                self._deleting[new_topic] = made
+                self._undo(made)
                 with contextlib.suppress(LogcoreError, OSError):
-                    self._finish_deleting()
+                    for name in set(away.values()) & set(self._fs.listdir(self.path)):
+                        self._remove_tree(name)
                 raise
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """A copy of the whole directory, at a path where there is nothing yet: a backup that opens as it is.
 
         Each partition up to its high watermark, one after the other; sealed segments are hard links where that is
-        possible. Group offsets are records of a topic and are in it. Raises InvalidConfigError when there is something
-        at the path, and what reading and writing raise; what was made is left then, without the note that it is whole.
+        possible. Group offsets are records of a topic and are in it. It is made beside the path, under a name that ends
+        in `-partial`, and is there when it is whole. Raises InvalidConfigError when there is something at the path, and
+        what reading and writing raise.
         """
         target = self._fs.real_path(check_path(path))
         with self._lock:
             self._check_writable()
             if self._fs.exists(target):
                 raise InvalidConfigError("there is something at the path of the snapshot", found=repr(target))
-            make_directories(self._fs, target)
-            points: dict[tuple[str, int], int | None] = {}
-            starts: dict[tuple[str, int], int | None] = {}
-            # What groups have committed first, so that it lies in the copies of the topics.
-            for name in sorted(self.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
-                self.topic_id(name)
-                for number in self._numbers(name):
-                    log = self.partition(name, number)
-                    directory = os.path.join(target, f"{name}-{number}")
-                    self._fs.mkdir(directory)
-                    content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
-                    if content is not None:
-                        checkpoint.write(self._fs, directory, checkpoint.PARTITION_METADATA, content)
-                    points[name, number] = copy_log(log, directory)
-                    starts[name, number] = min(log.log_start_offset, points[name, number] or 0) or None
-            checkpoint.write_offsets(self._fs, target, checkpoint.LOG_START, starts)
-            checkpoint.write_offsets(self._fs, target, checkpoint.RECOVERY_POINT, points)
-            for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
-                content = checkpoint.read(self._fs, self.path, file)
+            parent, name = os.path.split(target)
+            suffix = f".{self._fs.random_bytes(8).hex()}-partial"
+            partial = os.path.join(parent, name[: 255 - len(suffix)] + suffix)
+            make_directories(self._fs, partial)
+            try:
+                self._copy_all(partial)
+                self._fs.rename(partial, target)
+                self._fs.sync_dir(parent)
+            except BaseException:
+                with contextlib.suppress(LogcoreError, OSError):
+                    for inside in self._fs.listdir(partial):
+                        if self._fs.is_directory(os.path.join(partial, inside)):
+                            self._remove_tree(os.path.join(partial, inside))
+                    self._remove_tree(partial)
+                raise
+
+    def _copy_all(self, target: str) -> None:
+        """All partitions and what is noted of them, to a directory that is there and empty."""
+        points: dict[tuple[str, int], int | None] = {}
+        starts: dict[tuple[str, int], int | None] = {}
+        # What groups have committed first, so that it lies in the copies of the topics.
+        for name in sorted(self.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
+            self.topic_id(name)
+            for number in self._numbers(name):
+                log = self.partition(name, number)
+                directory = os.path.join(target, f"{name}-{number}")
+                self._fs.mkdir(directory)
+                content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
                 if content is not None:
-                    checkpoint.write(self._fs, target, file, content)
-            self._fs.sync_dir(target)
+                    checkpoint.write(self._fs, directory, checkpoint.PARTITION_METADATA, content)
+                points[name, number] = copy_log(log, directory)
+                starts[name, number] = min(log.log_start_offset, points[name, number] or 0) or None
+        checkpoint.write_offsets(self._fs, target, checkpoint.LOG_START, starts)
+        checkpoint.write_offsets(self._fs, target, checkpoint.RECOVERY_POINT, points)
+        for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
+            content = checkpoint.read(self._fs, self.path, file)
+            if content is not None:
+                checkpoint.write(self._fs, target, file, content)
+        self._fs.sync_dir(target)
 
     def _note(self, file: str, offsets: Mapping[tuple[str, int], int | None]) -> None:
         assert self._lock_held is not None
@@ -693,6 +828,8 @@ class LogDir:
             if topic.numbers != tuple(range(present)):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(topic.numbers))
             _check_count(count, present + 1)
+            for number in range(present, count):
+                self._check_unused(name, number)
             if check_only:
                 return
             grown = attrs.evolve(
@@ -702,13 +839,16 @@ class LogDir:
                 numbers=tuple(range(count)),
                 overrides=self._own_overrides(topic),
             )
-            self._save(grown)
+            self._save(attrs.evolve(grown, count=present, adding=count))  # until they are there, a crash undoes it
             try:
                 self._make_partitions([(grown, range(present, count))])
+                self._save(grown)
             except BaseException:
                 with contextlib.suppress(LogcoreError, OSError):
+                    away = self._rename_topics_away({name: range(present, count)})
                     self._save()
-                    self._rename_topics_away({name: range(present, count)})
+                    for directory in away:
+                        self._remove_tree(directory)
                 raise
             self._topics[name] = grown
 
@@ -861,10 +1001,9 @@ class LogDir:
                     found=number,
                 )
             path, config = self._partition_path(topic, number), self._settings(known).as_mapping()
+            self._check_directory(path)
             if self._lock_held is None:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
-            elif not self._fs.exists(path):
-                raise CorruptLogError("the partition's directory is gone; restore it, or delete the topic", path=path)
             else:
                 log = open_log(
                     path,
@@ -949,32 +1088,53 @@ class LogDir:
         made: dict[tuple[str, int], int | None] = {}
         for topic, numbers in wanted:
             for number in numbers:
-                self._make_partition(topic, number)
+                self._make_partition(topic, self._partition_path(topic.name, number))
                 made[topic.name, number] = None
         if made:
             self._forget(made)  # what a deletion or another program may have left
             self._fs.sync_dir(self.path)
 
-    def _make_partition(self, topic: _Topic, number: int) -> None:
-        path = self._partition_path(topic.name, number)
-        try:
+    def _make_partition(self, topic: _Topic, path: str) -> None:
+        with contextlib.suppress(FileExistsError):  # see _check_unused(); it is empty, or a crash left it
             self._fs.mkdir(path)
-        except FileExistsError:
-            if any(name.endswith(LOG) for name in self._fs.listdir(path)):
-                raise CorruptLogError("a new partition's directory holds records of another", path=path) from None
         assert topic.topic_id is not None
         metadata = f"version: 0\ntopic_id: {id_text(topic.topic_id)}"
         checkpoint.write(self._fs, path, checkpoint.PARTITION_METADATA, metadata.encode())
 
+    def _check_unused(self, topic: str, number: int) -> None:
+        """Raises CorruptLogError when there is something where a partition is to be made."""
+        path = self._partition_path(topic, number)
+        if self._fs.exists(path):
+            self._check_directory(path)
+            if any(name.endswith(LOG) for name in self._fs.listdir(path)):
+                raise CorruptLogError("a new partition's directory holds records of another", path=path)
+
+    def _check_directory(self, path: str) -> None:
+        """Raises CorruptLogError where no partition's directory is: a link may lead to what is not ours."""
+        if not self._fs.exists(path):
+            raise CorruptLogError("the partition's directory is gone; restore it, or delete the topic", path=path)
+        if not self._fs.is_directory(path):
+            raise CorruptLogError(
+                "no directory: links inside a log directory are not followed", path=path, expected="a directory"
+            )
+
+    def _doomed_name(self, name: str) -> str:
+        """As Kafka names a partition directory that is going: no opening takes it for a partition, and each removes
+        it.
+        """
+        suffix = f".{self._fs.random_bytes(16).hex()}-delete"
+        return name[: 255 - len(suffix)] + suffix
+
     def _rename_away(self, name: str) -> str:
         """First step of deleting a partition directory, as Kafka does it, so that a crash leaves no half of one."""
-        suffix = f".{self._fs.random_bytes(16).hex()}-delete"
-        away = name[: 255 - len(suffix)] + suffix
+        away = self._doomed_name(name)
         self._fs.rename(os.path.join(self.path, name), os.path.join(self.path, away))
         return away
 
     def _remove_tree(self, name: str) -> None:
         directory = os.path.join(self.path, name)
+        if not self._fs.is_directory(directory):  # a link is not followed, and what is no directory is not ours
+            return
         for file in self._fs.listdir(directory):
             self._fs.unlink(os.path.join(directory, file))
         self._fs.rmdir(directory)
@@ -1209,12 +1369,17 @@ class LogDir:
             self._saved_high_watermarks = offsets
 
 
+def _is_count(row: dict[str, Any]) -> bool:
+    return type(row.get("partitions")) is int and row["partitions"] > 0
+
+
 def _check_count(partitions: object, least: int) -> int:
     try:
         count = operator.index(partitions)  # type: ignore[arg-type]
     except TypeError:
         count = -1
-    # Not Kafka's limit: each is a directory with files, and a slip of the keyboard must not make a million of them.
-    if not least <= count <= 100_000:
-        raise InvalidConfigError("number of partitions", expected=f"{least} to 100000", found=repr(partitions))
+    if not least <= count <= _MOST_PARTITIONS:
+        raise InvalidConfigError(
+            "number of partitions", expected=f"{least} to {_MOST_PARTITIONS}", found=repr(partitions)
+        )
     return count

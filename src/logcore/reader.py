@@ -51,6 +51,7 @@ _LOOKS: Final = 100
 #: File systems tell the time of a change to 10 ms or better.
 _SETTLING_MS: Final = 50
 
+_SEGMENT_FILE: Final = re.compile(r"\d{20}\.")
 _PARTITION_NAME: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
 
 
@@ -64,6 +65,43 @@ def parse_partition_name(name: str) -> tuple[str, int]:
             found=repr(name),
         )
     return found[1], int(found[2])
+
+
+def is_partition_name(name: str) -> bool:
+    try:
+        parse_partition_name(name)
+    except InvalidNameError:
+        return False
+    return True
+
+
+def check_is_partition(fs: FS, directory: str) -> None:
+    """Raises LogNotFoundError for a directory of something else: read as a log it would be an empty one.
+
+    A partition has a file of one, or is empty, or about to get its first file, and has the name of one.
+    """
+    real = fs.real_path(directory)
+    if not fs.is_directory(real):
+        raise LogNotFoundError("there is no partition directory here", path=directory)
+    names = fs.listdir(real)
+    ours = checkpoint.PARTITION_FILES
+    if any(name.removesuffix(".tmp") in ours or _SEGMENT_FILE.match(name) for name in names):
+        return
+    if not names and is_partition_name(os.path.basename(real)):
+        return
+    inside = sorted(name for name in names if is_partition_name(name) and fs.is_directory(os.path.join(real, name)))
+    if inside:
+        raise LogNotFoundError(
+            f"this is a directory of partitions: open it with logcore.open_dir(), or one of them, such as "
+            f"{os.path.join(directory, inside[0])}",
+            path=directory,
+        )
+    raise LogNotFoundError(
+        "this is no partition directory: it holds no file of a log",
+        path=directory,
+        expected="files like 00000000000000000000.log",
+        found=", ".join(sorted(names)[:5]) or "nothing",
+    )
 
 
 def list_names(fs: FS, directory: str) -> list[str]:
@@ -124,8 +162,7 @@ class LogReader:
 
     @classmethod
     def _open_reader(cls, fs: FS, directory: str, config: LogConfig) -> Self:
-        if not fs.is_directory(directory):
-            raise LogNotFoundError("there is no partition directory here", path=directory)
+        check_is_partition(fs, directory)
         log = cls(fs, directory, config, Durability("os"))
         try:
             log._gaps.noted = noted_gaps(fs, directory)

@@ -226,14 +226,15 @@ def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
 
 def _check_free(fs: FS, goal: str, real: str) -> None:
     """Raises InvalidConfigError unless a copy can be made at a path."""
-    names = fs.listdir(goal) if fs.is_directory(goal) else []
+    is_there = fs.is_directory(fs.real_path(goal))
+    names = fs.listdir(goal) if is_there else []
     if fs.exists(unfinished(real)):
         raise InvalidConfigError(_CUT_OFF, path=unfinished(real))
     if any(name.endswith(UNFINISHED) for name in names) or (
         checkpoint.TOPICS in names and checkpoint.read(fs, goal, checkpoint.TOPICS) == _UNFINISHED_TOPICS
     ):
         raise InvalidConfigError(_CUT_OFF, path=goal)
-    if names or (fs.exists(goal) and not fs.is_directory(goal)):
+    if names or (fs.exists(goal) and not is_there):
         raise InvalidConfigError("there is something here already; name a new or an empty directory", path=goal)
     beside = staging.staging_path(real)
     if fs.exists(beside):

@@ -383,6 +383,7 @@ class Staging:
             with contextlib.suppress(FileExistsError):
                 fs.mkdir(path)
                 fs.sync_dir(os.path.dirname(path))
+            _check_directory(fs, path)
         if fs.identity(self.path)[0] != fs.identity(self.directory)[0]:
             raise InvalidConfigError(
                 "the log directory is the root of a file system of its own, so segments staged beside it cannot be "
@@ -391,6 +392,7 @@ class Staging:
 
     def publish(self, manifest: Manifest) -> None:
         """Makes the write one that will be there. Durable when this returns; nothing of it is shown yet."""
+        _check_directory(self._fs, self.path)
         self._check_undamaged(manifest.app_id, manifest.version)
         with contextlib.suppress(LogcoreError, OSError):  # others may clean up too; no write is to fail for it
             self._collect_garbage(manifest.txid)
@@ -559,7 +561,9 @@ def _read_manifest(fs: FS, path: str, name: str) -> Manifest | None:
 
 
 def remove_tree(fs: FS, path: str) -> None:
-    """Removes a directory of staged files; not being there is fine."""
+    """Removes a directory of staged files; not being there is fine, and a link is not followed."""
+    if not fs.is_directory(path):
+        return
     with contextlib.suppress(FileNotFoundError):
         for name in fs.listdir(path):
             with contextlib.suppress(FileNotFoundError):
@@ -646,7 +650,16 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
     return done
 
 
+def _check_directory(fs: FS, path: str) -> None:
+    """Raises CorruptLogError for a link, which may lead to files that are not ours to move or remove."""
+    if fs.exists(path) and not fs.is_directory(path):
+        raise CorruptLogError(
+            "no directory: links beside and inside a log directory are not followed", path=path, expected="a directory"
+        )
+
+
 def _names(fs: FS, path: str, suffix: str) -> list[str]:
+    _check_directory(fs, path)
     try:
         return sorted(name for name in fs.listdir(path) if name.endswith(suffix))
     except FileNotFoundError:
@@ -705,6 +718,7 @@ def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
 
 
 def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
+    _check_directory(fs, os.path.join(path, manifest.txid))
     for file in manifest.files:
         name = os.path.join(path, file.name + LOG)
         try:
@@ -985,6 +999,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     assert assigned.places is not None
     for (topic, partition), files in assigned.partitions().items():
         target = os.path.join(directory, f"{topic}-{partition}")
+        _check_directory(fs, target)
         _check_undisturbed(fs, path, target, files, assigned.places[topic, partition])
     _place_all(fs, directory, path, assigned)
     # Readers elsewhere are held back by this file, until here in all partitions alike.

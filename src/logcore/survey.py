@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from logcore import checkpoint
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.compression import Codec
 from logcore.config import INT64_MAX
 from logcore.errors import InvalidNameError, LogNotFoundError
@@ -38,15 +39,6 @@ OFFSET_CHECKPOINTS: Final = (
     "replication-offset-checkpoint",
     "cleaner-offset-checkpoint",
 )
-#: Files with names of their own: of a log directory, then of a partition.
-DIRECTORY_FILES: Final = (
-    *OFFSET_CHECKPOINTS,
-    checkpoint.META_PROPERTIES,
-    checkpoint.CLEAN_SHUTDOWN,
-    checkpoint.TOPICS,
-    checkpoint.PRODUCER_IDS,
-)
-PARTITION_FILES: Final = (checkpoint.LEADER_EPOCH, "partition.metadata", checkpoint.POLICY, checkpoint.DURABLE_END)
 
 
 @attrs.frozen(kw_only=True)
@@ -104,13 +96,14 @@ def unfinished(path: str) -> str:
 def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
     """The partition directories at a path: itself, or those in it. Raises LogNotFoundError when there is none."""
     directory = os.fspath(path)
-    if not fs.is_directory(directory):
+    if not fs.is_directory(fs.real_path(directory)):
         raise LogNotFoundError("there is no such directory", path=directory)
     names = fs.listdir(directory)
     if _is_partition(fs, directory, names):
         return [directory]
     paths = [os.path.join(directory, name) for name in names if partition_of(name) is not None]
-    found = sorted((path for path in paths if fs.is_directory(path)), key=_by_partition)
+    # These are read and not written to, so that links to partitions may be followed.
+    found = sorted((path for path in paths if fs.is_directory(fs.real_path(path))), key=_by_partition)
     if not found and not any(name in DIRECTORY_FILES for name in names):
         raise LogNotFoundError(
             "this is neither a partition directory (like orders-0, with .log files) nor a directory that holds some",

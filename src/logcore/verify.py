@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore import checkpoint, recovery, seals
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.dump import DUMPERS, IndexTable, LogFile
 from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
@@ -42,8 +43,6 @@ from logcore.noted import Noted, or_else
 from logcore.recovery import Action, TailFacts, decide
 from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 from logcore.survey import (
-    DIRECTORY_FILES,
-    PARTITION_FILES,
     UNFINISHED,
     is_misnamed,
     kind_of,
@@ -88,7 +87,7 @@ def verify(path: str | os.PathLike[str], *, fs: FS = OS) -> Iterator[Verdict]:
     nothing of that kind at the path; what is found in files never raises.
     """
     where = os.fspath(path)
-    if not fs.is_directory(where):
+    if not fs.is_directory(fs.real_path(where)):
         if not fs.exists(where):
             raise LogNotFoundError("there is no such file or directory", path=where)
         directory, name = os.path.split(where)
@@ -147,6 +146,7 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
         for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
     )
     names = fs.listdir(directory)
+    half = _topics_going(fs, directory)
     present = {partition_of(name) for name in names}
     # Kafka's, which is to take the lines out a minute later, or does not know whose they are.
     going = [name for name in names if name.endswith(("-delete", "-stray"))]
@@ -155,6 +155,7 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
         for key, end in sorted(points.items())
         if end > starts.get(key, 0)
         and key not in present
+        and key[0] not in half
         and not any(name.startswith("{}-{}.".format(*key)) for name in going)
     }
 
