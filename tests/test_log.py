@@ -1733,7 +1733,8 @@ def test_no_room_for_the_note_of_the_durable_end_hides_nothing(end: str) -> None
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
     log.append(b"v")
     getattr(log if end == "close" else disk, end)()
-    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*logcore.durable*", times=None))
+    paths = ("*logcore.durable*", "*logcore.reserve")
+    disk.faults = FaultPlan(*(Fault("pwrite", errno.ENOSPC, path=path, times=None) for path in paths))
     with pytest.raises(logcore.DiskFullError):
         logcore.open("t-0", durability="group", fs=disk)
     with logcore.open("t-0", read_only=True, fs=disk) as reader:

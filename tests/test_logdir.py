@@ -23,7 +23,7 @@ from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS
 from logcore.log import Log
 from logcore.logdir import id_text, parse_id
-from logcore.testing import SimulatedDisk
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 
 
 @pytest.fixture
@@ -480,7 +480,9 @@ def test_a_thousand_partitions_write_each_checkpoint_once_when_closed(data: str,
         logdir.partition("t", n).append(b"v")
     written: list[str] = []
     real = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda fs, d, name, c: (written.append(name), real(fs, d, name, c))[1])
+    monkeypatch.setattr(
+        checkpoint, "write", lambda fs, d, name, c, **how: (written.append(name), real(fs, d, name, c, **how))[1]
+    )
     logdir.close()
     assert written.count(checkpoint.RECOVERY_POINT) == 1
     assert len(checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT)) == 50
@@ -633,7 +635,9 @@ def test_recovery_points_are_written_once_for_all_logs(data: str, monkeypatch: A
             log._last_recovery_ms -= 60_000
         written: list[str] = []
         real = checkpoint.write
-        monkeypatch.setattr(checkpoint, "write", lambda fs, d, name, c: (written.append(name), real(fs, d, name, c))[1])
+        monkeypatch.setattr(
+            checkpoint, "write", lambda fs, d, name, c, **how: (written.append(name), real(fs, d, name, c, **how))[1]
+        )
         logdir.tick()
         assert written.count(checkpoint.RECOVERY_POINT) == 1
         assert len(checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT)) == 30
@@ -739,7 +743,7 @@ def test_a_hostile_file_of_topics_has_no_effect(tmp_path: Path, rows: list[Any],
     with pytest.raises(CorruptLogError, match="what nobody may have written"):
         logcore.open_dir(data, read_only=read_only)
     assert sorted(os.listdir(tmp_path / "victim")) == ["home-0"]
-    assert set(os.listdir(data)) <= {"x-0", "logcore.topics", "meta.properties", ".lock"}
+    assert set(os.listdir(data)) <= {"x-0", "logcore.topics", "meta.properties", ".lock", "logcore.reserve"}
 
 
 def test_links_inside_a_directory_are_not_followed(tmp_path: Path) -> None:
@@ -816,3 +820,109 @@ def test_a_topic_that_does_not_exist_is_guessed(data: str) -> None:
         with pytest.raises(TopicNotFoundError) as caught:
             logdir.partition("something else", 0)
         assert "did you mean" not in str(caught.value)
+
+
+# -- a full disk -----------------------------------------------------------------------------------------------------
+
+
+def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:
+    disk = SimulatedDisk(capacity_bytes=200_000, **more)
+    settings = {"segment.bytes": 8000, "retention.ms": -1, "file.delete.delay.ms": 0}
+    logdir = logcore.open_dir("data", create=True, fs=disk, config=settings)
+    for topic in ("t", "u"):
+        logdir.create_topic(topic)
+    logdir.partition("u", 0).append(b"small")
+    for size in (2000, 100, 1):
+        with contextlib.suppress(logcore.DiskFullError):
+            while True:
+                logdir.partition("t", 0).append(b"x" * size)
+    for path in ("/data/t-0/fill", "/data/u-0/fill"):  # other programs take what is left, to the last byte
+        handle = disk.open(path, write=True, create=True)
+        with contextlib.suppress(logcore.DiskFullError):
+            disk.pwrite(handle, bytes(disk.free_bytes("/")), 0)
+        disk.close(handle)
+    assert disk.free_bytes("/") == 0
+    return disk, logdir
+
+
+@pytest.mark.parametrize("how", ["delete_records", "retain", "delete_topic"])
+def test_a_full_disk_can_be_emptied(how: str) -> None:
+    """What goes before a deletion is a file, for which there was no room."""
+    disk, logdir = _filled()
+    log = logdir.partition("t", 0)
+    with pytest.raises(logcore.DiskFullError):
+        log.append(b"x" * 1000)
+    if how == "delete_records":
+        log.delete_records(log.high_watermark // 2)
+    elif how == "retain":
+        assert log.retain(segments=5) == 5
+    else:
+        logdir.delete_topic("t")
+        assert logdir.topics() == ["u"]
+    logdir.tick()
+    left = "u" if how == "delete_topic" else "t"
+    for _ in range(3):
+        logdir.partition(left, 0).append(b"x" * 1000)
+    logdir.close()
+    assert "/data/logcore.reserve" in disk.files(), "for the next time"
+
+
+def test_a_directory_on_a_full_disk_is_closed_and_opened_by_any_policy() -> None:
+    """close() ended at the first file without room, and left every log open and locked with nobody to close it."""
+    disk, logdir = _filled()
+    end = logdir.partition("t", 0).log_end_offset
+    logdir.close()
+    for durability in ("os", "group", "always", "os"):
+        with logcore.open_dir("data", fs=disk, durability=durability) as logdir:
+            assert logdir.partition("t", 0).log_end_offset == end
+            assert logdir.partition("u", 0).get(0).value == b"small"
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "fsync", "rename", "unlink", "sync_dir"])
+def test_close_lets_go_of_everything_whatever_fails(operation: str) -> None:
+    disk = SimulatedDisk()
+    for number in range(3):
+        logdir = logcore.open_dir("data", create=True, fs=disk)
+        for topic in {"a", "b"} - set(logdir.topics()):
+            logdir.create_topic(topic)
+        logs = [logdir.partition(topic, 0) for topic in ("a", "b")]
+        for log in logs:
+            log.append(b"x")
+        disk.faults = FaultPlan(Fault(operation, errno.EIO, times=None if number else 1))
+        with contextlib.suppress(logcore.LogcoreError):
+            logdir.close()
+        disk.faults = None
+        assert all(log.is_closed for log in logs)
+    with logcore.open_dir("data", fs=disk) as logdir:
+        assert [logdir.partition(topic, 0).log_end_offset for topic in ("a", "b")] == [3, 3]
+
+
+def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too() -> None:
+    """The reserve becomes the checkpoint; a crash in between leaves the old start or the new one, and no hole."""
+    disk, logdir = _filled()
+    logdir.close()
+    files, seen = disk.files(), set()
+    for at in range(1, 400, 2):
+        disk = SimulatedDisk(files, capacity_bytes=200_000, faults=FaultPlan(Fault("*", "crash", at=at)))
+        with contextlib.suppress(SimulatedCrash), logcore.open_dir("data", fs=disk) as logdir:
+            log = logdir.partition("t", 0)
+            middle = log.log_end_offset // 2
+            log.delete_records(middle)
+        if not disk.faults.hits:
+            break
+        for left in disk.after_crash(limit=3):
+            with logcore.open_dir("data", fs=left) as logdir:
+                log = logdir.partition("t", 0)
+                seen.add(log.log_start_offset)
+                assert [record.offset for record in log.read(log.log_start_offset)] == list(
+                    range(log.log_start_offset, log.log_end_offset)
+                )
+    assert seen == {0, middle}
+
+
+def test_a_file_that_only_has_the_name_of_the_reserve_is_not_written_to() -> None:
+    """After a crash two names may stand for one file, and one of them be the checkpoint in force."""
+    disk = SimulatedDisk({"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}, capacity_bytes=20)
+    with pytest.raises(logcore.DiskFullError):
+        checkpoint.write(disk, "/d", "x", b"n" * 30, reserve="/d")
+    assert disk.files() == {"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}

@@ -336,7 +336,7 @@ def test_a_directory_keeps_to_its_size() -> None:
 
 
 def test_appends_are_refused_before_the_disk_is_full() -> None:
-    disk = SimulatedDisk(now_ms=T0, capacity_bytes=20_000)
+    disk = SimulatedDisk(now_ms=T0, capacity_bytes=36_384)
     with opened(disk, min_free_bytes=10_000, max_bytes=None) as logdir:
         logdir.create_topic("a", config={"segment.bytes": 600})
         log = logdir.partition("a", 0)

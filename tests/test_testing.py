@@ -343,7 +343,7 @@ def test_lies_rot_and_misdirected_writes() -> None:
 
 
 def test_a_small_disk_is_full_when_it_is() -> None:
-    disk = SimulatedDisk(capacity_bytes=2_000)
+    disk = SimulatedDisk(capacity_bytes=18_384)
     with logcore.open("t-0", create=True, fs=disk) as log:
         with pytest.raises(logcore.DiskFullError):
             for _ in range(100):

@@ -2,6 +2,7 @@
 
 Rules (storage format section 6, reliability rules of writing):
 - One way to write: `<name>.tmp`, sync, rename, sync of the directory. A reader sees the old content or the new.
+- A reserve beside them lets a full disk be emptied: it becomes the `.tmp`.
 - What cannot be understood counts as absent, and is told so to the caller by None or an empty result; only a failing
   disk raises. All of them are caches but the topics and the given producer ids, whose caller refuses to guess.
 
@@ -10,6 +11,7 @@ This module knows no segment and makes no decision from what it reads.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -22,7 +24,7 @@ from typing import Any, Final
 import attrs
 
 from logcore.config import INT32_MAX, INT64_MAX, Durability
-from logcore.errors import InvalidConfigError
+from logcore.errors import DiskFullError, InvalidConfigError, LogcoreError
 from logcore.fs import FS
 
 RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
@@ -37,6 +39,9 @@ TOPICS: Final = "logcore.topics"
 PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
+RESERVE: Final = "logcore.reserve"
+_RESERVE_BYTES: Final = 16 << 10  # a checkpoint of some hundred partitions; more where one is larger already
+_RESERVE_MARK: Final = b"logcore reserve\n"
 
 #: What tells a log directory, and the directory of a partition, from any other.
 DIRECTORY_FILES: Final = (
@@ -55,19 +60,84 @@ _MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything la
 _DURABLE: Final = struct.Struct(">qI")
 
 
-def write(fs: FS, directory: str, name: str, content: bytes) -> None:
-    """Replaces a file so that a crash leaves either the old content or the new, durable when this returns."""
+def write(fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None) -> None:
+    """Replaces a file so that a crash leaves either the old content or the new, durable when this returns.
+
+    reserve: a log directory whose reserve may be used when the disk is full; for what makes room, or ends in order.
+    """
     path = os.path.join(directory, name)
     temporary = path + ".tmp"
-    handle = fs.open(temporary, write=True, create=True)
     try:
-        fs.truncate(handle, 0)
-        fs.pwrite(handle, content, 0)
-        fs.fsync(handle)
-    finally:
-        fs.close(handle)
+        handle = fs.open(temporary, write=True, create=True)
+        try:
+            fs.truncate(handle, 0)
+            fs.pwrite(handle, content, 0)
+            fs.fsync(handle)
+        finally:
+            fs.close(handle)
+    except DiskFullError:
+        with contextlib.suppress(FileNotFoundError):  # what was written of it holds room
+            fs.unlink(temporary)
+        if reserve is None or not _write_to_reserve(fs, reserve, temporary, content):
+            raise
+    else:
+        reserve = None
     fs.rename(temporary, path)
     fs.sync_dir(directory)
+    if reserve is not None:  # the old content has made room, as a rule
+        if reserve != directory:
+            fs.sync_dir(reserve)
+        keep_reserve(fs, reserve)
+
+
+def keep_reserve(fs: FS, directory: str) -> None:
+    """Holds room on the disk for the small files that go before a deletion, so that a full disk can be emptied."""
+    path = os.path.join(directory, RESERVE)
+    with contextlib.suppress(LogcoreError, OSError):  # nothing is to fail for it
+        largest = max(_size_or_zero(fs, os.path.join(directory, name)) for name in DIRECTORY_FILES)
+        size_bytes = _RESERVE_BYTES + largest // _RESERVE_BYTES * _RESERVE_BYTES
+        if _size_or_zero(fs, path) >= size_bytes:
+            return
+        # Made anew and not extended: after a crash the name may be one of a file that is used, see _write_to_reserve().
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(path)
+        handle = fs.open(path, write=True, create=True, exclusive=True)
+        try:
+            # By chance, for a disk that compresses would keep no room for zeros.
+            fs.pwrite(handle, _RESERVE_MARK + fs.random_bytes(size_bytes - len(_RESERVE_MARK)), 0)
+            fs.fsync(handle)
+        finally:
+            fs.close(handle)
+
+
+def _size_or_zero(fs: FS, path: str) -> int:
+    try:
+        return fs.file_size(path)
+    except FileNotFoundError:
+        return 0
+
+
+def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) -> bool:
+    """Makes the reserve the temporary file: its room is its own already, whoever else writes. False if there is none.
+
+    A crash may leave it under both names, or under the one of what the temporary file replaces. So only a file that
+    begins as a reserve does is written to.
+    """
+    path = os.path.join(directory, RESERVE)
+    try:
+        handle = fs.open(path, write=True)
+    except FileNotFoundError:
+        return False
+    try:
+        if fs.pread(handle, len(_RESERVE_MARK), 0) != _RESERVE_MARK:
+            return False
+        fs.rename(path, temporary)
+        fs.pwrite(handle, content, 0)
+        fs.truncate(handle, len(content))
+        fs.fsync(handle)
+        return True
+    finally:
+        fs.close(handle)
 
 
 def read(fs: FS, directory: str, name: str) -> bytes | None:
@@ -112,14 +182,24 @@ def read_offsets(fs: FS, directory: str, name: str) -> dict[tuple[str, int], int
     return offsets
 
 
-def write_offsets(fs: FS, directory: str, name: str, changes: Mapping[tuple[str, int], int | None]) -> None:
-    """Sets entries of an offset checkpoint, or removes those that are None, and keeps the others."""
+def write_offsets(
+    fs: FS,
+    directory: str,
+    name: str,
+    changes: Mapping[tuple[str, int], int | None],
+    *,
+    reserve: str | None = None,
+) -> None:
+    """Sets entries of an offset checkpoint, or removes those that are None, and keeps the others.
+
+    reserve: see write().
+    """
     before = read_offsets(fs, directory, name)
     offsets = {key: offset for key, offset in {**before, **changes}.items() if offset is not None}
     if offsets == before:
         return
     rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
-    write(fs, directory, name, _checkpoint(rows))
+    write(fs, directory, name, _checkpoint(rows), reserve=reserve)
 
 
 def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
@@ -133,8 +213,9 @@ def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
     return epochs if rising and fits else []
 
 
-def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]]) -> None:
-    write(fs, directory, LEADER_EPOCH, _checkpoint(f"{epoch} {start}" for epoch, start in epochs))
+def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]], *, reserve: str | None = None) -> None:
+    content = _checkpoint(f"{epoch} {start}" for epoch, start in epochs)
+    write(fs, directory, LEADER_EPOCH, content, reserve=reserve)
 
 
 @attrs.frozen
@@ -163,7 +244,7 @@ def read_notes(fs: FS, directory: str) -> Notes:
     return Notes(policy, dense_from, facts.get("producers") is not False)
 
 
-def write_notes(fs: FS, directory: str, notes: Notes) -> None:
+def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = None) -> None:
     assert notes.policy is not None, "a writer has one"
     facts: dict[str, object] = {
         "durability": str(notes.policy),
@@ -172,7 +253,7 @@ def write_notes(fs: FS, directory: str, notes: Notes) -> None:
     }
     if notes.dense_from < INT64_MAX:
         facts["dense_from"] = notes.dense_from
-    write(fs, directory, POLICY, json.dumps(facts).encode() + b"\n")
+    write(fs, directory, POLICY, json.dumps(facts).encode() + b"\n", reserve=reserve)
 
 
 def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -42,6 +42,7 @@ def claim_directory(fs: FS, parent: str, member: str) -> Lock:
                     names = fs.listdir(parent)
                     lock.shared["was_clean"] = not any(fs.is_directory(os.path.join(parent, name)) for name in names)
                 lock.shared["unfinished"] = True
+                checkpoint.keep_reserve(fs, parent)
             if lock.shared.get("unfinished"):  # also of this process, when it failed in the middle
                 lock.shared["blocked"] = staging.roll_forward(fs, parent)
                 lock.shared["unfinished"] = bool(lock.shared["blocked"])

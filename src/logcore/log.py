@@ -486,7 +486,7 @@ class Log(LogReader):
         if not fs.exists(path):
             # Whole from the moment on when it has its name: readers look while this goes on, and take one that is empty
             # for damaged. On disk, too: after a crash a log without it is one that hides nothing.
-            checkpoint.write(fs, self.path, checkpoint.DURABLE_END, content)
+            checkpoint.write(fs, self.path, checkpoint.DURABLE_END, content, reserve=self._parent)
             return fs.open(path, write=True)
         handle = fs.open(path, write=True)
         try:
@@ -512,7 +512,7 @@ class Log(LogReader):
     def _note(self, notes: Notes) -> None:
         """What the next opening is to know, on disk before it is true."""
         if notes != self._notes:
-            checkpoint.write_notes(self._fs, self.path, notes)
+            checkpoint.write_notes(self._fs, self.path, notes, reserve=self._parent)
             self._notes = notes
 
     def _expect_producers_locked(self) -> None:
@@ -725,7 +725,7 @@ class Log(LogReader):
     def _set_epochs(self, entries: list[epochs.Entry], *, write: bool = True) -> None:
         if entries != self._epochs:
             if write:
-                checkpoint.write_epochs(self._fs, self.path, entries)
+                checkpoint.write_epochs(self._fs, self.path, entries, reserve=self._parent)
             self._epochs, self._leader_epoch = entries, entries[-1][0]
 
     def _walked_epochs(self) -> list[epochs.Entry]:
@@ -1173,10 +1173,16 @@ class Log(LogReader):
             self._set_checkpoint(checkpoint.RECOVERY_POINT, point)
             self._recovery_point = point
 
-    def _set_checkpoint(self, name: str, offset: int) -> None:
+    def _set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
         """Sets this partition's entry in a file that all partitions of the directory share."""
         with self._lock_held.mutex:
-            checkpoint.write_offsets(self._fs, self._parent, name, {(self._topic, self._partition): offset})
+            checkpoint.write_offsets(
+                self._fs,
+                self._parent,
+                name,
+                {(self._topic, self._partition): offset},
+                reserve=self._parent if may_use_reserve else None,
+            )
 
     def tick(self, now_ms: int | None = None) -> bool:
         """Does what is due: the sync of an interval policy or of flush.ms, the roll of segment.ms, the recovery point.
@@ -1408,7 +1414,7 @@ class Log(LogReader):
         """Moves the log start up, on disk first, and takes out the segments wholly below it."""
         if offset > self._commit.durable_end:  # else a power cut leaves a start above the end
             self._sync_locked()
-        self._set_checkpoint(checkpoint.LOG_START, offset)
+        self._set_checkpoint(checkpoint.LOG_START, offset, may_use_reserve=True)
         self._log_start = offset
         gone = max(0, slot_of(self._segments, offset))
         if gone:

@@ -2,8 +2,8 @@
 
 Rules:
 - One lock for the whole directory, Kafka's. Who opens it for writing first finishes what a crash left half done.
-- A topic is there, whole, or not at all: `logcore.topics` calls it deleted before its first directory is made and before
-  the first goes, and is replaced in one step. Partition directories that Kafka or a copy put there are topics too.
+- A topic is there, whole, or not at all: `logcore.topics` calls it deleted before its first directory is made and
+  before the first goes, and is replaced in one step. Directories that Kafka or a copy put there are topics too.
 - What the file of topics says is checked before any of it becomes a path, and links are not followed.
 - Partitions are opened when they are first asked for and stay open until the directory is closed.
 - Names and settings are checked before there is any effect.
@@ -487,13 +487,17 @@ class LogDir:
                 return
             self._closed = True
             lock, logs = self._lock_held, self._logs
-            self._stop_compacting(*logs.values())
+            failures: list[BaseException] = []
+            try:
+                self._stop_compacting(*logs.values())
+            except (LogcoreError, OSError) as error:
+                failures.append(error)
             self._logs = {}
+            high_watermarks = _high_watermarks(logs)
             if lock is None or self._fs.forks != self._forks:
                 for log in logs.values():
                     log.close()
                 return
-            failures: list[Exception] = []
             recovery_points: dict[tuple[str, int], int | None] = {}
             with lock.mutex:
                 lock.shared["closing"] = recovery_points
@@ -502,15 +506,23 @@ class LogDir:
                 everything = {(topic.name, n) for topic in self._topics.values() for n in topic.numbers}
                 lock.shared["was_clean"] |= everything <= set(logs)
             try:
-                self._save_high_watermarks(logs)
                 for log in logs.values():
                     try:
                         log.close()
-                    except (LogcoreError, OSError) as error:
+                    except BaseException as error:  # whatever it is, the others are closed too
                         failures.append(error)
                         lock.shared["failed"] = True
-                with lock.mutex:
-                    checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, recovery_points)
+                try:
+                    with lock.mutex:
+                        checkpoint.write_offsets(
+                            self._fs, self.path, checkpoint.RECOVERY_POINT, recovery_points, reserve=self.path
+                        )
+                    self._save_high_watermarks(high_watermarks)
+                except (DiskFullError, ResourceError):  # all records are on disk: the next opening checks more, no more
+                    lock.shared["failed"] = True
+                except (LogcoreError, OSError) as error:
+                    failures.append(error)
+                    lock.shared["failed"] = True
                 leave_directory(self._fs, self.path, lock)
             finally:
                 lock.shared.pop("closing", None)
@@ -564,22 +576,29 @@ class LogDir:
             ) from error
         return topics
 
-    def _write_topics(self, topics: Iterable[_Topic]) -> None:
+    def _write_topics(self, topics: Iterable[_Topic], *, may_use_reserve: bool = True) -> None:
         rows = [topic.as_json() for topic in topics]
         total = sum(row["partitions"] for row in rows)
         if total > _MOST_IN_ALL:
             raise InvalidConfigError("partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total)
-        checkpoint.write(self._fs, self.path, checkpoint.TOPICS, checkpoint.pack_topics(rows))
+        content = checkpoint.pack_topics(rows)
+        checkpoint.write(
+            self._fs, self.path, checkpoint.TOPICS, content, reserve=self.path if may_use_reserve else None
+        )
 
-    def _save(self, *changed: _Topic, deleting: Iterable[_Topic] = ()) -> None:
-        """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place."""
+    def _save(self, *changed: _Topic, deleting: Iterable[_Topic] = (), makes_room: bool = False) -> None:
+        """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place.
+
+        makes_room: on a full disk the reserve may be used for it.
+        """
         gone = {**self._deleting, **{topic.name: topic for topic in deleting}}
         topics = {**self._topics, **{topic.name: topic for topic in changed}, **gone}
-        self._write_topics(
+        rows = [
             attrs.evolve(topic, is_deleting=name in gone)
             for name, topic in sorted(topics.items())
             if topic.count or topic.overrides or topic.topic_id or name in gone
-        )
+        ]
+        self._write_topics(rows, may_use_reserve=makes_room)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -845,10 +864,8 @@ class LogDir:
                 self._save(grown)
             except BaseException:
                 with contextlib.suppress(LogcoreError, OSError):
-                    away = self._rename_topics_away({name: range(present, count)})
-                    self._save()
-                    for directory in away:
-                        self._remove_tree(directory)
+                    self._rename_topics_away({name: range(present, count)})
+                    self._save(makes_room=True)
                 raise
             self._topics[name] = grown
 
@@ -880,7 +897,7 @@ class LogDir:
             for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
                 if self.opened(name, number) is None:
                     claims.callback(self._fs.lock(self.path, f"{name}-{number}").release)
-            self._save(deleting=[topic])
+            self._save(deleting=[topic], makes_room=True)
             self._deleting[name] = self._topics.pop(name)
             claims.close()
             self._finish_deleting()
@@ -908,16 +925,16 @@ class LogDir:
         for key in [key for key in self._leader_epochs if key[0] in doomed]:
             del self._leader_epochs[key]
         staging.drop_topics(self._fs, self.path, doomed)
-        away = self._rename_topics_away({name: topic.numbers for name, topic in doomed.items()})
+        self._rename_topics_away({name: topic.numbers for name, topic in doomed.items()})
         for name in doomed:
             del self._deleting[name]
-        self._save()
-        for name in away:
-            self._remove_tree(name)
+        self._save(makes_room=True)
 
-    def _rename_topics_away(self, numbers: Mapping[str, Iterable[int]]) -> list[str]:
-        """Takes partition directories, those that are there, out of the way of Kafka and of us, and with them what
-        checkpoints say of them. Returns their new names.
+    def _rename_topics_away(self, numbers: Mapping[str, Iterable[int]]) -> None:
+        """Removes partition directories, those that are there, and what checkpoints say of them.
+
+        First they get out of the way of Kafka and of us, all at once; the files go next, and make room for the rest.
+        One that cannot be removed waits for the next opening; the first such error is raised in the end.
         """
         assert self._lock_held is not None
         keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
@@ -927,15 +944,22 @@ class LogDir:
             if self._fs.is_directory(self._partition_path(name, number))
         ]
         self._fs.sync_dir(self.path)
+        failure: LogcoreError | OSError | None = None
+        for name in away:
+            try:
+                self._remove_tree(name)
+            except (LogcoreError, OSError) as error:
+                failure = failure or error
         self._forget(keys)
-        return away
+        if failure is not None:
+            raise failure
 
     def _forget(self, keys: Mapping[tuple[str, int], int | None]) -> None:
         """Takes partitions out of the checkpoints."""
         assert self._lock_held is not None
         with self._lock_held.mutex:
             for file in _CHECKPOINTS:
-                checkpoint.write_offsets(self._fs, self.path, file, keys)
+                checkpoint.write_offsets(self._fs, self.path, file, keys, reserve=self.path)
 
     def _settings(self, topic: _Topic) -> LogConfig:
         """Those in force. One that was not made here, whose settings may stand elsewhere, loses nothing by default."""
@@ -1187,7 +1211,7 @@ class LogDir:
                 return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
             with self._lock, lock.mutex:
-                self._save_high_watermarks(self._logs)
+                self._save_high_watermarks(_high_watermarks(self._logs))
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
         """What Log.tick_gathered() says; puts down when the log is to be visited again."""
@@ -1358,15 +1382,16 @@ class LogDir:
             }
             checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, kept)
 
-    def _save_high_watermarks(self, logs: Mapping[tuple[str, int], Log]) -> None:
+    def _save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
         """replication-offset-checkpoint: Kafka starts its high watermarks from it."""
         self._high_watermarks_saved_ms = self._fs.monotonic_ms()
-        offsets: dict[tuple[str, int], int | None] = {
-            key: log.high_watermark for key, log in logs.items() if not log.is_closed
-        }
         if offsets != self._saved_high_watermarks:
             checkpoint.write_offsets(self._fs, self.path, checkpoint.HIGH_WATERMARK, offsets)
             self._saved_high_watermarks = offsets
+
+
+def _high_watermarks(logs: Mapping[tuple[str, int], Log]) -> dict[tuple[str, int], int | None]:
+    return {key: log.high_watermark for key, log in logs.items() if not log.is_closed}
 
 
 def _is_count(row: dict[str, Any]) -> bool:
