@@ -410,6 +410,25 @@ def test_scrub_finds_what_no_crc_covers(path):
     assert run("verify", path).code == 1
 
 
+def test_scrub_goes_on_past_a_partition_that_does_not_open(path):
+    """It stopped there, and did not say what it had found before."""
+    with logcore.open_dir(path.parent) as logdir:
+        for topic in ("a", "z"):
+            logdir.create_topic(topic)
+            logdir.partition(topic, 0).append(b"sound")
+            logdir.partition(topic, 0).append(b"damaged later")
+            logdir.partition(topic, 0).roll()
+    log = path.parent / "a-0" / f"{0:020d}.log"
+    log.write_bytes(log.read_bytes()[:-3] + b"abc")
+    for file in path.glob("*.log"):
+        file.unlink()  # of t-0, which had records
+    done = run("scrub", path.parent)
+    assert done.code == 1
+    assert [(os.path.basename(row["path"]), row["is_sound"]) for row in done.rows] == [
+        ("a-0", False), ("t-0", False), ("z-0", True)
+    ]  # fmt: skip
+
+
 def test_info_describes_partitions(path):
     (row,) = run("info", path).rows
     assert (row["topic"], row["partition"], row["high_watermark"], row["codecs"]) == ("t", 0, 10, {"none": 1})

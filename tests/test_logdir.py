@@ -7,6 +7,8 @@ import errno
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -926,3 +928,138 @@ def test_a_file_that_only_has_the_name_of_the_reserve_is_not_written_to() -> Non
     with pytest.raises(logcore.DiskFullError):
         checkpoint.write(disk, "/d", "x", b"n" * 30, reserve="/d")
     assert disk.files() == {"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}
+
+
+# -- incidents -------------------------------------------------------------------------------------------------------
+
+
+def _compacted(disk: SimulatedDisk, told: list[Any]) -> Any:
+    config = {"cleanup.policy": "compact", "segment.bytes": 400, "min.cleanable.dirty.ratio": 0, "segment.ms": 10**12}
+    logdir = logcore.open_dir("data", create=True, fs=disk, config=config, on_incident=told.append)
+    if "t" not in logdir:
+        logdir.create_topic("t")
+        for number in range(40):
+            logdir.partition("t", 0).append(b"%d" % number * 9, key=b"%d" % (number % 3))
+    return logdir
+
+
+def _tick_for(logdir: Any, disk: SimulatedDisk, minutes: int) -> None:
+    for _ in range(minutes * 4):
+        disk.advance(15_000)
+        for _ in range(3):
+            logdir.tick()
+
+
+def test_damage_that_compaction_meets_is_told() -> None:
+    disk, told = SimulatedDisk(), list[Any]()
+    with _compacted(disk, told) as logdir:
+        disk.flip(f"/data/t-0/{0:020d}.log", 80, 3)
+        _tick_for(logdir, disk, 1)
+        assert [(one.work, one.where, one.kind, one.count) for one in told] == [
+            ("compaction", "t-0", "CorruptBatchError", 1)
+        ]
+        assert logdir.incidents() == tuple(told)
+
+
+def test_a_compaction_that_fails_is_told_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It was swallowed, and the partition was never compacted again."""
+    disk, told = SimulatedDisk(), list[Any]()
+    with _compacted(disk, told) as logdir:
+        log = logdir.partition("t", 0)
+        size = log.statistics().size_bytes
+        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*.cleaned", times=None))
+        with caplog.at_level("WARNING", logger="logcore"):
+            _tick_for(logdir, disk, 5)
+        (incident,) = (one for one in logdir.incidents() if one.work == "compaction")
+        assert (incident.where, incident.kind) == ("t-0", "StorageWriteError")
+        assert incident.count > 1, "it was tried again"
+        assert [(one.work, one.count) for one in told] == [("compaction", 1)], "and told of once"
+        assert any(record.name == "logcore.compaction" for record in caplog.records)
+        disk.faults = None
+        _tick_for(logdir, disk, 70)
+        assert log.statistics().size_bytes < size
+
+
+def test_what_fails_in_tick_is_an_incident_and_ends_nothing() -> None:
+    disk, told = SimulatedDisk(), list[Any]()
+    with _compacted(disk, told) as logdir:
+        logdir.create_topic("u")
+        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*point-offset-checkpoint*", times=None))
+        logdir.partition("u", 0).append(b"x", key=b"k")
+        _tick_for(logdir, disk, 2)
+        assert {(one.work, one.kind) for one in logdir.incidents()} == {("checkpoints", "StorageWriteError")}
+        assert [one.count for one in told] == [10**number for number in range(len(told))] and len(told) < 5
+        disk.faults = None
+        assert logdir.partition("u", 0).append(b"y", key=b"k").offset == 1
+
+
+def test_incidents_are_bounded() -> None:
+    with logcore.open_dir("data", create=True, fs=SimulatedDisk()) as logdir:
+        for number in range(250):
+            logdir._met("tick", f"t-{number}", OSError("x"))
+        assert [one.where for one in logdir.incidents()] == [f"t-{number}" for number in range(150, 250)]
+
+
+def test_a_directory_that_cannot_be_removed_is_an_incident(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+    doomed = Path(data, "x." + "0" * 32 + "-delete")
+    (doomed / "inside").mkdir(parents=True)
+    with logcore.open_dir(data) as logdir:
+        assert [(one.work, one.where) for one in logdir.incidents()] == [("deletion", doomed.name)]
+        logdir.partition("t", 0).append(b"x")
+
+
+def test_a_scrub_goes_on_past_what_it_cannot_open(data: str) -> None:
+    with logcore.open_dir(data, create=True, config={"segment.bytes": 300}) as logdir:
+        for topic in ("a", "b", "c"):
+            logdir.create_topic(topic)
+            for _ in range(9):
+                logdir.partition(topic, 0).append(b"x" * 50)
+    shutil.rmtree(os.path.join(data, "b-0"))
+    for topic in ("a", "c"):
+        path = Path(data, f"{topic}-0", f"{0:020d}.log")
+        raw = bytearray(path.read_bytes())
+        raw[70] ^= 1
+        path.write_bytes(raw)
+    with logcore.open_dir(data) as logdir:
+        reports = {os.path.basename(one.path): one for one in logdir.scrub()}
+    assert [reports[name].is_sound for name in ("a-0", "b-0", "c-0")] == [False, False, False]
+    assert "is gone" in str(reports["b-0"])
+
+
+def test_what_the_library_does_by_itself_is_told_to_loggers(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimulatedDisk()
+    caplog.set_level("INFO", logger="logcore")
+    with _compacted(disk, []) as logdir:
+        log = logdir.partition("t", 0)
+        _tick_for(logdir, disk, 1)
+        log.delete_records(30)
+        log._commit.poison(OSError("as after a failed sync"))
+        logdir.create_topic("u")
+        logdir.partition("u", 0).append(b"x" * 99, key=b"k")
+        logdir.delete_topic("t")
+    path = f"/data/u-0/{0:020d}.log"
+    handle = disk.open(path, write=True)
+    disk.pwrite(handle, b"torn", disk.file_size(path))
+    disk.close(handle)
+    disk.unlink("/data/.kafka_cleanshutdown") if disk.exists("/data/.kafka_cleanshutdown") else None
+    with _compacted(disk, []) as logdir:
+        assert logdir.partition("u", 0).log_end_offset == 1
+    said = {record.name: record.getMessage() for record in caplog.records}
+    assert set(said) == {f"logcore.{area}" for area in ("topics", "compaction", "deletion", "log", "recovery")}
+    assert "cut 4 bytes" in said["logcore.recovery"] and "quarantine" in said["logcore.recovery"]
+    assert "refuses writes until it is opened again" in said["logcore.log"]
+
+
+def test_loggers_are_silent_by_default_and_not_imported() -> None:
+    code = """
+import sys, logcore
+from logcore.notices import tell
+tell("tick", 30, "nobody listens")
+print("logging" in sys.modules)
+import logging
+tell("tick", 30, "nobody has asked for it on standard error")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")

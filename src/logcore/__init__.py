@@ -49,6 +49,7 @@ from logcore.kernels import Record
 from logcore.log import Log, LogStatistics, Receipt
 from logcore.log import open_log as open
 from logcore.logdir import LogDir, TopicDescription, Upkeep, open_dir
+from logcore.notices import Incident
 from logcore.reading import Scan
 from logcore.recordbatch import RecordBatch
 from logcore.recovery import RecoveryReport
@@ -67,6 +68,7 @@ __all__ = [
     "Durability",
     "DurabilityUnknownError",
     "ForkedWriterError",
+    "Incident",
     "InvalidConfigError",
     "InvalidNameError",
     "InvalidProducerEpochError",

@@ -39,6 +39,7 @@ from logcore.kernels.layout import (
     TRANSACTIONAL_BIT,
 )
 from logcore.log import Log, Rewriting
+from logcore.notices import INFO, tell
 from logcore.producers import Transactions
 from logcore.reading import Run
 from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
@@ -409,13 +410,15 @@ class _Round:
         for old in group(segments, [self.ends[one.base_offset] for one in segments], self.config):
             yield from self._rewrite(old, newest, passing, end)
         view.note_cleaned(end)
-        return CleaningReport(
+        report = CleaningReport(
             path=view.path,
             first_dirty=plan.first_dirty,
             end_offset=end,
             map_bytes=newest.memory_bytes,
             **attrs.asdict(self.counts),
         )
+        tell("compaction", INFO, "%s", report)
+        return report
 
     def _count_records(self) -> int:
         """An upper bound for the keys of the dirty part; heads of the old formats do not tell, so their bytes do."""

@@ -20,6 +20,7 @@ measure.py measures.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -45,9 +46,10 @@ from logcore.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
     ResourceError,
+    StorageReadError,
 )
 from logcore.inputs import InputRow, LineError, row_groups
-from logcore.logdir import id_text
+from logcore.logdir import id_text, unopened
 from logcore.reader import parse_partition_name
 from logcore.seals import Progress
 from logcore.terminal import Lines, plain_text, print_table, progress, size_text, time_text, to_json, wants_json
@@ -666,16 +668,27 @@ def topic_fork(directory: str, name: str, new_name: str, at_offset: int | None) 
 
 def _open_partitions(stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...]) -> list[logcore.Log]:
     """The log of a partition directory, or all logs of a log directory, with their topics' settings."""
+    return [opened() for _, opened in _partitions_to_open(stack, directory, configs)]
+
+
+def _partitions_to_open(
+    stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...] = ()
+) -> list[tuple[str, Callable[[], logcore.Log]]]:
+    """The path of each such partition, and what opens it."""
     settings = dict(map(_setting, configs))
     real = os.path.realpath(directory)
     with contextlib.suppress(InvalidNameError):
         name, number = parse_partition_name(os.path.basename(real))
         logdir = stack.enter_context(logcore.open_dir(os.path.dirname(real), config=settings))
         if name in logdir and number in logdir.partitions(name):
-            return [logdir.partition(name, number)]
+            return [(real, functools.partial(logdir.partition, name, number))]
         raise LogNotFoundError("there is no such partition", path=directory)
     logdir = stack.enter_context(logcore.open_dir(real, config=settings))
-    return [logdir.partition(name, number) for name in logdir.topics() for number in logdir.partitions(name)]
+    return [
+        (os.path.join(real, f"{name}-{number}"), functools.partial(logdir.partition, name, number))
+        for name in logdir.topics()
+        for number in logdir.partitions(name)
+    ]
 
 
 def _finished(steps: Generator[Progress, None, _T], tick: Callable[[int], None]) -> _T:
@@ -747,9 +760,13 @@ def scrub(directory: str, as_json: bool) -> None:
     """
     found: list[logcore.ScrubReport] = []
     with contextlib.ExitStack() as stack, Lines() as out:
-        for log in _open_partitions(stack, directory, ()):
-            with progress(os.path.basename(log.path), log.statistics().size_bytes) as tick:
-                report = _finished(log.scrubbing(), tick)
+        for path, opened in _partitions_to_open(stack, directory):
+            try:
+                log = opened()
+                with progress(os.path.basename(path), log.statistics().size_bytes) as tick:
+                    report = _finished(log.scrubbing(), tick)
+            except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
+                report = unopened(path, error)  # the others are looked at all the same
             found.append(report)
             if wants_json(as_json):
                 out.write(to_json({**attrs.asdict(report), "is_sound": report.is_sound}))

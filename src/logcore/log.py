@@ -63,6 +63,7 @@ from logcore.fs import FS, OS, Lock
 from logcore.gaps import Gaps
 from logcore.kernels import active
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
+from logcore.notices import ERROR, INFO, WARNING, tell
 from logcore.producers import AbortedTransaction, Transactions
 from logcore.producerstate import ProducerState
 from logcore.reader import (
@@ -300,6 +301,8 @@ class Log(LogReader):
                 raise
             report = self._recover(successor, recovery_point, indexes, keeps_damage)
         self.recovery_report = report
+        if report.cut_position is not None or report.damage:
+            tell("recovery", WARNING, "%s", report)
         self._files.remove_leftovers(names)
         if recovery.FAILED_SYNC in names:
             fs.unlink(os.path.join(self.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
@@ -1158,6 +1161,8 @@ class Log(LogReader):
     def _note_failure(self, cause: BaseException) -> None:
         if not isinstance(cause, (LogClosedError, CorruptLogError)):
             recovery.note_failed_sync(self._fs, self.path)
+        if not isinstance(cause, LogClosedError):
+            tell("log", ERROR, "%s refuses writes until it is opened again: %r", self.path, cause)
 
     def _sync_locked(self) -> None:
         if self._commit.durable_end < self._end:
@@ -1419,6 +1424,7 @@ class Log(LogReader):
         gone = max(0, slot_of(self._segments, offset))
         if gone:
             self._retire_locked(self._segments[:gone], self._segments[gone:])
+            tell("deletion", INFO, "%s: %d segments deleted, the log begins at offset %d", self.path, gone, offset)
         # Where the first epoch begins is looked at by nobody below the log start, so that alone is not worth two syncs.
         kept = epochs.truncate_start(self._epochs, offset)
         self._set_epochs(kept, write=len(kept) < len(self._epochs))

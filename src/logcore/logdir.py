@@ -35,6 +35,7 @@ from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.copying import copy_log
 from logcore.errors import (
+    CorruptBatchError,
     CorruptLogError,
     DiskFullError,
     ForkedWriterError,
@@ -45,7 +46,7 @@ from logcore.errors import (
     LogNotFoundError,
     ReadOnlyLogError,
     ResourceError,
-    StorageWriteError,
+    StorageReadError,
     TopicExistsError,
     TopicNotFoundError,
 )
@@ -58,6 +59,7 @@ from logcore.log import (
     check_path,
     open_log,
 )
+from logcore.notices import INFO, WARNING, Incident, tell
 from logcore.reader import Isolation, LogReader, is_partition_name, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.seals import Finding, Progress, ScrubReport, finish
@@ -84,6 +86,10 @@ _MOST_PARTITIONS: Final = 100_000
 _MOST_IN_ALL: Final = 1_000_000
 #: How often a reader looks again when topics change while it looks.
 _LOOKS: Final = 100
+_MOST_INCIDENTS: Final = 100
+#: A log whose compaction failed waits so long for the next, then twice as long, up to the last.
+_UNCLEANABLE_MS: Final = 60_000
+_UNCLEANABLE_MOST_MS: Final = 3_600_000
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
 
 
@@ -216,6 +222,7 @@ def open_dir(
     durability: str | Durability = "group",
     upkeep: Upkeep | None = None,
     on_corruption: OnCorruption = "fail",
+    on_incident: Callable[[Incident], None] | None = None,
     fs: FS = OS,
 ) -> LogDir:
     """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
@@ -223,6 +230,8 @@ def open_dir(
     create: make it if it is not there. read_only: take no lock and write nothing; works beside a running writer.
     config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
     upkeep: limits of the directory, and how tick() keeps them. on_corruption: of each of its logs; see logcore.open().
+    on_incident: called, in the thread at work, when something goes wrong in work that nobody waits for; each kind the
+    first time, and the tenth, the hundredth and so on. See LogDir.incidents().
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
     when the file of topics is damaged, and what the system raises.
@@ -242,7 +251,9 @@ def open_dir(
         _check_kind(fs, real, create)
     lock = None if read_only else claim_directory(fs, real, _MEMBER)
     try:
-        return LogDir(fs, real, lock, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption)
+        return LogDir(
+            fs, real, lock, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption, on_incident
+        )
     except BaseException:
         if lock is not None:
             lock.shared["failed"] = True
@@ -324,6 +335,7 @@ class LogDir:
         policy: Durability,
         upkeep: Upkeep,
         on_corruption: OnCorruption,
+        on_incident: Callable[[Incident], None] | None = None,
     ) -> None:
         """Not for users: see open_dir()."""
         self.path = path
@@ -350,7 +362,11 @@ class LogDir:
         self._clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
         self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
         self._next_cleaning_ms = fs.monotonic_ms() + upkeep.compaction_backoff_ms
-        self._uncleanable: dict[tuple[str, int], Log] = {}  # a round over them failed
+        #: Logs over which a round failed, when they are tried again, and how long they wait for it.
+        self._uncleanable: dict[tuple[str, int], tuple[Log, int, int]] = {}
+        self._on_incident = on_incident
+        self._incidents: dict[tuple[str, str, str], Incident] = {}  # the newest last; under the lock that follows
+        self._incidents_lock = threading.Lock()
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
         self._forks = fs.forks
@@ -363,7 +379,9 @@ class LogDir:
             self._complete_topics()
         self._closed = False
         if lock is not None:
-            with contextlib.suppress(LogcoreError):  # what cannot be done now waits, and the others do not wait for it
+            for path in staging.damaged(fs, self.path):
+                self._met("staging", path, CorruptLogError("the manifest of a staged write is damaged", path=path))
+            with self._going_on("staging", self.path):  # what cannot be done now waits, others do not wait for it
                 staging.apply_ready(fs, self)
 
     # -- opening and closing -------------------------------------------------------------------------------------
@@ -412,7 +430,8 @@ class LogDir:
             self._write_topics(attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting)
         for name in self._fs.listdir(self.path):
             if _DELETED.fullmatch(name):
-                self._remove_tree(name)
+                with self._going_on("deletion", name):
+                    self._remove_tree(name)
 
     def _partitions_on_disk(self) -> dict[str, list[int]]:
         """Topic -> numbers of its partitions, by the directories that are there."""
@@ -719,6 +738,8 @@ class LogDir:
                 self._make_partitions((topic, topic.numbers) for topic in made)
                 self._topics.update((topic.name, topic) for topic in made)
                 self._save()
+                for topic in made:
+                    tell("topics", INFO, "%s: topic %s made with %d partitions", self.path, topic.name, topic.count)
             except BaseException:
                 self._undo(*made)
                 raise
@@ -728,7 +749,7 @@ class LogDir:
         for topic in made:
             self._topics.pop(topic.name, None)
             self._deleting[topic.name] = topic
-        with contextlib.suppress(LogcoreError, OSError):
+        with self._going_on("deletion", made[0].name):
             self._finish_deleting()
 
     def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
@@ -775,7 +796,7 @@ class LogDir:
                 self._save()
             except BaseException:
                 self._undo(made)
-                with contextlib.suppress(LogcoreError, OSError):
+                with self._going_on("deletion", new_topic):
                     for name in set(away.values()) & set(self._fs.listdir(self.path)):
                         self._remove_tree(name)
                 raise
@@ -802,7 +823,7 @@ class LogDir:
                 self._fs.rename(partial, target)
                 self._fs.sync_dir(parent)
             except BaseException:
-                with contextlib.suppress(LogcoreError, OSError):
+                with self._going_on("deletion", partial):
                     for inside in self._fs.listdir(partial):
                         if self._fs.is_directory(os.path.join(partial, inside)):
                             self._remove_tree(os.path.join(partial, inside))
@@ -863,7 +884,7 @@ class LogDir:
                 self._make_partitions([(grown, range(present, count))])
                 self._save(grown)
             except BaseException:
-                with contextlib.suppress(LogcoreError, OSError):
+                with self._going_on("deletion", name):
                     self._rename_topics_away({name: range(present, count)})
                     self._save(makes_room=True)
                 raise
@@ -881,9 +902,11 @@ class LogDir:
             self._save(changed)
             self._topics[name] = changed
             settings = self._settings(changed)
-            for (of, _), log in self._logs.items():
-                if of == name:
-                    with contextlib.suppress(LogcoreError):  # closed or poisoned: opened again, it will have them
+            for (of, number), log in self._logs.items():
+                if of == name and not log.is_closed:
+                    with self._going_on(
+                        "settings", f"{of}-{number}"
+                    ):  # a poisoned one has them when it is opened again
                         log.reconfigure(settings)
 
     def delete_topic(self, name: str) -> None:
@@ -899,6 +922,7 @@ class LogDir:
                     claims.callback(self._fs.lock(self.path, f"{name}-{number}").release)
             self._save(deleting=[topic], makes_room=True)
             self._deleting[name] = self._topics.pop(name)
+            tell("topics", INFO, "%s: topic %s deleted", self.path, name)
             claims.close()
             self._finish_deleting()
 
@@ -918,7 +942,7 @@ class LogDir:
                     log = self._logs.pop((topic.name, number), None)
                     if log is not None:
                         self._stop_compacting(log)
-                        with contextlib.suppress(LogcoreError, OSError):
+                        with self._going_on("deletion", f"{topic.name}-{number}"):
                             log.close()
         finally:
             lock.shared.pop("closing", None)
@@ -1163,6 +1187,47 @@ class LogDir:
             self._fs.unlink(os.path.join(directory, file))
         self._fs.rmdir(directory)
 
+    # -- what went wrong ---------------------------------------------------------------------------------------------
+
+    def incidents(self) -> tuple[Incident, ...]:
+        """What went wrong since the directory was opened in work that nobody waited for, such as tick(); newest last.
+
+        Damage met by compaction or retention, files that could not be removed, staged writes that could not be carried
+        out. The same is told to the loggers `logcore.<work>`. At most a hundred kinds are kept.
+        """
+        with self._incidents_lock:
+            return tuple(self._incidents.values())
+
+    def _met(self, work: str, where: str, error: LogcoreError | OSError) -> None:
+        now_ms = self._fs.now_ms()
+        kind = type(error).__name__
+        with self._incidents_lock:
+            known = self._incidents.pop((work, where, kind), None)
+            incident = Incident(
+                work=work,
+                where=where,
+                kind=kind,
+                reason=str(error),
+                count=1 if known is None else known.count + 1,
+                first_ms=now_ms if known is None else known.first_ms,
+                last_ms=now_ms,
+            )
+            self._incidents[work, where, kind] = incident
+            if len(self._incidents) > _MOST_INCIDENTS:
+                del self._incidents[next(iter(self._incidents))]
+        if str(incident.count).strip("0") == "1":  # what is met at each tick is not told at each
+            tell(work, WARNING, "%s: %s: %s (%d times)", where, kind, incident.reason, incident.count)
+            if self._on_incident is not None:
+                self._on_incident(incident)
+
+    @contextlib.contextmanager
+    def _going_on(self, work: str, where: str) -> Generator[None, None, None]:
+        """What goes wrong inside is an incident, and no error of what comes behind."""
+        try:
+            yield
+        except (LogcoreError, OSError) as error:
+            self._met(work, where, error)
+
     # -- work in time --------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int | None = None) -> None:
@@ -1174,7 +1239,7 @@ class LogDir:
         lock = self._check_writable()
         now_ms = self._fs.now_ms() if now_ms is None else now_ms
         if self._deleting:
-            with self._lock, contextlib.suppress(LogcoreError, OSError):
+            with self._lock, self._going_on("deletion", ", ".join(sorted(self._deleting))):
                 self._finish_deleting()
         gathered = self._gathered
         actions, began_ms = 0, self._fs.monotonic_ms()
@@ -1199,7 +1264,7 @@ class LogDir:
         if gathered:
             self._gathered = []
             self._save_recovery_points(gathered)
-        with contextlib.suppress(LogcoreError):  # whoever published it is told
+        with self._going_on("staging", self.path):  # whoever published it is told
             if staging.apply_ready(self._fs, self, most=1):
                 return
         clock_ms = self._fs.monotonic_ms()
@@ -1210,15 +1275,17 @@ class LogDir:
             if self.upkeep.compacts and self._compact(clock_ms, now_ms):
                 return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
-            with self._lock, lock.mutex:
+            with self._lock, lock.mutex, self._going_on("checkpoints", self.path):
                 self._save_high_watermarks(_high_watermarks(self._logs))
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
         """What Log.tick_gathered() says; puts down when the log is to be visited again."""
         acted, recovery_point, next_ms = False, None, self._fs.monotonic_ms() + _RETRY_MS
-        with contextlib.suppress(LogcoreError):
+        try:
             acted, recovery_point = log.tick_gathered(now_ms)
             next_ms = log.rest()
+        except (LogcoreError, OSError) as error:
+            self._met("tick", "{}-{}".format(*key), error)
         if self._logs.get(key) is log and not log.is_closed and not log.has_failed:
             with self._agenda_lock:
                 self._agenda.put((key, log), next_ms)
@@ -1244,9 +1311,8 @@ class LogDir:
                     reports.append((yield from self.partition(name, number).scrubbing()))
                 except TopicNotFoundError:
                     continue  # deleted meanwhile
-                except CorruptLogError as error:
-                    found = Finding(error.path or self.path, error.position, error.offset, None, error.reason)
-                    reports.append(ScrubReport(path=self._partition_path(name, number), findings=(found,)))
+                except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
+                    reports.append(unopened(self._partition_path(name, number), error))
         return reports
 
     # -- space and compaction --------------------------------------------------------------------------------------
@@ -1276,13 +1342,13 @@ class LogDir:
         facts = {}
         for name in self.topics():
             for number in self._numbers(name):
-                with contextlib.suppress(LogcoreError):
+                with self._going_on("retention", f"{name}-{number}"):
                     # The only segment of a partition does not go, so there is no use in opening it.
                     if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
                         facts[name, number] = self.partition(name, number).retention_facts(now_ms)
         acted = False
         for (name, number), count in to_fit(facts, excess_bytes).items():
-            with contextlib.suppress(LogcoreError):
+            with self._going_on("retention", f"{name}-{number}"):
                 acted |= self.partition(name, number).retain(now_ms, segments=count) > 0
         return acted
 
@@ -1303,7 +1369,7 @@ class LogDir:
         if "delete" not in config.cleanup_policy:
             return
         path = self._partition_path(name, number)
-        with contextlib.suppress(LogcoreError, FileNotFoundError):
+        with self._going_on("retention", f"{name}-{number}"):
             bases = list_bases(self._fs, path)
             if len(bases) < 2 and not (bases and self.size_bytes(name, number)):
                 return
@@ -1333,11 +1399,15 @@ class LogDir:
             return True
         except StopIteration:
             self._next_cleaning_ms = clock_ms  # perhaps another waits
+            self._uncleanable = {key: entry for key, entry in self._uncleanable.items() if entry[0] is not log}
         except LogcoreError as error:
-            if not error.retriable:
-                key = next((key for key, one in self._logs.items() if one is log), None)
-                if key is not None:  # Kafka too passes it over until it is opened again
-                    self._uncleanable[key] = log
+            key = next((key for key, one in self._logs.items() if one is log), None)
+            if key is not None:
+                self._met("compaction", "{}-{}".format(*key), error)
+                if not error.retriable:  # it is tried again, ever more rarely: a file may have been brought back
+                    waited_ms = self._uncleanable[key][2] if key in self._uncleanable else _UNCLEANABLE_MS // 2
+                    wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
+                    self._uncleanable[key] = log, clock_ms + wait_ms, wait_ms
         self._cleaning = None
         return True
 
@@ -1353,9 +1423,12 @@ class LogDir:
         """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""
         best: tuple[float, Log] | None = None
         for key, log in self.open_logs().items():
-            if not log.config.is_compacted or log.has_failed or self._uncleanable.get(key) is log:
+            if not log.config.is_compacted or log.has_failed:
                 continue
-            with contextlib.suppress(LogcoreError):
+            failed, retry_ms, _ = self._uncleanable.get(key, (None, 0, 0))
+            if failed is log and self._fs.monotonic_ms() < retry_ms:
+                continue
+            with self._going_on("compaction", "{}-{}".format(*key)):
                 plan = cleaner.plan_of(log, now_ms)
                 if plan.is_due and (best is None or plan.ratio > best[0]):
                     best = plan.ratio, log
@@ -1376,7 +1449,7 @@ class LogDir:
         Not that of a log that was truncated or deleted since: a point above its end would keep it from being opened.
         """
         assert self._lock_held is not None
-        with self._lock_held.mutex, contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+        with self._lock_held.mutex, self._going_on("checkpoints", self.path):
             kept: dict[tuple[str, int], int | None] = {
                 key: point for key, log, point in gathered if self._logs.get(key) is log and log.recovery_point == point
             }
@@ -1392,6 +1465,12 @@ class LogDir:
 
 def _high_watermarks(logs: Mapping[tuple[str, int], Log]) -> dict[tuple[str, int], int | None]:
     return {key: log.high_watermark for key, log in logs.items() if not log.is_closed}
+
+
+def unopened(path: str, error: LogcoreError) -> ScrubReport:
+    """The report on a partition that could not be opened, or not read to its end."""
+    found = Finding(error.path or path, error.position, error.offset, None, error.reason)
+    return ScrubReport(path=path, findings=(found,))
 
 
 def _is_count(row: dict[str, Any]) -> bool:

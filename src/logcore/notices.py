@@ -2,7 +2,8 @@
 
 Rules:
 - Loggers are those of the standard library, named `logcore` and `logcore.<area>`; silent until a handler is added.
-- `logging` is imported when the first line is said: it takes longer to import than the rest of this library.
+- `logging` is never imported here, for that takes milliseconds: a program that did not cannot listen.
+- Lines are said with locks held: a handler must not write to the log that it is told of.
 - To tell never fails: what went wrong is more important than the line about it.
 
 This module decides nothing and keeps nothing; logdir.py collects incidents.
@@ -11,11 +12,10 @@ This module decides nothing and keeps nothing; logdir.py collects incidents.
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Final
 
 import attrs
-
-from logcore.errors import LogcoreError
 
 #: Levels of the standard library's loggers.
 INFO: Final = 20
@@ -27,13 +27,14 @@ ERROR: Final = 40
 class Incident:
     """Something that went wrong in work nobody waited for, such as tick().
 
-    work: what was being done. where: the partition's or topic's name, or a path. error: the newest of its kind. count:
-    how often it was met. first_ms, last_ms: the wall clock then.
+    work: what was being done. where: the partition's or topic's name, or a path. kind: the name of the error's class.
+    reason: its text, the newest. count: how often it was met. first_ms, last_ms: the wall clock then.
     """
 
     work: str
     where: str
-    error: LogcoreError | OSError
+    kind: str
+    reason: str
     count: int
     first_ms: int
     last_ms: int
@@ -41,9 +42,10 @@ class Incident:
 
 def tell(area: str, level: int, text: str, *values: object) -> None:
     """Says a line to the logger `logcore.<area>`."""
-    with contextlib.suppress(MemoryError, OSError):  # there may be no memory or descriptor to import it with
-        import logging
-
+    logging = sys.modules.get("logging")
+    if logging is None:
+        return
+    with contextlib.suppress(MemoryError):
         root = logging.getLogger("logcore")
         if not root.handlers:  # else warnings would appear on standard error, where nobody asked for them
             root.addHandler(logging.NullHandler())

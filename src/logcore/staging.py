@@ -658,6 +658,12 @@ def _check_directory(fs: FS, path: str) -> None:
         )
 
 
+def damaged(fs: FS, directory: str) -> list[str]:
+    """Paths of manifests that were set aside, see roll_forward()."""
+    path = staging_path(directory)
+    return [os.path.join(path, name) for name in _names(fs, path, DAMAGED)]
+
+
 def _names(fs: FS, path: str, suffix: str) -> list[str]:
     _check_directory(fs, path)
     try:
