@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -42,11 +43,11 @@ from logcore.errors import (
 from logcore.fs import OS, OsFS
 from logcore.staging import staging_path
 from pyspark_logcore import columns, options, planning
-from pyspark_logcore.planning import DataLossError, part_counts
+from pyspark_logcore.planning import DataLossError, OtherDirectoryError, part_counts
 from pyspark_logcore.reader import RangePartition
 from pyspark_logcore.rows import murmur2
 from pyspark_logcore.source import LogcoreDataSource
-from pyspark_logcore.writer import PublishTimeoutError
+from pyspark_logcore.writer import OtherQueryError, PublishTimeoutError
 
 T0 = 1_700_000_000_000
 HEADERS = [("h", b"1"), ("none", None), ("h", b"")]
@@ -756,3 +757,109 @@ def test_marks_are_no_evidence(large: Path) -> None:
     found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.column(0).to_pylist()]
     assert found == list(range(20_000))
     assert planning.plan(options.parse_read({"path": str(large), "subscribe": "t"}))[0].end == 20_000
+
+
+# -- other directories, other queries --------------------------------------------------------------------------------
+
+
+def planned(path: Path, loss: str = "true") -> Any:
+    """A task as Spark sends it to another machine."""
+    one = source(path, subscribe="t", failOnDataLoss=loss)
+    reader = one.reader(one.schema())
+    parts = pickle.loads(pickle.dumps(reader.partitions()))
+    assert parts
+    return lambda: [
+        row for part in parts for batch in pickle.loads(pickle.dumps(reader)).read(part)
+        for row in batch.column("value").to_pylist()
+    ]  # fmt: skip
+
+
+def directory_with(path: Path, word: bytes) -> Path:
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t")
+        directory.partition("t", 0).append_many([(None, word)] * 10)
+    return path
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("ids", ["directory", "topic", "none"])
+@pytest.mark.parametrize("there", ["another", "nothing"])
+def test_a_task_that_sees_another_directory_fails(tmp_path: Path, loss: str, ids: str, there: str) -> None:
+    """On another machine the path held other rows, which were taken, or nothing, which was no rows."""
+    path, other = directory_with(tmp_path / "data", b"right"), directory_with(tmp_path / "other", b"wrong")
+    for one in (path, other):
+        gone = {"topic": ["meta.properties"], "none": ["meta.properties", "t-0/partition.metadata"]}
+        for name in gone.get(ids, []):
+            (one / name).unlink()
+        if ids == "topic":
+            number = "1" if one == path else "2"
+            (one / "meta.properties").write_text(f"version=0\ncluster.id={number}\n")
+    task = planned(path, loss)
+    assert task() == [b"right"] * 10
+    shutil.move(path, tmp_path / "away")
+    if there == "another":
+        shutil.move(other, path)
+    with pytest.raises(OtherDirectoryError, match=f"the machine {os.uname().nodename}") as caught:
+        task()
+    assert caught.value.path == str(path)
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(tmp_path / "away", path)
+    assert task() == [b"right"] * 10, "a copy of it is the same directory"
+
+
+def test_a_topic_that_was_made_again_is_lost(tmp_path: Path) -> None:
+    data = directory_with(tmp_path / "data", b"old")
+    fails, warns = planned(data), planned(data, "false")
+    with logcore.open_dir(data) as directory:
+        directory.delete_topic("t")
+        directory.create_topic("t")
+        directory.partition("t", 0).append_many([(None, b"new")] * 100)
+    with pytest.raises(DataLossError, match="made again"):
+        fails()
+    with pytest.warns(UserWarning, match="made again"):
+        assert warns() == []
+
+
+def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
+    """Its batches count from 0, were "done", and were skipped without a word."""
+
+    def batch(version: int, query: str | None) -> None:
+        rows = frame(value=[b"%d" % version])
+        made = source(tmp_path / "data", topic="t", txnAppId="copy", txnVersion=version)
+        writer = made.writer(spark_types(rows), False)
+        writer.commit([pickle.loads(pickle.dumps(writer.stage(iter([rows]), 0, 0, query)))])
+
+    for version in (0, 1, 1, 2):
+        batch(version, "first-query")
+    for version in (0, 2):
+        with pytest.raises(OtherQueryError, match=r"another txnAppId.*first-query.*second-query"):
+            batch(version, "second-query")
+    batch(2, None)  # what is no stream's, or is done, is skipped as before
+    batch(3, "second-query")
+    assert [value for _, value, _ in content(tmp_path / "data")[0]] == [b"0", b"1", b"2", b"3"]
+    assert [name for name in os.listdir(staging_path(str(tmp_path / "data"))) if "." not in name] == []
+
+
+def test_streams_say_that_they_are_not_there_yet(data: Path) -> None:
+    one = source(data, subscribe="orders")
+    with pytest.raises(logcore.InvalidConfigError, match=r"no readStream yet.*netshim"):
+        one.streamReader(one.schema())
+    with pytest.raises(logcore.InvalidConfigError, match=r"no writeStream yet.*foreachBatch"):
+        one.streamWriter(one.schema(), False)
+
+
+def test_activate_makes_a_session_that_of_the_thread() -> None:
+    active = []
+
+    class Sessions:
+        setActiveSession = staticmethod(active.append)
+
+    class Session:
+        _jsparkSession = "java"
+
+        class _jvm:
+            SparkSession = Sessions
+
+    pyspark_logcore.activate(Session())
+    pyspark_logcore.activate(object())  # Spark Connect has no JVM here
+    assert active == ["java"]

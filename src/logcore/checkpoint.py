@@ -256,6 +256,19 @@ def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = N
     write(fs, directory, POLICY, json.dumps(facts).encode() + b"\n", reserve=reserve)
 
 
+def properties(content: bytes) -> dict[str, str]:
+    """What meta.properties says, by name."""
+    lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith(("#", "!")))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def topic_id(content: bytes) -> str:
+    """The id that partition.metadata has for its topic, 22 characters of base64url; "" when it has none."""
+    found = re.search(rb"^topic_id: *([A-Za-z0-9_-]{22})$", content, re.MULTILINE)
+    return found[1].decode() if found else ""
+
+
 def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:
     """Content of logcore.topics: a first line with the CRC-32 of the rest, then a JSON object for each topic."""
     lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows]

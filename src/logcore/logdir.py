@@ -394,9 +394,7 @@ class LogDir:
         """meta.properties; written when there is none, kept as it is when Kafka wrote it (storage format section 6)."""
         content = checkpoint.read(self._fs, self.path, checkpoint.META_PROPERTIES)
         if content is not None:
-            lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
-            pairs = (line.partition("=") for line in lines if line and not line.startswith(("#", "!")))
-            return {name.strip(): value.strip() for name, _, value in pairs}
+            return checkpoint.properties(content)
         made = {
             "version": "1",
             "cluster.id": id_text(_new_id(self._fs)),
@@ -668,9 +666,9 @@ class LogDir:
 
     def _stored_id(self, name: str, number: int) -> uuid.UUID | None:
         content = checkpoint.read(self._fs, self._partition_path(name, number), checkpoint.PARTITION_METADATA)
-        found = re.search(rb"^topic_id: *(\S{22})$", content or b"", re.MULTILINE)
+        found = checkpoint.topic_id(content or b"")
         try:
-            return parse_id(found[1].decode()) if found else None
+            return parse_id(found) if found else None
         except ValueError:
             return None
 

@@ -290,7 +290,7 @@ class Place:
 @attrs.frozen(kw_only=True)
 class Manifest:
     """One write. topics: those it makes, with their number of partitions. places: where each partition's files go, by
-    (topic, partition); None until a writer has claimed the manifest.
+    (topic, partition); None until a writer has claimed the manifest. query: the stream whose batch it is, or None.
     """
 
     app_id: str = attrs.field(validator=_TEXT)
@@ -299,6 +299,7 @@ class Manifest:
     files: Sequence[StagedFile]
     topics: Mapping[str, int] = attrs.Factory(dict)
     places: Mapping[tuple[str, int], Place] | None = None
+    query: str | None = attrs.field(default=None, validator=attrs.validators.optional(_TEXT))
 
     def partitions(self) -> dict[tuple[str, int], list[StagedFile]]:
         """The files of each partition, in order."""
@@ -925,6 +926,7 @@ def _write_state(fs: FS, path: str, assigned: Manifest) -> None:
         "version": assigned.version,
         "txid": assigned.txid,
         "ranges": assigned.ranges(),
+        "query": assigned.query,
     }
     checkpoint.write(fs, path, _app_name(assigned.app_id) + STATE, checkpoint.pack_checked(state, copies=2))
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from pyspark_logcore.session import JavaNotFoundError, ensure_java, tune
+from pyspark_logcore.session import JavaNotFoundError, activate, ensure_java, tune
 
-__all__ = ["DefaultSource", "JavaNotFoundError", "ensure_java", "register", "tune"]
+__all__ = ["DefaultSource", "JavaNotFoundError", "activate", "ensure_java", "register", "tune"]
 
 try:
     from pyspark_logcore.source import LogcoreDataSource

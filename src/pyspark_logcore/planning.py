@@ -4,6 +4,7 @@ Rules:
 - All is resolved to numbers once; two plans of the same log with the same options differ only by what was appended.
 - Tasks are few and large: one for each partition, cut above maxPartitionBytes where index entries stand, so that no
   batch is decoded by two tasks. minPartitions cuts by Kafka's formula.
+- A plan says which directory it was made of. A task that sees another one, or none, fails.
 - What was asked for and is not there is an error, or with failOnDataLoss=false a warning.
 
 This module decodes nothing and imports no pyspark.
@@ -12,6 +13,7 @@ This module decodes nothing and imports no pyspark.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,7 +22,15 @@ import attrs
 import numpy as np
 
 import logcore
-from logcore.errors import InvalidConfigError, LogcoreError, OffsetOutOfRangeError, TopicNotFoundError
+from logcore import checkpoint
+from logcore.errors import (
+    InvalidConfigError,
+    LogcoreError,
+    LogNotFoundError,
+    OffsetOutOfRangeError,
+    TopicNotFoundError,
+)
+from logcore.fs import OS
 from logcore.reader import LogReader
 from logcore.segment import Segment
 from pyspark_logcore.options import EARLIEST, LATEST, At, OffsetMap, ReadOptions
@@ -38,6 +48,82 @@ class OffsetRange:
 
 class DataLossError(LogcoreError):
     """Records that a query asked for are gone. failOnDataLoss=false makes it a warning."""
+
+
+class OtherDirectoryError(LogcoreError):
+    """A task does not see the log directory that its query was planned with, or sees another one at its path."""
+
+
+@attrs.frozen
+class Identity:
+    """What tells a log directory, and a topic in it, from others at the same path: on other machines, or later.
+
+    directory_id: Kafka's, in meta.properties; "" where Kafka wrote none. cluster_id: from there, too. topic_id: Kafka's,
+    in partition.metadata, "" where there is none. head: offset and CRC of the log's first batch, where no id is known.
+    """
+
+    directory_id: str = ""
+    cluster_id: str = ""
+    topic_id: str = ""
+    head: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, path: str, topic: str, partition: int) -> Identity:
+        """As it is here and now. Raises LogcoreError."""
+        properties = checkpoint.properties(checkpoint.read(OS, path, checkpoint.META_PROPERTIES) or b"")
+        where = os.path.join(path, f"{topic}-{partition}")
+        metadata = checkpoint.read(OS, where, checkpoint.PARTITION_METADATA)
+        found = cls(
+            properties.get("directory.id", ""), properties.get("cluster.id", ""), checkpoint.topic_id(metadata or b"")
+        )
+        return found if found.directory_id or found.topic_id else attrs.evolve(found, head=cls._head(where))
+
+    @staticmethod
+    def _head(path: str) -> tuple[int, int] | None:
+        try:
+            with logcore.open(path, read_only=True) as log:
+                first = next(iter(log.batches(log.log_start_offset)), None)
+                return None if first is None else (first.base_offset, first.crc)
+        except LogNotFoundError:
+            return None
+
+
+def check_identity(planned: Identity, path: str, topic: str, partition: int) -> str | None:
+    """Raises OtherDirectoryError in a task that sees another directory than its plan, or none. Returns why the topic in
+    it is not the one that was planned with, None if it is.
+    """
+    host = os.uname().nodename
+    if not os.path.isdir(path):
+        raise OtherDirectoryError(
+            f"the machine {host} does not see the log directory that this query was planned with; share it under this "
+            "path, or run the query where it is",
+            path=path,
+        )
+    found = Identity.of(path, topic, partition)
+    for name in ("directory_id", "cluster_id"):
+        expected = getattr(planned, name)
+        if expected and getattr(found, name) != expected:
+            raise OtherDirectoryError(
+                f"the machine {host} has another log directory at this path than the one that this query was planned "
+                "with; share that one, or run the query where it is",
+                path=path,
+                expected=f"{name} {expected}",
+                found=getattr(found, name) or "none",
+            )
+    if planned.topic_id and found.topic_id and planned.topic_id != found.topic_id:
+        return "the topic was deleted and made again since the query was planned"
+    head = planned.head
+    if head is None or found.head is None or head[0] != found.head[0]:  # one that retention took says nothing
+        return None
+    if head[1] != found.head[1]:
+        raise OtherDirectoryError(
+            f"the machine {host} has another log at this path than the one that this query was planned with, or it was "
+            "compacted since",
+            path=path,
+            expected=f"a first batch with CRC {head[1]:#010x}",
+            found=f"{found.head[1]:#010x}",
+        )
+    return None
 
 
 def plan(options: ReadOptions) -> list[OffsetRange]:

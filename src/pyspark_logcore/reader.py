@@ -24,18 +24,22 @@ from logcore.errors import LogcoreError, LogNotFoundError, OffsetOutOfRangeError
 from logcore.fs import OS
 from pyspark_logcore.columns import BatchBuilder
 from pyspark_logcore.options import ReadOptions
-from pyspark_logcore.planning import OffsetRange, plan, report_loss
+from pyspark_logcore.planning import Identity, OffsetRange, check_identity, plan, report_loss
 
 if TYPE_CHECKING:
     import pyarrow
 
 
+_UNKNOWN = Identity()
+
+
 class RangePartition(InputPartition):
     """One task's share: plain values, because Spark pickles each."""
 
-    def __init__(self, topic: str, partition: int, start: int, end: int) -> None:
+    def __init__(self, topic: str, partition: int, start: int, end: int, identity: Identity = _UNKNOWN) -> None:
         super().__init__(None)
         self.topic, self.partition, self.start, self.end = topic, partition, start, end
+        self.identity = identity
 
     def __repr__(self) -> str:
         return f"RangePartition({self.topic!r}, {self.partition}, {self.start}, {self.end})"
@@ -49,7 +53,14 @@ class LogcoreReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One entry for each task. Raises LogcoreError."""
-        return [RangePartition(one.topic, one.partition, one.start, one.end) for one in plan(self.options)]
+        ranges = plan(self.options)
+        identities = {
+            key: Identity.of(self.options.path, *key) for key in {(one.topic, one.partition) for one in ranges}
+        }
+        return [
+            RangePartition(one.topic, one.partition, one.start, one.end, identities[one.topic, one.partition])
+            for one in ranges
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Runs in a worker of Spark, once for each task."""
@@ -57,9 +68,12 @@ class LogcoreReader(DataSourceReader):
             return iter(())
         if self.options.gc_freeze:
             freeze()
-        return read_range(
-            self.options, self.names, OffsetRange(partition.topic, partition.partition, partition.start, partition.end)
-        )
+        wanted = OffsetRange(partition.topic, partition.partition, partition.start, partition.end)
+        changed = check_identity(partition.identity, self.options.path, wanted.topic, wanted.partition)
+        if changed is not None:
+            report_loss(self.options.fail_on_data_loss, self.options.path, wanted.topic, wanted.partition, changed)
+            return iter(())
+        return read_range(self.options, self.names, wanted)
 
 
 def freeze() -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 Builder = TypeVar("Builder")
 
@@ -106,3 +106,14 @@ def _wrap(java: str) -> str:
     made.chmod(0o700)
     made.replace(home / "bin" / "java")
     return str(home)
+
+
+def activate(spark: Any) -> None:
+    """Makes a session the one of the calling thread, for writing from other threads than the one that made it.
+
+    Spark up to 4.3 looks a Python source up in the session that is active in the thread that writes, and says
+    DATA_SOURCE_NOT_FOUND where there is none. Reading needs no such thing. With Spark Connect there is nothing to do.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
     from pyspark.sql.types import StructType
 
     from pyspark_logcore.reader import LogcoreReader
@@ -41,7 +42,24 @@ class LogcoreDataSource(DataSource):
         options = parse_read(self.options)
         return LogcoreReader(options, chosen(schema, include_headers=options.include_headers))
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Not built yet: raises InvalidConfigError, which says what to do. Spark's own text says less."""
+        raise _no_stream(
+            "readStream",
+            "read in batches, from startingOffsets to endingOffsets, or stream from `netshim serve` as Kafka",
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Not built yet: as streamReader()."""
+        raise _no_stream("writeStream", "write each batch in foreachBatch, with txnAppId and txnVersion")
+
     def writer(self, schema: StructType, overwrite: bool) -> LogcoreWriter:
         from pyspark_logcore.writer import LogcoreWriter
 
         return LogcoreWriter.of(self.options, schema, overwrite)
+
+
+def _no_stream(name: str, instead: str) -> Exception:
+    from logcore.errors import InvalidConfigError
+
+    return InvalidConfigError(f'format("logcore") has no {name} yet: {instead}; see docs/spark.md')

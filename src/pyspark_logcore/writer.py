@@ -25,7 +25,7 @@ import logcore
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogLockedError
 from logcore.fs import OS
 from logcore.logdir import check_topic_name
-from logcore.staging import Manifest, StagedFile, Staging, apply_ready
+from logcore.staging import Manifest, StagedFile, Staging, apply_ready, read_state
 from pyspark_logcore.options import WriteOptions, parse_write
 from pyspark_logcore.reader import freeze
 from pyspark_logcore.rows import RowStager, check_columns
@@ -41,12 +41,16 @@ class PublishTimeoutError(LogcoreError):
     """Another process holds the directory and did not take the write over in time; it was withdrawn."""
 
 
-class StagedMessage(WriterCommitMessage):
-    """What one task staged."""
+class OtherQueryError(LogcoreError):
+    """The name of a write belongs to another stream, which has written that version."""
 
-    def __init__(self, task: int, files: list[StagedFile]) -> None:
+
+class StagedMessage(WriterCommitMessage):
+    """What one task staged. query: the id of the stream whose batch this is, None where there is none."""
+
+    def __init__(self, task: int, files: list[StagedFile], query: str | None = None) -> None:
         super().__init__()
-        self.task, self.files = task, files
+        self.task, self.files, self.query = task, files, query
 
 
 @attrs.frozen
@@ -97,23 +101,29 @@ class LogcoreWriter(DataSourceArrowWriter):
             freeze()
         context = TaskContext.get()
         task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
-        return self.stage(iterator, task, attempt)
+        # In foreachBatch too: it survives restarts from the same checkpoint, and no other checkpoint has it.
+        query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+        return self.stage(iterator, task, attempt, query)
 
-    def stage(self, batches: Iterator[pyarrow.RecordBatch], task: int, attempt: int) -> StagedMessage:
+    def stage(
+        self, batches: Iterator[pyarrow.RecordBatch], task: int, attempt: int, query: str | None = None
+    ) -> StagedMessage:
         """Stages batches as that attempt of that task. Raises LogcoreError."""
         stager = RowStager(self.options, self.txid, self.topics, self.names, task, attempt)
         for batch in batches:
             stager.add(batch)
-        return StagedMessage(task, stager.close())
+        return StagedMessage(task, stager.close(), query)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver when every task has succeeded: publishes all of it. Raises LogcoreError."""
         staged = sorted((one for one in messages if isinstance(one, StagedMessage)), key=lambda one: one.task)
         files = [file for message in staged for file in message.files]
+        query = next((message.query for message in staged if message.query), None)
         staging = Staging(OS, self.options.path)
         done = staging.outcome(self.options.app_id, self.options.version) == "done"
         if (not files and not self.options.given) or done:
             staging.abort_files(self.txid)
+            self._check_query(staging, query)
             return
         manifest = Manifest(
             app_id=self.options.app_id,
@@ -123,6 +133,7 @@ class LogcoreWriter(DataSourceArrowWriter):
             topics={
                 name: self.options.partitions for name in {file.topic for file in files} if name not in self.topics
             },
+            query=query,
         )
         try:
             staging.publish(manifest)
@@ -130,8 +141,23 @@ class LogcoreWriter(DataSourceArrowWriter):
             staging.withdraw(manifest.app_id, manifest.version, self.txid)
             raise
         publish(staging, self.options, self.txid)
+        self._check_query(staging, query)  # another may have written that version first
         if not self.options.given:
             staging.forget(self.options.app_id)
+
+    def _check_query(self, staging: Staging, query: str | None) -> None:
+        """Raises OtherQueryError when the version that is done was a batch of another stream, whose rows are others."""
+        state = read_state(OS, staging.path, self.options.app_id)
+        other = None if state is None else state.get("query")
+        if state is not None and query and other and other != query and self.options.version <= state["version"]:
+            raise OtherQueryError(
+                f"version {self.options.version} of txnAppId {self.options.app_id!r} was not written: versions up to "
+                f"{state['version']} were written by another query. A new checkpoint counts its batches from 0. Give "
+                "it another txnAppId, or go on from the old checkpoint",
+                path=staging.directory,
+                expected=f"query {other}",
+                found=f"query {query}",
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver when the write failed, also in commit(): removes what was staged, unless published."""
