@@ -12,6 +12,7 @@ import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -1765,3 +1766,41 @@ def test_what_was_staged_comes_behind_all_that_is_there(tmp_path: Path) -> None:
         assert after.rolls - before.rolls == after.segments - before.segments > 0
     with logcore.open(path / "t-0", read_only=True) as reader:
         assert values(reader) == [*expected, b"after", *staged_rows("again", 0, 300)]
+
+
+@pytest.mark.parametrize("checks", [{}, {"message.timestamp.after.max.ms": "3600000"}])
+def test_a_datetime_is_a_timestamp_everywhere(tmp_path: Path, checks: dict[str, str]) -> None:
+    moment = datetime(2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC)  # 1_700_000_000_001.999 ms: cut, as it has passed
+    elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
+    with logcore.open(tmp_path / "t-0", create=True, config=checks) as log:
+        log.append(b"a", timestamp_ms=moment)
+        log.append_many([(None, b"b", (), elsewhere), (None, b"c", (), np.datetime64("2023-11-14T22:13:20.001"))])
+        assert [record.timestamp_ms for record in log.read(0)] == [1_700_000_000_001] * 3
+        assert log.offset_for_timestamp(moment) == log.offset_for_timestamp(elsewhere) == 0
+        assert log.offset_for_timestamp(moment + timedelta(days=1)) is None
+        for wrong in (moment.replace(tzinfo=None), 1.5, "now", 1 << 63, np.datetime64("NaT")):
+            for call in (
+                lambda wrong=wrong: log.append(b"x", timestamp_ms=wrong),
+                lambda wrong=wrong: log.append_many([(None, b"x", (), wrong)]),
+                lambda wrong=wrong: log.offset_for_timestamp(wrong),
+            ):
+                with pytest.raises(logcore.InvalidTimestampError, match="a datetime with a time zone"):
+                    call()
+        assert log.log_end_offset == 3
+
+
+def test_a_directory_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "t-0", tmp_path / "file" / "deeper" / "t-0"):
+        with pytest.raises(logcore.StorageWriteError, match="the directory cannot be made"):
+            logcore.open(path, create=True)
+    for path in (tmp_path / "file", tmp_path / "file" / "data"):
+        with pytest.raises(logcore.StorageWriteError, match="the directory cannot be made"):
+            logcore.open_dir(path, create=True)
+
+
+def test_errors_say_only_what_is_known() -> None:
+    assert str(logcore.LogcoreError("x", expected=1, found=2)) == "x (expected 1, found 2)"
+    assert str(logcore.LogcoreError("x", expected=1)) == "x (expected 1)"
+    assert str(logcore.LogcoreError("x", found=2)) == "x (found 2)"
+    assert str(logcore.LogcoreError("x")) == "x"

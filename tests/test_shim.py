@@ -487,3 +487,9 @@ def test_what_spark_writes_reaches_the_clients_of_a_live_broker(command: Any, tm
     assert produce(confluent_kafka.Producer({"bootstrap.servers": address}), "t", [b"after"]) == [4]
     assert take(consumer, 1)[0].value() == b"after"
     consumer.close()
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, "9092", 1.5])
+def test_a_port_out_of_range_is_refused_by_name(tmp_path: Path, port: Any) -> None:
+    with pytest.raises(logcore.InvalidConfigError, match=r"port \(expected 0 to 65535"):
+        netshim.serve(tmp_path / "data", port=port)

@@ -17,7 +17,6 @@ from typing import Any, Final
 #: What each codec and extra of pyproject.toml needs, as import names.
 CODECS: Final = {"gzip": "zlib", "snappy": "cramjam", "lz4": "lz4", "zstd": "zstandard"}
 EXTRAS: Final = {
-    "snappy": ("cramjam",),
     "arrow": ("pyarrow",),
     "cli": ("click", "rich"),
     "testing": ("pytest", "hypothesis"),

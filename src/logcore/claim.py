@@ -19,7 +19,7 @@ import contextlib
 import os
 
 from logcore import checkpoint, staging
-from logcore.errors import DiskFullError, LogcoreError, ResourceError
+from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageWriteError
 from logcore.fs import FS, Lock
 
 
@@ -69,6 +69,14 @@ def make_directories(fs: FS, path: str) -> None:
     parent = os.path.dirname(path)
     if parent not in ("", path) and not fs.is_directory(parent):
         make_directories(fs, parent)
-    with contextlib.suppress(FileExistsError):
+    try:
         fs.mkdir(path)
+    except FileExistsError:
+        if not fs.is_directory(path):
+            raise StorageWriteError("the directory cannot be made: there is a file of that name", path=path) from None
+    except FileNotFoundError as error:
+        raise StorageWriteError("the directory cannot be made: not here", path=path) from error
+    except StorageWriteError as error:
+        error.reason = f"the directory cannot be made: {error.reason}"
+        raise
     fs.sync_dir(parent)

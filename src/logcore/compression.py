@@ -69,7 +69,7 @@ class Codec(enum.IntEnum):
 
 
 _LEVELS = {Codec.GZIP: (-1, 9, -1), Codec.LZ4: (1, 17, 9), Codec.ZSTD: (-131072, 22, 3)}  # lowest, highest, default
-_INSTALL = {Codec.SNAPPY: "logcore[snappy]", Codec.LZ4: "lz4", Codec.ZSTD: "zstandard"}
+_INSTALL = {Codec.SNAPPY: "cramjam", Codec.LZ4: "lz4", Codec.ZSTD: "zstandard"}
 _NAMES = {"none": Codec.NONE, "uncompressed": Codec.NONE} | {codec.name.lower(): codec for codec in list(Codec)[1:]}
 
 
@@ -669,7 +669,7 @@ def _package(name: str, codec: Codec) -> Any:
 
 def _check_level(codec: Codec, level: int) -> None:
     if codec not in _LEVELS:
-        raise InvalidConfigError(f"{codec.name.lower()} has no levels", expected="None", found=level)
+        raise InvalidConfigError(f"{codec.name.lower()} has no levels", expected="no level", found=level)
     lowest, highest, _ = _LEVELS[codec]
     if not lowest <= level <= highest or (codec is Codec.GZIP and level == 0):
         allowed = "-1 | 1..9" if codec is Codec.GZIP else f"{lowest}..{highest}"

@@ -26,7 +26,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Self
 
 import attrs
 import numpy as np
@@ -61,7 +61,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, Lock
 from logcore.gaps import Gaps
-from logcore.kernels import active
+from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.notices import ERROR, INFO, WARNING, tell
 from logcore.producers import AbortedTransaction, Transactions
@@ -101,6 +101,9 @@ from logcore.segment import (
 from logcore.segmentfiles import SegmentFiles
 from logcore.sequences import SNAPSHOT, SequencedBatch
 from logcore.table import Table
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 Level = Literal["os", "disk"]
 OnCorruption = Literal["fail", "quarantine"]
@@ -751,12 +754,13 @@ class Log(LogReader):
         *,
         key: bytes | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
-        timestamp_ms: int | None = None,
+        timestamp_ms: int | datetime | None = None,
         durability: Level | None = None,
     ) -> Receipt:
         """Appends one record and returns when it is as safe as the log's policy, or durability, says.
 
-        timestamp_ms: milliseconds since the epoch, now by default. durability: "disk" or "os" for this append alone.
+        timestamp_ms: milliseconds since the epoch, or a datetime with a time zone; now by default. durability: "disk"
+        or "os" for this append alone.
         Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError before anything is written;
         DiskFullError after the write was cut back, so that it may be repeated; LogFailedError once the log is poisoned;
         DurabilityUnknownError when its sync failed.
@@ -811,7 +815,9 @@ class Log(LogReader):
                 self._scratch, records, self._end, self._leader_epoch, now_ms, *self._encoding
             )
             if self._checks_times:
-                given = [row[3] for row in map(tuple, records) if len(row) > 3 and row[3] is not None]
+                given = [
+                    layout.milliseconds(row[3]) for row in map(tuple, records) if len(row) > 3 and row[3] is not None
+                ]
                 check_timestamps(np.array(given, np.int64), now_ms, self.config)
             first = self._end
             self._store_scratch_locked(size, batches, now_ms, durability)

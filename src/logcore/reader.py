@@ -18,7 +18,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from logcore.errors import (
     CorruptLogError,
     InvalidConfigError,
     InvalidNameError,
+    InvalidTimestampError,
     LogClosedError,
     LogNotFoundError,
     OffsetOutOfRangeError,
@@ -43,6 +44,9 @@ from logcore.producers import Transactions
 from logcore.reading import Scan, Stretch, slot_of
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import LOG, GrowingSegment, Segment, base_offset_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -595,13 +599,21 @@ class LogReader:
                 self._list_segments()
             return self._visible != before
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+    def offset_for_timestamp(self, timestamp_ms: int | datetime) -> int | None:
         """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
 
         The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
-        reaches it, and in it the first record that does.
+        reaches it, and in it the first record that does. A datetime has to have a time zone.
         """
         self._check_open()
+        wanted = layout.milliseconds(timestamp_ms)
+        if wanted is None:
+            raise InvalidTimestampError(
+                "not a timestamp",
+                expected="an int of milliseconds, or a datetime with a time zone",
+                found=repr(timestamp_ms),
+            )
+        timestamp_ms = wanted
         segments, visible = self._bounded()
 
         def is_older(segment: Segment) -> bool:

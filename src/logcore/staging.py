@@ -174,7 +174,7 @@ class StagedWriter:
     def append_records(self, records: Sequence[Any]) -> None:
         """Stages (key, value, headers, timestamp_ms) tuples. Errors as append_columns()."""
         now_ms = self._fs.now_ms()
-        given = [row[3] for row in records if row[3] is not None]
+        given = [layout.milliseconds(row[3]) for row in records if row[3] is not None]
         if given and not self._config.is_append_time:
             check_timestamps(np.array(given, np.int64), now_ms, self._config)
         end, require_key = self._end, self._config.is_compacted

@@ -232,6 +232,8 @@ class Server:
         settings: Settings | None = None,
         **more: Any,
     ) -> None:
+        if not isinstance(port, int) or not 0 <= port <= 65_535:
+            raise logcore.InvalidConfigError("port", expected="0 to 65535", found=repr(port))
         self.path = os.fspath(path)
         self.host = host or "0.0.0.0"
         self.advertised = advertised

@@ -1232,12 +1232,19 @@ cdef bytes as_bytes(value, str what, Py_ssize_t index):
 
 
 cdef int64_t as_timestamp(given, Py_ssize_t index) except? -2:
-    if PyLong_CheckExact(given) or isinstance(given, (int, np.integer)):  # a float would lose what follows its point
+    if PyLong_CheckExact(given):
         try:
             return given
         except OverflowError:
             pass
-    raise InvalidTimestampError(f"record {index}: a timestamp is an int of milliseconds", found=repr(given))
+    found = _layout.milliseconds(given)  # a float is none: it would lose what follows its point
+    if found is None:
+        raise InvalidTimestampError(
+            f"record {index}: not a timestamp",
+            expected="an int of milliseconds, or a datetime with a time zone",
+            found=repr(given),
+        )
+    return found
 
 
 cdef tuple as_headers(headers, Py_ssize_t index):

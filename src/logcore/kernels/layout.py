@@ -4,7 +4,7 @@ These tables are the only place that states the layouts. The plain kernels are w
 kernels check their constants against them when they are imported, and recordbatch, columns and the dump tool read
 them for names.
 
-This module holds no algorithm and touches no bytes.
+This module touches no bytes. Of algorithms it holds one, which both kinds of kernels need: what a timestamp may be.
 """
 
 from __future__ import annotations
@@ -149,3 +149,19 @@ class Record(NamedTuple):
 #: One encoded batch in an output buffer: (position, size_bytes, last_offset, max_timestamp). A plain tuple, because
 #: building a named one costs a tenth of encoding a 16 KiB batch.
 EncodedBatch = tuple[int, int, int, int]
+
+
+def milliseconds(given: object) -> int | None:
+    """A timestamp given by a user as an int of milliseconds since the epoch; None for what is none.
+
+    A datetime has to have a time zone, since without one it may mean two things; numpy's are UTC.
+    """
+    from datetime import UTC, datetime, timedelta  # for the few calls that are given one
+
+    if isinstance(given, datetime) and given.tzinfo is not None:
+        given = (given - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    elif isinstance(given, np.datetime64) and not np.isnat(given):
+        given = given.astype("datetime64[ms]").astype(np.int64)
+    if isinstance(given, (int, np.integer)) and -(1 << 63) <= given < 1 << 63:
+        return int(given)
+    return None

@@ -69,6 +69,7 @@ from logcore.kernels.layout import (
     EncodedBatch,
     Headers,
     Record,
+    milliseconds,
 )
 
 NAME: Final = "plain"
@@ -1189,11 +1190,14 @@ def _normalised(
             header_count, headers = len(given), _pack_headers(given, index)
         if fields > 3 and row[3] is not None:
             timestamp = row[3]
-            if not isinstance(timestamp, (int, np.integer)) or not -(1 << 63) <= timestamp < 1 << 63:
+            found = milliseconds(row[3])
+            if found is None:
                 raise InvalidTimestampError(
-                    f"record {index}: a timestamp is an int of milliseconds", found=repr(timestamp)
+                    f"record {index}: not a timestamp",
+                    expected="an int of milliseconds, or a datetime with a time zone",
+                    found=repr(row[3]),
                 )
-            timestamp = int(timestamp)
+            timestamp = found
     return timestamp, key, value, header_count, headers
 
 
