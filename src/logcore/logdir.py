@@ -1401,11 +1401,7 @@ class LogDir:
         except LogcoreError as error:
             key = next((key for key, one in self._logs.items() if one is log), None)
             if key is not None:
-                self._met("compaction", "{}-{}".format(*key), error)
-                if not error.retriable:  # it is tried again, ever more rarely: a file may have been brought back
-                    waited_ms = self._uncleanable[key][2] if key in self._uncleanable else _UNCLEANABLE_MS // 2
-                    wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
-                    self._uncleanable[key] = log, clock_ms + wait_ms, wait_ms
+                self._not_cleaned(key, log, error)
         self._cleaning = None
         return True
 
@@ -1426,14 +1422,25 @@ class LogDir:
             failed, retry_ms, _ = self._uncleanable.get(key, (None, 0, 0))
             if failed is log and self._fs.monotonic_ms() < retry_ms:
                 continue
-            with self._going_on("compaction", "{}-{}".format(*key)):
+            try:
                 plan = cleaner.plan_of(log, now_ms)
-                if plan.is_due and (best is None or plan.ratio > best[0]):
-                    best = plan.ratio, log
+            except (LogcoreError, OSError) as error:
+                self._not_cleaned(key, log, error)
+                continue
+            if plan.is_due and (best is None or plan.ratio > best[0]):
+                best = plan.ratio, log
         if best is None:
             return None
         memory_bytes = self.upkeep.compaction_memory_bytes
         return best[1], cleaner.cleaning(best[1], now_ms=now_ms, memory_bytes=memory_bytes)
+
+    def _not_cleaned(self, key: tuple[str, int], log: Log, error: LogcoreError | OSError) -> None:
+        """The log is tried again, after damage ever more rarely: a file may have been brought back."""
+        self._met("compaction", "{}-{}".format(*key), error)
+        if not getattr(error, "retriable", False):
+            waited_ms = self._uncleanable[key][2] if key in self._uncleanable else _UNCLEANABLE_MS // 2
+            wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
+            self._uncleanable[key] = log, self._fs.monotonic_ms() + wait_ms, wait_ms
 
     def _stop_compacting(self, *logs: Log) -> None:
         """Ends the round under way, if it is over one of these logs; what it had not put in place goes."""

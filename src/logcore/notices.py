@@ -49,4 +49,7 @@ def tell(area: str, level: int, text: str, *values: object) -> None:
         root = logging.getLogger("logcore")
         if not root.handlers:  # else warnings would appear on standard error, where nobody asked for them
             root.addHandler(logging.NullHandler())
-        logging.getLogger(f"logcore.{area}").log(level, text, *values)
+        logger = logging.getLogger(f"logcore.{area}")
+        if logger.isEnabledFor(level):
+            # As text: an error that a handler keeps would keep open what its traceback knows.
+            logger.log(level, "%s", text % values)
