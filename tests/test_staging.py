@@ -371,6 +371,7 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
         "version": 3,
         "txid": "first",
         "ranges": {"t": {"0": [1, 31], "1": [1, 31]}},
+        "query": None,
     }
     path.write_bytes(content[: len(content) // 2 - 1])
     with pytest.raises(CorruptLogError, match="nobody knows which versions are done"):
