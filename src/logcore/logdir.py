@@ -448,13 +448,15 @@ class LogDir:
         A writer makes directories while a topic is not whole and removes them when it is no more; the file says so
         before and after. Directories that were listed between two readings of one file are judged by it.
         """
+        before = self._read_topics()
+        found = self._partitions_on_disk()
         rows = self._read_topics()
         for _ in range(_LOOKS):
-            found = self._partitions_on_disk()
-            before = rows
-            rows = self._read_topics()
             if rows == before:
                 break
+            before = rows
+            found = self._partitions_on_disk()
+            rows = self._read_topics()
         topics = {row.name: row for row in rows if not row.is_deleting}
         half_made = {row.name: range(row.count, row.adding) for row in rows}
         going = {row.name for row in rows if row.is_deleting}
