@@ -19,6 +19,7 @@ import ctypes
 import errno
 import fcntl
 import functools
+import importlib
 import itertools
 import json
 import mmap
@@ -53,6 +54,16 @@ _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Data = bytes | bytearray | memoryview
 
+
+def _find_guard() -> Any:
+    """What keeps a page of a mapping that cannot be read from ending the process; None without the compiled module."""
+    try:
+        return importlib.import_module("logcore.kernels._compiled")
+    except ImportError:
+        return None
+
+
+_guard: Final = _find_guard()
 
 _HAS_TRACKFD: bool = sys.version_info >= (3, 13)
 _IS_LINUX: bool = sys.platform == "linux"
@@ -106,6 +117,7 @@ class FS(Protocol):
     def drop_cache(self, handle: int, position: int) -> bool: ...
     def size(self, handle: int) -> int: ...
     def map(self, handle: int, size: int) -> memoryview: ...
+    def is_readable(self, view: memoryview, *, touch: bool = False) -> bool: ...
     def file_size(self, path: str) -> int: ...
     def identity(self, path_or_handle: str | int) -> tuple[int, int]: ...
     def exists(self, path: str) -> bool: ...
@@ -304,12 +316,20 @@ class OsFS:
         The mapping takes no file descriptor: a log of a thousand segments would otherwise need as many.
         """
         with _reading(self.path_of(handle)):
-            if _HAS_TRACKFD:
-                options: Any = {"trackfd": False}
-                return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ, **options))
             if _IS_LINUX:
                 return _map(handle, size)
-            return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ))
+            options: Any = {"trackfd": False} if _HAS_TRACKFD else {}
+            return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ, **options))
+
+    def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
+        """Whether no page of the mapping that a view is of had to be replaced by zeros, because the file was shortened
+        or the disk cannot read it. touch: looks at each page of the view first.
+        """
+        if _guard is None:
+            return True
+        if touch:
+            _guard.touch(view)
+        return not _guard.unreadable_pages(view)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -625,8 +645,9 @@ def _map(handle: int, size: int) -> memoryview:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     mapped = (ctypes.c_char * size).from_address(address)
+    guard = 0 if _guard is None else _guard.guard_mapping(address, size)
     # At exit it goes with the process: views that are still looked at then must not lose their pages first.
-    weakref.finalize(mapped, _unmap, address, size).atexit = False
+    weakref.finalize(mapped, _unmap, address, size, guard).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
 
 
@@ -645,7 +666,9 @@ def _is_cached(handle: int, start: int, size: int) -> bool:
     return any(page & 1 for page in pages.raw)
 
 
-def _unmap(address: int, size: int) -> None:
+def _unmap(address: int, size: int, guard: int) -> None:
+    if guard:  # first: what is mapped there next is not ours
+        _guard.release_mapping(guard)
     _libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 

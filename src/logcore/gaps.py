@@ -14,14 +14,17 @@ This module reads no batch but through its segment, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import attrs
 
 from logcore import seals
 from logcore.config import INT64_MAX
-from logcore.errors import CorruptBatchError, CorruptLogError
+from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
 from logcore.kernels import layout
 from logcore.segment import Segment, in_order
+
+_Item = TypeVar("_Item")
 
 #: dense_from of a log that others have made.
 NEVER = INT64_MAX
@@ -129,6 +132,11 @@ class Gaps:
         passes(segment): whether the batches of a segment need not be looked at. Raises CorruptLogError,
         CorruptBatchError, StorageReadError.
         """
+        return readable(segments, self._walk(segments, start, end, crc, passes))
+
+    def _walk(
+        self, segments: Sequence[Segment], start: int, end: int, crc: bool, passes: Callable[[Segment], bool]
+    ) -> Iterator[tuple[Segment, layout.Facts]]:
         self.check_front(segments, start)
         expected = start
         before: Segment | None = None
@@ -228,6 +236,16 @@ class Gaps:
                 )
             assert self.dense_from > dense_from, "the notes say now that this gap is none"
             count = in_order(facts, expected, limit, dense_from=self.dense_from)
+
+
+def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_Item]:
+    """The items. Damage that is none, because a mapped file could not be read, becomes StorageReadError."""
+    try:
+        yield from items
+    except (CorruptBatchError, CorruptLogError, InvalidRecordError) as error:
+        for segment in segments:
+            segment.check_readable(error)
+        raise
 
 
 def _is_plain(facts: layout.Facts, expected: int) -> bool:

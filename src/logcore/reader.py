@@ -31,6 +31,7 @@ from logcore.errors import (
     CorruptLogError,
     InvalidConfigError,
     InvalidNameError,
+    InvalidRecordError,
     InvalidTimestampError,
     LogClosedError,
     LogNotFoundError,
@@ -391,7 +392,11 @@ class LogReader:
                 is_dense = offset >= self._gaps.dense_from
                 if not is_dense:
                     self._gaps.check_whole(segments[slot])
-                found = segments[slot].read_one(offset, end, is_dense)
+                try:
+                    found = segments[slot].read_one(offset, end, is_dense)
+                except (CorruptBatchError, InvalidRecordError) as error:
+                    segments[slot].check_readable(error)
+                    raise
                 # Another offset, where there are no gaps, is a damaged head: reading on from here says so.
                 if not isinstance(found, int) and found.offset < visible and (found.offset == offset or not is_dense):
                     return found

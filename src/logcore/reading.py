@@ -24,7 +24,7 @@ import numpy.typing as npt
 from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
-from logcore.gaps import Gaps
+from logcore.gaps import Gaps, readable
 from logcore.kernels import Record, active, layout
 from logcore.producers import Transactions
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
@@ -138,6 +138,9 @@ class Stretch:
 
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
         """Lists of records, a few hundred each."""
+        return readable(self.segments, self._record_lists(max_bytes))
+
+    def _record_lists(self, max_bytes: int | None) -> Iterator[list[Record]]:
         start, end = self.start, self.end
         # With a limit in runs of a quarter of it, because one that would exceed it is left out whole.
         run_bytes = _OBJECT_BYTES if max_bytes is None else max(1, min(_OBJECT_BYTES, max_bytes // 4))
@@ -152,6 +155,9 @@ class Stretch:
 
     def columns(self) -> Iterator[RecordColumns]:
         """Chunks of columns; none is empty."""
+        return readable(self.segments, self._column_chunks())
+
+    def _column_chunks(self) -> Iterator[RecordColumns]:
         for item in self._runs(_COLUMN_BYTES, _COLUMN_ROWS):
             if isinstance(item, RecordBatch) and item.is_control:
                 item.verify()  # only a right CRC says that it is one
@@ -166,6 +172,9 @@ class Stretch:
 
         rows, size_bytes: of a chunk at most, but not less than a batch.
         """
+        return readable(self.segments, self._typed_chunks(rows, size_bytes))
+
+    def _typed_chunks(self, rows: int, size_bytes: int) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         for item in self._runs(size_bytes, rows):
             if isinstance(item, RecordBatch) and item.is_control:
                 item.verify()  # only a right CRC says that it is one
@@ -190,7 +199,7 @@ class Stretch:
                 else:
                     yield item
 
-        return self._limited(max_bytes, single())
+        return readable(self.segments, self._limited(max_bytes, single()))
 
     @staticmethod
     def _limited(max_bytes: int | None, items: Iterator[_Item]) -> Iterator[_Item]:

@@ -4,7 +4,8 @@ Rules:
 - Bytes are only ever added at the end, by the single writer of the partition.
 - An index may lag behind its .log file and may always be rebuilt from it; never the other way round.
 - A sealed segment does not change again: it is mapped, and readers share the mapping. The active segment is read with
-  pread, because a mapping over a file that recovery shortens is a SIGBUS for the whole process.
+  pread, because a mapping over a file that recovery shortens is a SIGBUS for the whole process. Where another program
+  shortens a sealed file, pages of the mapping turn to zeros (fs.is_readable()), which is no damage but StorageReadError.
 
 This module does not decide when to roll (log.py), what to cut (recovery.py) or what to delete.
 """
@@ -28,6 +29,7 @@ from logcore.errors import (
     LogcoreError,
     OffsetOutOfRangeError,
     ResourceError,
+    StorageReadError,
     StorageWriteError,
 )
 from logcore.fs import FS
@@ -52,6 +54,7 @@ _MAPPED_BYTES: Final = 128 << 10
 _REREAD_BYTES: Final = 1 << 20
 #: Index entries are written, and counted against the room for them, when this many have come.
 _LOOK_ENTRIES: Final = 512
+_UNREADABLE: Final = "a part of the file cannot be read: another program shortened it, or the disk fails"
 #: Later than every timestamp.
 _NEVER: Final = 1 << 64
 
@@ -250,6 +253,8 @@ class Segment:
         size = self.size_bytes
         piece = self.lasting_piece(position, max(0, min(max_bytes, size - position)))
         data, start, origin = piece.data, piece.at, piece.origin
+        if len(data) and not self.fs.is_readable(data[start : start + max_bytes], touch=True):
+            raise StorageReadError(_UNREADABLE, path=self.path, position=position)
         at, stop = start, min(piece.limit, start + max(0, max_bytes))
         while True:
             facts, next_at, why = active.walk(data, at, stop, _WALK_BATCHES, False)
@@ -304,6 +309,16 @@ class Segment:
                     end = int(facts["last_offset"][-1]) + 1
             self._next_offset = end
         return self._next_offset
+
+    def check_readable(self, error: BaseException | None = None) -> None:
+        """Raises StorageReadError when a page of the mapped file could not be read, so that zeros stand in its place.
+
+        error: what these led to.
+        """
+        views = [self._view, *(index.data for index in (self._offset_index, self._time_index) if index is not None)]
+        for view in views:
+            if isinstance(view, memoryview) and len(view) and not self.fs.is_readable(view):
+                raise StorageReadError(_UNREADABLE, path=self.path) from error
 
     def is_there(self) -> bool:
         """Whether a file stands under the name."""

@@ -226,6 +226,148 @@ cdef extern from *:
     void lc_prefetch(const void *p) noexcept nogil
     void lc_hash(const uint8_t *key, int64_t size, const uint64_t *factors, uint64_t *out) noexcept nogil
 
+# -- mappings whose pages may vanish ---------------------------------------------------------------------------------
+
+cdef extern from *:
+    """
+    /* A page of a mapped file that is gone (the file was shortened) or that the disk cannot read is a SIGBUS, which ends
+       the process. The handler puts a page of zeros in its place, if it lies in a mapping that is guarded, and counts it.
+       It calls nothing but mmap(2) and sigaction(2). Guards are never freed: the handler may be looking at them in
+       another thread; one that was released is used again. Signals from elsewhere go to the handler that was there. */
+    #if defined(__linux__) || defined(__APPLE__)
+    #include <errno.h>
+    #include <signal.h>
+    #include <stdlib.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+    #ifndef MAP_ANONYMOUS
+    #define MAP_ANONYMOUS MAP_ANON
+    #endif
+
+    typedef struct lc_guard {
+        volatile uintptr_t start, end;  /* both 0 while it is free */
+        volatile long faults;
+        struct lc_guard *next;
+    } lc_guard;
+
+    static lc_guard *volatile lc_guards;  /* only ever grows at its head, under the GIL */
+    static struct sigaction lc_before;
+    static uintptr_t lc_page;
+    static int lc_installed;
+
+    /* Up to so many pages are replaced one by one, so that what lies behind a bad sector is still read; then all that is
+       left of the mapping, because each page makes the kernel's list of mappings longer. */
+    enum { LC_SINGLE_PAGES = 64 };
+
+    static void lc_on_sigbus(int number, siginfo_t *info, void *context) {
+        uintptr_t at = (uintptr_t)info->si_addr & ~(lc_page - 1);
+        int error = errno;
+        for (lc_guard *guard = lc_guards; guard != NULL; guard = guard->next) {
+            uintptr_t start = guard->start, end = guard->end;
+            if (at < start || at >= end) continue;
+            size_t size = guard->faults < LC_SINGLE_PAGES ? lc_page : end - at;
+            if (mmap((void *)at, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
+            guard->faults++;
+            errno = error;
+            return;
+        }
+        if (lc_before.sa_flags & SA_SIGINFO) {
+            lc_before.sa_sigaction(number, info, context);
+        } else if (lc_before.sa_handler == SIG_DFL || lc_before.sa_handler == SIG_IGN) {
+            sigaction(SIGBUS, &lc_before, NULL);  /* the instruction is tried again, and ends the process as it would have */
+        } else {
+            lc_before.sa_handler(number);
+        }
+        errno = error;
+    }
+
+    static lc_guard *lc_guard_mapping(uintptr_t start, size_t size) {
+        if (!lc_installed) {
+            struct sigaction action;
+            memset(&action, 0, sizeof action);
+            action.sa_sigaction = lc_on_sigbus;
+            action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+            sigemptyset(&action.sa_mask);
+            lc_page = (uintptr_t)sysconf(_SC_PAGESIZE);
+            if (sigaction(SIGBUS, &action, &lc_before) != 0) return NULL;
+            lc_installed = 1;
+        }
+        lc_guard *guard = lc_guards;
+        while (guard != NULL && guard->end != 0) guard = guard->next;
+        if (guard == NULL) {
+            guard = (lc_guard *)calloc(1, sizeof *guard);
+            if (guard == NULL) return NULL;
+            guard->next = lc_guards;
+            lc_guards = guard;
+        }
+        guard->faults = 0;
+        guard->start = start;
+        guard->end = (start + size + lc_page - 1) & ~(lc_page - 1);
+        return guard;
+    }
+
+    static void lc_release(lc_guard *guard) { guard->end = 0; guard->start = 0; }  /* an end of 0 holds nothing */
+
+    static long lc_faults(uintptr_t at) {
+        for (lc_guard *guard = lc_guards; guard != NULL; guard = guard->next)
+            if (at >= guard->start && at < guard->end) return guard->faults;
+        return 0;
+    }
+
+    static void lc_touch(const unsigned char *p, size_t size) {
+        size_t step = lc_page ? lc_page : 4096;
+        for (size_t at = 0; at < size; at += step) (void)*(volatile const unsigned char *)(p + at);
+        if (size) (void)*(volatile const unsigned char *)(p + size - 1);
+    }
+    #else
+    typedef struct lc_guard lc_guard;
+    static lc_guard *lc_guard_mapping(uintptr_t start, size_t size) { return NULL; }
+    static void lc_release(lc_guard *guard) {}
+    static long lc_faults(uintptr_t at) { return 0; }
+    static void lc_touch(const unsigned char *p, size_t size) {}
+    #endif
+    """
+    ctypedef struct lc_guard:
+        pass
+    lc_guard *lc_guard_mapping(size_t start, size_t size) nogil
+    void lc_release(lc_guard *guard) nogil
+    long lc_faults(size_t at) nogil
+    void lc_touch(const uint8_t *p, size_t size) nogil
+
+
+def guard_mapping(size_t address, size_t size):
+    """Has pages of a mapping that cannot be read turn to zeros instead of ending the process. Returns what
+    release_mapping() takes, 0 where that cannot be done.
+    """
+    return <size_t>lc_guard_mapping(address, size)
+
+
+def release_mapping(size_t guard):
+    """To be called before a guarded mapping goes."""
+    lc_release(<lc_guard *>guard)
+
+
+def unreadable_pages(data):
+    """How many pages of the guarded mapping that data lies in have turned to zeros; 0 for other memory."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return lc_faults(<size_t>view.buf)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def touch(data):
+    """Reads a byte of each page of data, so that unreadable_pages() knows of all that cannot be read now."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        with nogil:
+            lc_touch(<const uint8_t *>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef enum:
     HEADER_SIZE = 61
     LOG_OVERHEAD = 12

@@ -974,6 +974,10 @@ class SimulatedDisk:
 
     # -- names ---------------------------------------------------------------------------------------------------
 
+    def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
+        """Always: a mapping of this disk is a copy in memory."""
+        return True
+
     def file_size(self, path: str) -> int:
         self._reading("file_size", path)
         file = self._file(path)

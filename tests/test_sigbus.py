@@ -1,0 +1,169 @@
+"""Mapped files whose pages vanish: shortened by another program, or on a disk that cannot read them.
+
+The system's answer to a look at such a page is a signal that ends the process. Here it has to be StorageReadError, and
+a broker has to serve everything else. Each case runs in a child, because a failure ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import fs
+
+pytestmark = pytest.mark.skipif(fs._guard is None, reason="only the compiled module can catch the signal")
+
+T0 = 1_700_000_000_000
+
+
+def made(path: Path) -> Path:
+    """A log of sealed segments of some pages each; returns the file of the first."""
+    with logcore.open(path, create=True, config={"segment.bytes": 1 << 16}, durability="os") as log:
+        for at in range(300):
+            log.append(b"%d" % at * 300, key=b"k", timestamp_ms=T0 + at)
+    return min(path.glob("*.log"))
+
+
+READINGS: dict[str, Callable[[logcore.Log], Any]] = {
+    "read": lambda log: list(log.read(0)),
+    "committed": lambda log: list(log.read(0, isolation="read_committed")),
+    "columns": lambda log: [len(part) for part in log.scan()],
+    "get": lambda log: [log.get(offset) for offset in range(60)],
+    "batches": lambda log: [batch.size_bytes for batch in log.batches(0)],
+    "time": lambda log: [log.offset_for_timestamp(T0 + at) for at in range(60)],
+    "stored": lambda log: [bytes(piece) for piece in log.stored(0, max_bytes=1 << 20)],
+    "stable": lambda log: log.last_stable_offset,
+}
+
+
+def outcome(child: Callable[[], int]) -> int:
+    """What a forked child returns, or the negative number of the signal that ended it."""
+    pid = os.fork()
+    if not pid:
+        code = 99
+        try:
+            code = child()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("name", READINGS)
+def test_a_file_that_was_shortened_is_an_error(tmp_path: Path, name: str, read_only: bool) -> None:
+    first = made(tmp_path / "t-0")
+
+    def child() -> int:
+        with logcore.open(tmp_path / "t-0", read_only=read_only) as log:
+            list(log.read(0))  # all of it is mapped now
+            os.truncate(first, 4096)
+            with pytest.raises(logcore.StorageReadError) as met:
+                READINGS[name](log)
+            assert met.value.path == str(first)
+        return 0
+
+    assert outcome(child) == 0
+
+
+def test_what_was_handed_out_before_turns_to_zeros(tmp_path: Path) -> None:
+    """Borrowed memory is of the file: nobody can keep what is not there, but the process goes on."""
+    first = made(tmp_path / "t-0")
+
+    def child() -> int:
+        with logcore.open(tmp_path / "t-0", read_only=True) as log:
+            columns = list(log.scan())[1]  # the first has one batch
+            os.truncate(first, 4096)
+            assert columns.values()[30] == bytes(600)
+            with pytest.raises(logcore.StorageReadError):
+                list(log.scan())
+        with logcore.open(tmp_path / "t-0", read_only=True) as log:
+            assert [record.offset for record in log.read(200)] == list(range(200, 300)), "other segments are read"
+        return 0
+
+    assert outcome(child) == 0
+
+
+def test_a_file_of_others_ends_the_process_as_before(tmp_path: Path) -> None:
+    """Only mappings of logs are guarded: what other libraries rely on stays."""
+    made(tmp_path / "t-0")
+    other = tmp_path / "other"
+    other.write_bytes(bytes(1 << 16))
+
+    def child() -> int:
+        with logcore.open(tmp_path / "t-0", read_only=True) as log:
+            list(log.read(0))
+            with open(other, "r+b") as file:
+                mapped = mmap.mmap(file.fileno(), 1 << 16, access=mmap.ACCESS_READ)
+                file.truncate(100)
+                return mapped[1 << 15]
+
+    assert outcome(child) == -signal.SIGBUS
+
+
+def test_a_mapping_that_is_gone_guards_nothing(tmp_path: Path) -> None:
+    guard = fs._guard
+    handle = fs.OS.open(str(tmp_path / "file"), write=True, create=True)
+    fs.OS.pwrite(handle, bytes(1 << 16), 0)
+    view = fs.OS.map(handle, 1 << 16)
+    assert fs.OS.is_readable(view, touch=True)
+    fs.OS.truncate(handle, 4096)
+    assert fs.OS.is_readable(view), "nobody has looked at a page that is gone"
+    assert not fs.OS.is_readable(view, touch=True)
+    assert guard.unreadable_pages(view) == 15
+    assert bytes(view) == bytes(1 << 16)
+    again = fs.OS.map(handle, 4096)
+    assert fs.OS.is_readable(again, touch=True), "each mapping has its own count"
+    fs.OS.close(handle)
+
+
+SERVES = """
+import json, os, sys, socket, struct
+import logcore, netshim
+from netshim import wire
+
+first = sys.argv[2]
+R = wire.FETCH.Request
+
+def fetch(port):
+    part = R.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 25)
+    topics = [R.Topic(topic=name, partitions=[part]) for name in ("bad", "good")]
+    request = R(replica_id=-1, max_wait_ms=100, min_bytes=1, max_bytes=1 << 25, topics=topics)
+    with socket.create_connection(("127.0.0.1", port)) as s:
+        s.sendall(wire.encode_request(wire.FETCH, 11, 1, "c", request))
+        size = struct.unpack(">i", s.recv(4, socket.MSG_WAITALL))[0]
+        answer = wire.decode_response(wire.FETCH, 11, s.recv(size, socket.MSG_WAITALL))[1]
+    parts = {one.topic: one.partitions[0] for one in answer.responses}
+    return {name: [part.error_code, len(part.records or b"")] for name, part in parts.items()}
+
+with netshim.serve(sys.argv[1]) as server:
+    port = int(server.bootstrap_servers.split(":")[1])
+    before = fetch(port)
+    os.truncate(first, 4096)
+    print(json.dumps([before, fetch(port), fetch(port)]))
+"""
+
+
+def test_a_broker_serves_all_other_partitions(tmp_path: Path) -> None:
+    first = made(tmp_path / "data" / "bad-0")
+    made(tmp_path / "data" / "good-0")
+    command = [sys.executable, "-c", SERVES, str(tmp_path / "data"), str(first)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    before, after, again = json.loads(done.stdout)
+    storage_error = 56
+    assert before["bad"][0] == before["good"][0] == 0
+    for answers in (after, again):
+        assert answers == {"bad": [storage_error, 0], "good": before["good"]}
