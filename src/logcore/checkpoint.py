@@ -39,6 +39,9 @@ TOPICS: Final = "logcore.topics"
 PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
+#: There while this library alone has written a partition since its seals were looked at: what ends in .deleted Kafka
+#: removes when it loads a partition, and Kafka compacts without a word to the seals.
+SEALS_HOLD: Final = "logcore.seals-hold.deleted"
 RESERVE: Final = "logcore.reserve"
 _RESERVE_BYTES: Final = 16 << 10  # a checkpoint of some hundred partitions; more where one is larger already
 _RESERVE_MARK: Final = b"logcore reserve\n"

@@ -5,7 +5,8 @@ Rules:
   from dense_from on, which the writer notes, on disk, before a compaction replaces a segment.
 - Below dense_from a gap inside a segment tells nothing. At the end of a segment its seal tells: how long the file was,
   where its offsets ended, and where the next segment begins.
-- What another program has compacted, or written, follows no note of ours: there a gap is never a loss.
+- What another program has compacted follows no note of ours: seals count only while checkpoint.SEALS_HOLD is there,
+  which Kafka removes when it loads the partition.
 - A reader in another process asks for the notes again before it calls a gap a loss, as a compaction may have begun.
 
 This module reads no batch but through its segment, and changes nothing.
@@ -34,19 +35,19 @@ NEVER = INT64_MAX
 class Noted:
     """What is noted of the gaps of a log.
 
-    dense_from: no offset at or above it is in a gap; NEVER when nobody says so. has_seals: whether all compaction that
-    there was has left seals.
+    dense_from: no offset at or above it is in a gap; NEVER when nobody says so. has_seals: whether seals speak of the
+    files as they are to be.
     """
 
     dense_from: int
     has_seals: bool
 
     @classmethod
-    def of(cls, dense_from: int, cleaned_to: int) -> Noted:
+    def of(cls, dense_from: int, cleaned_to: int, has_seals: bool) -> Noted:
         """dense_from: as this library's writer noted it. cleaned_to: how far the log was compacted, by whoever did."""
         if dense_from == NEVER:
             return cls(NEVER, False)
-        return cls(max(dense_from, cleaned_to), cleaned_to <= dense_from)
+        return cls(max(dense_from, cleaned_to), has_seals and cleaned_to <= dense_from)
 
 
 class Gaps:
@@ -92,7 +93,7 @@ class Gaps:
             return  # each batch shows whether the one before it is missing
         reason = self._confirmed(lambda noted: _cut_short(noted, segment))
         if reason:
-            raise CorruptLogError("a part of a segment is missing", path=segment.path, found=reason)
+            raise CorruptLogError(f"a part of a segment is missing: {reason}", path=segment.path)
 
     def check_behind(self, segment: Segment, reached: int, next_base: int) -> None:
         """Raises CorruptLogError when loss_behind() finds something."""
@@ -282,7 +283,7 @@ def _cut_short(noted: Noted, segment: Segment) -> str:
     seal = _seal_of(segment) if noted.has_seals else None
     if seal is None or segment.size_bytes >= seal.size_bytes:
         return ""
-    return f"{segment.size_bytes} bytes, and it was sealed with {seal.size_bytes}"
+    return f"it was sealed with {seal.size_bytes} bytes and has {segment.size_bytes}"
 
 
 def _seal_of(segment: Segment) -> seals.Seal | None:

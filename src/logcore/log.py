@@ -324,7 +324,10 @@ class Log(LogReader):
         self._write_active_indexes(has_producers, is_clean, was_cut=report.cut_position is not None)
         compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
         dense_from = 0 if created else notes.dense_from
-        self._gaps = Gaps(gaps.Noted.of(dense_from, compacted_to))
+        has_seals = checkpoint.SEALS_HOLD in names
+        if 0 < dense_from < gaps.NEVER and not has_seals:
+            has_seals = self._look_over_seals()
+        self._gaps = Gaps(gaps.Noted.of(dense_from, compacted_to, has_seals))
         self._note(Notes(self.durability, dense_from, has_producers))
         self._forget_above_end()
         self._begin_writing()
@@ -514,6 +517,23 @@ class Log(LogReader):
                 return seal.next_base_offset
             self._fs.unlink(last.file(SEAL))
         return None
+
+    def _look_over_seals(self) -> bool:
+        """Removes seals that do not speak of the files that are there, which another program may have compacted, and
+        notes that the others do; returns whether that could be noted.
+        """
+        fs = self._fs
+        for segment in self._segments[:-1]:
+            seal = seals.read(fs, self.path, segment.base_offset)
+            if seal is not None and not seal.is_of(fs.file_size(segment.path), fs.modified_ms(segment.path)):
+                fs.unlink(segment.file(SEAL))
+        try:
+            fs.sync_dir(self.path)
+            fs.close(fs.open(os.path.join(self.path, checkpoint.SEALS_HOLD), write=True, create=True))
+            fs.sync_dir(self.path)
+        except (DiskFullError, ResourceError):
+            return False
+        return True
 
     def _note(self, notes: Notes) -> None:
         """What the next opening is to know, on disk before it is true."""
@@ -1796,8 +1816,9 @@ class Rewriting:
             # Before there is a gap in the offsets, no reader may take one for a loss. Once a round: up to the active
             # segment, whose end no compaction of this round reaches.
             if log._notes.dense_from < self.active_base:
+                has_seals = log._gaps.noted.has_seals or log._look_over_seals()
                 log._note(attrs.evolve(log._notes, dense_from=self.active_base))
-                log._gaps.noted = gaps.Noted(max(log._gaps.dense_from, self.active_base), log._gaps.noted.has_seals)
+                log._gaps.noted = gaps.Noted(max(log._gaps.dense_from, self.active_base), has_seals)
             log._files.exchange(old, new, log.config.file_delete_delay_ms, log._commit.poison)
             sealed = Segment(fs, self.path, new.base_offset)
             log._segments = [*segments[:at], sealed, *segments[at + len(old) :]]

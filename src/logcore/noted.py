@@ -9,6 +9,7 @@ This module sees no batch. verify.py and salvage.py hold what they find in segme
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,7 +32,8 @@ class Noted:
 
     directory: the log directory whose checkpoints say log_start, recovery_point, high_watermark and cleaned_to.
     is_listed: whether they know the partition, so that what they do not say was not so. durable_end, epoch_start (where
-    the first leader epoch begins, None where there are none) and notes: of the partition's own files.
+    the first leader epoch begins, None where there are none) and notes: of the partition's own files. has_seals:
+    whether no other program has loaded the partition since its seals were looked at.
     """
 
     directory: str
@@ -43,6 +45,7 @@ class Noted:
     durable_end: int
     epoch_start: int | None
     notes: checkpoint.Notes
+    has_seals: bool
 
     @classmethod
     def read(cls, fs: FS, path: str, directory: str, key: Key | None) -> Noted:
@@ -64,12 +67,13 @@ class Noted:
             durable_end=max(0, or_else(0, checkpoint.read_durable_end, fs, path) or 0),
             epoch_start=epochs[0][1] if epochs else None,
             notes=or_else(checkpoint.Notes(), checkpoint.read_notes, fs, path),
+            has_seals=or_else(False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)),
         )
 
     @property
     def gaps(self) -> gaps.Noted:
         """Which gaps in the offsets are losses."""
-        return gaps.Noted.of(self.notes.dense_from, self.cleaned_to)
+        return gaps.Noted.of(self.notes.dense_from, self.cleaned_to, self.has_seals)
 
     @property
     def end(self) -> int:

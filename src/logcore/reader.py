@@ -733,7 +733,8 @@ def noted_offset(fs: FS, path: str, name: str) -> int:
 def noted_gaps(fs: FS, path: str) -> gaps.Noted:
     """What is noted now of the gaps of the partition at path."""
     notes = checkpoint.read_notes(fs, path)
-    return gaps.Noted.of(notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER))
+    has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
+    return gaps.Noted.of(notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals)
 
 
 def begin(fs: FS, path: str, first_base: int) -> int:

@@ -5,7 +5,7 @@ Rules:
 - An index may lag behind its .log file and may always be rebuilt from it; never the other way round.
 - A sealed segment does not change again: it is mapped, and readers share the mapping. The active segment is read with
   pread, because a mapping over a file that recovery shortens is a SIGBUS for the whole process. Where another program
-  shortens a sealed file, pages of the mapping turn to zeros (fs.is_readable()), which is no damage but StorageReadError.
+  shortens a sealed file, pages of the mapping turn to zeros (fs.is_readable()): StorageReadError, and no damage.
 
 This module does not decide when to roll (log.py), what to cut (recovery.py) or what to delete.
 """

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from logcore import checkpoint
 from logcore.errors import LogcoreError
 from logcore.fs import FS
 from logcore.segment import INDEXES, LOG, SEAL, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name
@@ -90,7 +91,8 @@ class SegmentFiles:
         for name in names:
             stem, suffix = os.path.splitext(name)
             is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
-            if suffix in (".deleted", ".cleaned", ".tmp") or (is_index and stem not in logs):
+            is_left = suffix in (".deleted", ".cleaned", ".tmp") and name != checkpoint.SEALS_HOLD
+            if is_left or (is_index and stem not in logs):
                 with contextlib.suppress(FileNotFoundError):  # recovery may have made the same name anew
                     self._fs.unlink(os.path.join(self._path, name))
                     found = True

@@ -82,6 +82,8 @@ def is_misnamed(name: str) -> bool:
 
 def living_name(name: str) -> str:
     """A name without the suffixes of files that are going or coming."""
+    if name == checkpoint.SEALS_HOLD:
+        return name
     for suffix in LIFE_SUFFIXES:
         name = name.removesuffix(suffix)
     return name

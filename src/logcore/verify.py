@@ -320,6 +320,8 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
 
 def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | None:
     """Files that belong to no segment of the log."""
+    if name == checkpoint.SEALS_HOLD:
+        return None
     if name in PARTITION_FILES:
         return _verify_small(fs, path, name)
     kind = kind_of(name)

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import attrs
 
-from logcore.checkpoint import CLEAN_SHUTDOWN
+from logcore.checkpoint import CLEAN_SHUTDOWN, SEALS_HOLD
 from logcore.config import Durability, LogConfig
 from logcore.errors import CorruptBatchError, CorruptLogError, LogNotFoundError
 from logcore.index import TransactionIndex, load
@@ -362,6 +362,7 @@ def recover_log(
     after = disk.view()
     # In the directory above, a checkpoint's temporary file waits for the next writing of that checkpoint.
     left = [name for name in after if name.endswith(_TEMPORARY) and name.count("/") > 1]
+    left = [name for name in left if posixpath.basename(name) != SEALS_HOLD]
     assert not left, f"left behind: {left}"
     if disk.open_handles:
         gc.collect()  # the traceback of an error may hold a segment
