@@ -289,3 +289,34 @@ def test_what_is_asked_of_a_log_that_begins_inside_a_batch(start: int) -> None:
         assert [log.offset_for_timestamp(T0 + number) for number in range(6)] == [max(start, n) for n in range(6)]
         assert log.newest() == (5, T0 + 5)
         assert log.last_stable_offset == 6
+
+
+def test_a_transaction_whose_marker_was_deleted_before_it_was_looked_at_is_over() -> None:
+    with logcore.open("/data/t-0", create=True, fs=SimulatedDisk(now_ms=T0)) as log:
+        write(log, 0, commit=None)
+        assert log.last_stable_offset == 0, "the look at transactions ends inside this one"
+        log.end_transaction(0, 0, commit=True)
+        log.roll()
+        write(log, 1, commit=True)
+        log.delete_records(2)
+        assert [record.offset for record in log.read(2, isolation="read_committed")] == [2]
+        assert log.last_stable_offset == 4
+
+
+def test_a_look_at_transactions_forgets_what_their_writer_has_cut() -> None:
+    """Of a log whose appends wait for no disk all that is written is shown elsewhere; a failed append is cut back."""
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
+        write(log, 0, commit=True)
+        size = disk.file_size(log.path + "/" + "0" * 20 + ".log")
+        write(log, 1, commit=True)
+        with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
+            assert reader.last_stable_offset == 4
+            log._active.cut(size)
+            reader.refresh()
+            assert reader.last_stable_offset == 2
+            log._end = log._visible = 2
+            log._producers.forget()
+            write(log, 2, commit=False)
+            reader.refresh()
+            assert [record.offset for record in reader.read(0, isolation="read_committed")] == [0]

@@ -339,7 +339,9 @@ class LogReader:
             segments, visible = self._bounded()
             state = self._transactions
             begin = min([self._log_start, *(one.base_offset for one in segments[:1])])
-            if state is None:
+            # Where it ends below the log, a marker may be among what was deleted, and a transaction would stay open for
+            # ever; where it ends above what is shown, its writer has cut the log, and other batches came in their place.
+            if state is None or not begin <= state.next_offset <= visible:
                 state = self._transactions = Transactions(next_offset=begin)
             start = max(state.next_offset, begin)
             held = segments[max(0, slot_of(segments, start)) :]
