@@ -161,6 +161,36 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(bench: Be
         assert [record.value for record in log.read(0)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.parametrize("opened", range(4))
+@pytest.mark.parametrize("partition", range(3))
+def test_a_produce_that_waits_for_many_logs_is_not_overtaken(bench: Bench, opened: int, partition: int) -> None:
+    """Also not by one whose log was opened for the first, while that waits for others."""
+    bench.logdir.create_topic("t", partitions=3)
+    bench.at_once = False
+    bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"0"), partitions=3))
+    bench.run(most=opened)
+    for number in (1, 2):
+        request = bench.produces(batch_of(b"%d" % number))
+        request.topic_data[0].partition_data[0].index = partition
+        bench.send(wire.PRODUCE, 9, request)
+    bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"3"), partitions=3))
+    bench.run()
+    found = [[record.value for record in bench.logdir.partition("t", one).read(0)] for one in range(3)]
+    expected = [[b"0", b"3"]] * 3
+    expected[partition] = [b"0", b"1", b"2", b"3"]
+    assert found == expected
+    assert not bench.broker.state._lines
+
+
+def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    for number in range(2_000):
+        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), acks=0))
+    bench.run()
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [b"%d" % n for n in range(2_000)]
+
+
 def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(bench: Bench) -> None:
     bench.logdir.create_topic("t", config={"segment.bytes": 300})
     log = bench.logdir.partition("t", 0)

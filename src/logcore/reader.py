@@ -339,8 +339,8 @@ class LogReader:
             segments, visible = self._bounded()
             state = self._transactions
             begin = min([self._log_start, *(one.base_offset for one in segments[:1])])
-            # Where it ends below the log, a marker may be among what was deleted, and a transaction would stay open for
-            # ever; where it ends above what is shown, its writer has cut the log, and other batches came in their place.
+            # Where it ends below the log start, a marker may be among what was deleted, and its transaction would stay
+            # open for ever. Where it ends above what is shown, the writer has cut the log, and may write there again.
             if state is None or not begin <= state.next_offset <= visible:
                 state = self._transactions = Transactions(next_offset=begin)
             start = max(state.next_offset, begin)

@@ -136,6 +136,25 @@ def _guarded(action: Callable[[Any], None], argument: Any) -> None:
         _log.exception("somebody who waited failed")
 
 
+def _pass_on(response: Any, answer: Answer) -> None:
+    """Sets an answer that was given out already, now or when the response has come."""
+    if not isinstance(response, Answer):
+        answer.set(response)
+        return
+    answer.when_cancelled(response.cancel)
+    response.then(answer.set)
+    if answer.is_cancelled:
+        answer.cancel()
+
+
+class _InLine:
+    """A request that other requests for the same logs may not overtake."""
+
+    def __init__(self, keys: list[Key], start: Callable[[_InLine], None]) -> None:
+        self.keys = keys
+        self.start = start
+
+
 class Timers:
     """What is to happen at a time. A timer that is not wanted any more is cancelled by its token."""
 
@@ -261,6 +280,9 @@ class State:
         self._names: dict[bytes, str] = {}
         self._visible: dict[tuple[str, int], int] = {}
         self._turns: dict[Hashable, deque[tuple[Callable[[], Any], Callable[[Any], None]]]] = {}
+        self._lines: dict[Key, deque[_InLine]] = {}  # requests that have not begun, see in_order()
+        self._next_in_line: deque[_InLine] = deque()  # those that none is in front of any more
+        self._is_starting = False
         self._failures: Mapping[Key, LogcoreError] = {}  # of the logs that were opened for the call under way
 
     @property
@@ -312,13 +334,7 @@ class State:
                 response = error
             finally:
                 self._failures = {}
-            if isinstance(response, Answer):
-                answer.when_cancelled(response.cancel)
-                response.then(answer.set)
-                if answer.is_cancelled:
-                    answer.cancel()
-            else:
-                answer.set(response)
+            _pass_on(response, answer)
 
         def opened(key: Key, result: Any) -> None:
             if isinstance(result, LogcoreError):
@@ -329,6 +345,62 @@ class State:
 
         go_on()
         return answer
+
+    def in_order(self, keys: Iterable[Key], handle: Callable[[], Any]) -> Any:
+        """As when_open(), and behind all earlier calls for one of the keys. One that waits for many logs would else be
+        overtaken by a later one that waits for none of them, or for fewer.
+        """
+        those = list(dict.fromkeys(keys))
+        if not any(key in self._lines or self._is_to_open(key) for key in those):
+            return handle()
+        answer = Answer()
+
+        def start(own: _InLine) -> None:
+            def begin() -> Any:
+                try:
+                    return handle()
+                finally:
+                    self._leave(own)
+
+            try:
+                response = self.when_open(those, begin)
+            except Exception as error:  # nothing above us would tell the client
+                response = error
+            _pass_on(response, answer)
+
+        own = _InLine(those, start)
+        for key in those:
+            self._lines.setdefault(key, deque()).append(own)
+        self._start_first([own])
+        return answer
+
+    def _leave(self, done: _InLine) -> None:
+        behind = []
+        for key in done.keys:
+            line = self._lines[key]
+            line.popleft()
+            if line:
+                behind.append(line[0])
+            else:
+                del self._lines[key]
+        self._start_first(behind)
+
+    def _start_first(self, candidates: Iterable[_InLine]) -> None:
+        """Starts those of them that are the first in all their lines: one after the other, and not one inside the
+        other, for there may be hundreds.
+        """
+        for one in dict.fromkeys(candidates):
+            if all(self._lines[key][0] is one for key in one.keys):
+                self._next_in_line.append(one)
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while self._next_in_line:
+                one = self._next_in_line.popleft()
+                one.start(one)
+        finally:
+            self._is_starting = False
 
     def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """As submit, but one after the other for each key, in the order of the calls."""

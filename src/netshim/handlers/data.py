@@ -40,7 +40,7 @@ def produce(request: Any, call: Call, state: State) -> Any:
         has_begun = True
         return _produce(request, call, state)
 
-    response = state.when_open(keys, begin)
+    response = state.in_order(keys, begin)
     if not has_begun:
         for topic in request.topic_data:
             for partition in topic.partition_data:
