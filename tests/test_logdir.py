@@ -922,6 +922,37 @@ def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too() -> None:
     assert seen == {0, middle}
 
 
+def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
+    """At each step of the one, the other does all of its work."""
+
+    class Other(FaultPlan):
+        def __init__(self, disk: SimulatedDisk, at: int) -> None:
+            super().__init__()
+            self.disk = disk
+            self.left = at
+
+        def ask(self, operation: str, path: str) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                with contextlib.suppress(logcore.DiskFullError):
+                    checkpoint.write(self.disk, "/d", "y", b"y" * 30, reserve="/d")
+            return super().ask(operation, path)
+
+    for at in range(1, 100):
+        disk = SimulatedDisk({"/d/x": b"old", "/d/y": b"old"})
+        checkpoint.keep_reserve(disk, "/d")
+        disk.capacity_bytes = sum(len(content or b"") for content in disk.files().values())
+        disk.faults = plan = Other(disk, at)
+        with contextlib.suppress(logcore.DiskFullError):
+            checkpoint.write(disk, "/d", "x", b"x" * 30, reserve="/d")
+        disk.faults = None
+        files = disk.files()
+        assert files["/d/x"] in (b"old", b"x" * 30) and files["/d/y"] in (b"old", b"y" * 30)
+        if plan.left > 0:
+            break
+    assert at > 10 and files["/d/x"] == b"x" * 30
+
+
 def test_a_file_that_only_has_the_name_of_the_reserve_is_not_written_to() -> None:
     """After a crash two names may stand for one file, and one of them be the checkpoint in force."""
     disk = SimulatedDisk({"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}, capacity_bytes=20)

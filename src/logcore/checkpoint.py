@@ -123,18 +123,18 @@ def _size_or_zero(fs: FS, path: str) -> int:
 def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) -> bool:
     """Makes the reserve the temporary file: its room is its own already, whoever else writes. False if there is none.
 
-    A crash may leave it under both names, or under the one of what the temporary file replaces. So only a file that
-    begins as a reserve does is written to.
+    It gets its new name first, so that two threads never write to one file. A crash may have left that file under the
+    name of a checkpoint too. So only a file that begins as a reserve does is written to.
     """
-    path = os.path.join(directory, RESERVE)
     try:
-        handle = fs.open(path, write=True)
+        fs.rename(os.path.join(directory, RESERVE), temporary)
     except FileNotFoundError:
         return False
+    handle = fs.open(temporary, write=True)
     try:
         if fs.pread(handle, len(_RESERVE_MARK), 0) != _RESERVE_MARK:
+            fs.rename(temporary, os.path.join(directory, RESERVE))
             return False
-        fs.rename(path, temporary)
         fs.pwrite(handle, content, 0)
         fs.truncate(handle, len(content))
         fs.fsync(handle)
