@@ -922,6 +922,51 @@ def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too() -> None:
     assert seen == {0, middle}
 
 
+def test_a_log_that_is_opened_while_another_thread_ticks_is_visited_later() -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("data", create=True, fs=disk, config={"segment.ms": 1_000}) as logdir:
+        logdir.create_topic("t")
+        logdir.partition("t", 0).append(b"x", timestamp_ms=disk.now_ms())
+    with logcore.open_dir("data", fs=disk, config={"segment.ms": 1_000}) as logdir:
+
+        class Logs(dict[Any, Any]):
+            def __setitem__(self, key: Any, log: Any) -> None:
+                logdir.tick()
+                super().__setitem__(key, log)
+
+        logdir._logs = Logs()
+        log = logdir.partition("t", 0)
+        logdir.tick()
+        disk.advance(5_000)
+        logdir.tick()
+        assert log.statistics().rolls == 1
+
+
+def test_a_tick_that_is_interrupted_forgets_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("data", create=True, fs=disk) as logdir:
+        logs = []
+        for name in ("a", "b", "c"):
+            logdir.create_topic(name)
+            logs.append(logdir.partition(name, 0))
+            logs[-1].append(b"x", durability="os")
+        real = Log.tick_gathered
+        interrupts = [KeyboardInterrupt(), MemoryError()]
+
+        def interrupted(self: Log, now_ms: int | None = None) -> Any:
+            if interrupts:
+                raise interrupts.pop()
+            return real(self, now_ms)
+
+        monkeypatch.setattr(Log, "tick_gathered", interrupted)
+        for expected in (MemoryError, KeyboardInterrupt):
+            with pytest.raises(expected):
+                logdir.tick()
+            disk.advance(1_500)
+        logdir.tick()
+        assert [log.high_watermark for log in logs] == [1, 1, 1], "what one append left to the system is synced"
+
+
 def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
     """At each step of the one, the other does all of its work."""
 

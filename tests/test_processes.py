@@ -287,6 +287,7 @@ CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
     "partition": lambda logdir, log: logdir.partition("t", 1),
     "create_topic": lambda logdir, log: logdir.create_topic("u"),
     "logdir.tick": lambda logdir, log: logdir.tick(),
+    "logdir.incidents": lambda logdir, log: logdir.incidents(),
     "logdir.close": lambda logdir, log: logdir.close(),
 }
 
@@ -300,7 +301,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
         log.append(b"parent", key=b"k")
         kept = log.table()
         locks = [log._lock, log._moved, log._scanning, log._commit._mutex, kept._lock]
-        locks += [logdir._lock, logdir._agenda_lock, log._lock_held.mutex]
+        locks += [logdir._lock, logdir._agenda_lock, logdir._incidents_lock, log._lock_held.mutex]
         is_held = threading.Barrier(len(locks) + 1)
         may_go = threading.Event()
 

@@ -365,8 +365,7 @@ class LogDir:
         #: Logs over which a round failed, when they are tried again, and how long they wait for it.
         self._uncleanable: dict[tuple[str, int], tuple[Log, int, int]] = {}
         self._on_incident = on_incident
-        self._incidents: dict[tuple[str, str, str], Incident] = {}  # the newest last; under the lock that follows
-        self._incidents_lock = threading.Lock()
+        self._incidents: dict[tuple[str, str, str], Incident] = {}  # the newest last; under _incidents_lock
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
         self._forks = fs.forks
@@ -389,6 +388,7 @@ class LogDir:
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
         self._agenda_lock = threading.Lock()  # several threads may call tick()
+        self._incidents_lock = threading.Lock()
 
     def _read_properties(self) -> dict[str, str]:
         """meta.properties; written when there is none, kept as it is when Kafka wrote it (storage format section 6)."""
@@ -1064,8 +1064,9 @@ class LogDir:
                 log.retain_by(self.upkeep.retention, lambda: committed(topic, number))
                 log.is_held = self._is_low
                 log.on_stir = functools.partial(self._agenda.stir, ((topic, number), log))
-                log.on_stir()
             self._logs[topic, number] = log
+            if log.on_stir is not None:
+                log.on_stir()  # last: tick(), in another thread, drops what is not among the open logs
             self._leader_epochs.pop((topic, number), None)  # from now on the log knows, and it may rise
             return log
 
@@ -1248,17 +1249,21 @@ class LogDir:
                 for item in self.open_logs().items():
                     self._agenda.stir(item)
             due = self._agenda.due(began_ms)
-        for visited, (key, log) in enumerate(due, 1):
-            acted, recovery_point = self._tick_one(key, log, now_ms)
-            actions += acted
-            if recovery_point is not None:
-                gathered.append((key, log, recovery_point))
-            is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
-            if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
-                with self._agenda_lock:
-                    for item in due[visited:]:
-                        self._agenda.put(item, began_ms)
-                break
+        visited = 0
+        try:
+            for key, log in due:
+                visited += 1
+                acted, recovery_point = self._tick_one(key, log, now_ms)
+                actions += acted
+                if recovery_point is not None:
+                    gathered.append((key, log, recovery_point))
+                is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
+                if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
+                    break
+        finally:  # also after an interrupt: what is not put back is not visited again
+            with self._agenda_lock:
+                for item in due[visited:]:
+                    self._agenda.put(item, began_ms)
         if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
             return  # what was gathered is written by the next tick
         if gathered:
@@ -1280,15 +1285,18 @@ class LogDir:
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
         """What Log.tick_gathered() says; puts down when the log is to be visited again."""
-        acted, recovery_point, next_ms = False, None, self._fs.monotonic_ms() + _RETRY_MS
+        acted = False
+        recovery_point = None
+        next_ms = self._fs.monotonic_ms() + _RETRY_MS
         try:
             acted, recovery_point = log.tick_gathered(now_ms)
             next_ms = log.rest()
         except (LogcoreError, OSError) as error:
             self._met("tick", "{}-{}".format(*key), error)
-        if self._logs.get(key) is log and not log.is_closed and not log.has_failed:
-            with self._agenda_lock:
-                self._agenda.put((key, log), next_ms)
+        finally:
+            if self._logs.get(key) is log and not log.is_closed and not log.has_failed:
+                with self._agenda_lock:
+                    self._agenda.put((key, log), next_ms)
         return acted, recovery_point
 
     # -- rot -----------------------------------------------------------------------------------------------------
