@@ -281,13 +281,22 @@ class LogStateMachine(RuleBasedStateMachine):
         offset = max(start, min(leader_end, own_end) if known >= 0 else leader_end)
         self.history.truncate(offset)
         ends: list[int] = []
+        before = self.epochs
         if self.call(lambda: ends.append(self.log.truncate_to_epoch(leader_epoch, leader_end)), crash):
             assert ends == [offset]
             self.history.truncated()
             if offset < end:
-                kept = [entry for entry in self.epochs if entry[1] < offset] or self.epochs[:1]
                 self._forget()
-                self.epochs = kept
+                self.epochs = self._begun_below(offset, before)
+            return
+        # The epochs that it forgets are gone from their file, or not yet; then the latest stays.
+        kept = epochs.truncate_start(self._begun_below(self.log.log_end_offset, before), self.log.log_start_offset)
+        if self.log.leader_epoch == kept[-1][0]:
+            self.epochs = kept
+
+    @staticmethod
+    def _begun_below(offset: int, entries: list[epochs.Entry]) -> list[epochs.Entry]:
+        return [entry for entry in entries if entry[1] < offset] or entries[:1]
 
     @rule(more=st.integers(0, 2), crash=_crash)
     def begin_epoch(self, more: int, crash: CrashPoint | None) -> None:
