@@ -431,6 +431,10 @@ def test_a_record_behaves_as_a_named_tuple() -> None:
             one.offset = 5  # type: ignore[misc]
 
 
+#: What takes C: a handler of SIGBUS. logcore.fs does without it.
+COMPILED_ONLY = {"guard_mapping", "release_mapping", "touch", "unreadable_pages"}
+
+
 @needs_compiler
 def test_both_kernels_have_the_same_functions() -> None:
     public = {
@@ -439,7 +443,7 @@ def test_both_kernels_have_the_same_functions() -> None:
         if callable(getattr(plain, name)) and getattr(plain, name).__module__ == plain.__name__
     }
     public = {name for name in public if not name.startswith("_")}
-    assert public == {
+    assert public | COMPILED_ONLY == {
         name
         for name in vars(compiled)
         if not name.startswith("_")

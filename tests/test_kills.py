@@ -217,9 +217,10 @@ def topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The directories of a topic are made before the file that says that there is one."""
     save = LogDir._save
 
-    def _save(directory: Any, *changed: Any, **others: Any) -> None:
-        directory._make_partitions((topic, topic.numbers) for topic in changed)
-        save(directory, *changed, **others)
+    def _save(directory: Any, *changed: Any, deleting: Any = (), **others: Any) -> None:
+        new = [one for one in deleting if not os.path.exists(os.path.join(directory.path, f"{one.name}-0"))]
+        directory._make_partitions((topic, topic.numbers) for topic in new)
+        save(directory, *changed, deleting=deleting, **others)
 
     monkeypatch.setattr(LogDir, "_save", _save)
 

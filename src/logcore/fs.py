@@ -495,6 +495,9 @@ class _DirectoryLock:
     def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str) -> None:
         self.fs, self.identity, self.directory = fs, identity, directory
         self.pid, self.forks = os.getpid(), fs.forks
+        # Looked up now, because drop() may be called where there is no memory for it.
+        self._enter = fs.guard.acquire
+        self._leave = fs.guard.release
         self.members: set[str] = set()
         self.shared: dict[str, Any] = {}
         self.mutex = threading.Lock()
@@ -547,13 +550,16 @@ class _DirectoryLock:
         """Asks for no memory before it is done, for it is also called where there was none."""
         if self.forks != self.fs.forks:  # a forked child: the lock is the parent's
             return
-        with self.fs.guard:  # or another thread would claim a member of a lock that is about to be given up
+        self._enter()  # or another thread would claim a member of a lock that is about to be given up
+        try:
             self.members.discard(member)
             if not self.members:
                 self.fs.forget_lock(self.identity)
                 os.close(self.handle)
                 with contextlib.suppress(OSError):  # the note is a courtesy, the lock is what counts
                     os.unlink(os.path.join(self.directory, "logcore.owner"))
+        finally:
+            self._leave()
 
 
 @attrs.define
