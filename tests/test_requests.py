@@ -549,6 +549,36 @@ def test_a_fetch_waits_for_each_of_its_partitions(bench: Bench, appended: int, b
     assert [bool(one.records) for one in told] == [number == appended for number in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("max_bytes", "expected"), [(1, [69, 0, 0]), (150, [138, 0, 0]), (210, [138, 69, 0]), (1000, [138, 138, 138])]
+)
+def test_a_fetch_keeps_to_its_bytes_over_all_partitions(bench: Bench, max_bytes: int, expected: list[int]) -> None:
+    """Only the first batch of all may be larger than what is left."""
+    bench.logdir.create_topic("t", partitions=3)
+    for _ in range(2):
+        bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=3))
+    request = bench.fetches(range(3))
+    request.max_bytes = max_bytes
+    told = bench.ask(wire.FETCH, 11, request).responses[0].partitions
+    assert [len(one.records or b"") for one in told] == expected
+
+
+def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.produce(batch_of(b"v"))
+    request = bench.fetches(range(1))
+    request.min_bytes, request.max_wait_ms = 1000, 20_000
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and not answer.is_set
+    topic = wire.DELETE_RECORDS.Request.Topic
+    body = wire.DELETE_RECORDS.Request(
+        topics=[topic(name="t", partitions=[topic.Partition(partition_index=0, offset=1)])], timeout_ms=1000
+    )
+    assert bench.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 1
+    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions[0]
+    assert told.error_code == codes.OFFSET_OUT_OF_RANGE
+
+
 # -- the log of the broker -----------------------------------------------------------------------------------------
 
 

@@ -288,7 +288,7 @@ def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms
     keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
     enough = min(request.min_bytes, request.max_bytes)
     missing = enough - size
-    written = _written_bytes(keys, state)
+    extent = _extent(keys, state)
 
     def forget() -> None:
         state.fetches.remove(keys, look)
@@ -299,11 +299,11 @@ def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms
         answer.set(response)
 
     def look(now_ms: int) -> None:
-        nonlocal missing, written
+        nonlocal missing, extent
         if missing > 1 and now_ms < deadline_ms and not state.is_stopping:
-            now_written = _written_bytes(keys, state)
-            if now_written is not None and written is not None and 0 <= now_written - written < missing:
-                return  # not enough can have come: no need to gather what there is
+            now = _extent(keys, state)
+            if now is not None and extent is not None and now[1] == extent[1] and 0 <= now[0] - extent[0] < missing:
+                return  # not enough can have come, and nothing has gone: no need to gather what there is
         try:
             response, size, settled = _collect(request, wanted, call, state)
         except Exception as error:  # it is not for whoever woke us
@@ -312,7 +312,8 @@ def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms
         if settled or now_ms >= deadline_ms or size >= enough:
             finish(response)
         else:
-            missing, written = enough - size, _written_bytes(keys, state)
+            missing = enough - size
+            extent = _extent(keys, state)
 
     timer = state.timers.at(deadline_ms, look)
     state.fetches.add(keys, look)
@@ -320,15 +321,19 @@ def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms
     return answer
 
 
-def _written_bytes(keys: list[tuple[str, int]], state: State) -> int | None:
-    """Bytes ever appended to some partitions; None when one of them is not there."""
-    total = 0
+def _extent(keys: list[tuple[str, int]], state: State) -> tuple[int, int] | None:
+    """(bytes ever appended to some partitions, a number that changes when records of one are deleted or truncated);
+    None when one of them is not there.
+    """
+    written = 0
+    taken = 0
     for topic, partition in keys:
         log = state.logdir.opened(topic, partition)
         if log is None:
             return None
-        total += log.written_bytes
-    return total
+        written += log.written_bytes
+        taken += log.log_start_offset + log.times_truncated
+    return written, taken
 
 
 def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple[Any, int, bool]:
