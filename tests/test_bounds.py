@@ -320,3 +320,68 @@ def test_a_look_at_transactions_forgets_what_their_writer_has_cut() -> None:
             write(log, 2, commit=False)
             reader.refresh()
             assert [record.offset for record in reader.read(0, isolation="read_committed")] == [0]
+
+
+class Meeting(FaultPlan):
+    """A plan without faults: before the n-th call that reaches the disk somebody acts, once."""
+
+    def __init__(self, at: int, action: Callable[[], None]) -> None:
+        super().__init__()
+        self.left = at
+        self.action = action
+
+    def ask(self, operation: str, path: str) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+        return super().ask(operation, path)
+
+
+def test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look() -> None:
+    """A writer that begins and leaves a record unsynced, between any two things that a reader elsewhere asks the disk.
+
+    Were the end that is on disk looked up before the size, there would be no such end yet, and the record would show.
+    """
+    has_met = True
+    at = 0
+    while has_met:
+        at += 1
+        disk = SimulatedDisk(now_ms=T0)
+        with logcore.open("/data/t-0", create=True, durability="group", fs=disk) as log:
+            log.append(b"on disk")
+        writers: list[Log] = []
+
+        def write_unsynced(disk: SimulatedDisk = disk, writers: list[Log] = writers) -> None:
+            writers.append(logcore.open("/data/t-0", durability="group", fs=disk))
+            writers[0].append(b"in memory", durability="os")
+
+        with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
+            disk.faults = Meeting(at, write_unsynced)
+            reader.refresh()
+            disk.faults = None
+            assert reader.high_watermark == 1
+        has_met = bool(writers)
+        for log in writers:
+            log.close()
+    assert at > 5
+
+
+def test_a_listing_in_the_middle_of_renaming_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is read while names change in it may lack one that is there before and after."""
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
+        for number in range(3):
+            log.append(b"%d" % number)
+            log.roll()
+        listed: list[str] = []
+
+        def listdir(path: str) -> list[str]:
+            listed.append(path)
+            names = SimulatedDisk.listdir(disk, path)
+            is_first = listed.count("/data/t-0") == 2  # behind the one that says whether this is a partition
+            return [name for name in names if not (is_first and path == "/data/t-0" and name == f"{1:020d}.log")]
+
+        monkeypatch.setattr(disk, "listdir", listdir)
+        with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
+            assert listed.count("/data/t-0") >= 4, "looked again"
+            assert [record.offset for record in reader.read(0)] == [0, 1, 2]

@@ -254,6 +254,19 @@ def test_P39_a_tombstone_stays_for_its_time() -> None:
         assert [key for _, key, _ in pairs(log)] == [b"b", b"c", b"d"]
 
 
+def test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is() -> None:
+    """The time counts from the first round that met it: a reader of now may be reading what it deletes."""
+    disk = SimulatedDisk(now_ms=T0)
+    with open_log(disk) as log:
+        log.append(b"v", key=b"a", timestamp_ms=T0 - DAY_MS)
+        log.append(None, key=b"a", timestamp_ms=T0 - DAY_MS)
+        for number in range(2):
+            log.append(b"w", key=b"b%d" % number)
+            compact(log)
+            assert (1, b"a", None) in pairs(log)
+            disk.advance(999)
+
+
 def test_P41_a_marker_outlives_its_data() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:

@@ -789,6 +789,21 @@ def test_an_assignment_is_given_out_when_it_is_on_disk(rig: Rig) -> None:
     assert rig.describe().group_state == machine.PREPARING and not newcomer.is_set
 
 
+def test_an_assignment_of_an_older_generation_is_not_given_out(rig: Rig) -> None:
+    """It comes to the disk when others have joined since, and a newer assignment is being made."""
+    leader = rig.join().value.member_id
+    rig.holds_disk = True
+    first = rig.sync(leader, 1, {leader: b"all"})
+    newcomer = rig.join()
+    assert code_of(first) == codes.REBALANCE_IN_PROGRESS
+    assert rig.join(leader).value.generation_id == newcomer.value.generation_id == 2
+    follower = rig.sync(newcomer.value.member_id, 2)
+    rig.finish_disk()
+    assert not follower.is_set
+    rig.sync(leader, 2, {leader: b"half", newcomer.value.member_id: b"other half"})
+    assert follower.value.assignment == b"other half"
+
+
 def test_a_disk_that_fails_is_told_as_something_to_try_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.form(1)
     rig.commit({("orders", 0): 1}, group="h")
@@ -851,6 +866,14 @@ def test_a_restart_is_not_noticed_by_who_comes_back_in_time(rig: Rig) -> None:
     assert rig.describe().group_state == machine.EMPTY
     assert rig.join().value.generation_id == generation + 2
     assert rig.committed() == {("orders", 1): 8}
+
+
+def test_a_member_that_does_not_come_back_after_a_restart_expires(rig: Rig) -> None:
+    rig.form()
+    rig.restart()
+    assert rig.describe().group_state == "Stable"
+    rig.sleep(SESSION_MS)
+    assert rig.describe().group_state == "Empty"
 
 
 def test_requests_wait_while_what_is_stored_is_read(rig: Rig) -> None:

@@ -1804,3 +1804,17 @@ def test_errors_say_only_what_is_known() -> None:
     assert str(logcore.LogcoreError("x", expected=1)) == "x (expected 1)"
     assert str(logcore.LogcoreError("x", found=2)) == "x (found 2)"
     assert str(logcore.LogcoreError("x")) == "x"
+
+
+def test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records(partition: Path) -> None:
+    """Truncated below where it has read, and grown beyond that before it looks: other records have the next offsets."""
+    with logcore.open(partition, create=True, durability="os") as log:
+        for number in range(5):
+            log.append(b"%d" % number)
+        records = log.tail(0, timeout=0)
+        assert [next(records).offset for _ in range(5)] == [0, 1, 2, 3, 4]
+        log.truncate(3)
+        for _ in range(4):
+            log.append(b"another")
+        with pytest.raises(logcore.OffsetOutOfRangeError):
+            next(records)

@@ -15,6 +15,7 @@ import pytest
 from conftest import VECTORS
 
 import logcore
+from logcore import checkpoint
 from logcore.checkpoint import LOG_START, RECOVERY_POINT
 from logcore.config import Durability
 from logcore.kernels import layout
@@ -327,6 +328,21 @@ def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> N
     with logcore.open(crashed(tmp_path / "c-0", data)) as log:
         assert log.leader_epoch == 5
         assert [log.end_of_epoch(epoch) for epoch in range(6)] == [(0, 1), (0, 1), (2, 4), (2, 4), (2, 4), (5, 5)]
+
+
+def test_epochs_that_begin_above_the_end_begin_there(tmp_path: Path) -> None:
+    """Left where they were, they would count once the end has passed them: for records of another epoch."""
+    path = str(tmp_path / "t-0")
+    with logcore.open(path, create=True) as log:
+        for number in range(5):
+            log.append(b"%d" % number)
+    checkpoint.write_epochs(logcore.fs.OS, path, [(0, 0), (1, 3), (2, 7), (3, 9)])
+    with logcore.open(path) as log:
+        assert log.leader_epoch == 3, "an epoch that clients know never falls"
+        for number in range(5):
+            log.append(b"%d" % number)
+        assert [log.end_of_epoch(epoch) for epoch in range(4)] == [(0, 3), (1, 5), (1, 5), (3, 10)]
+    assert checkpoint.read_epochs(logcore.fs.OS, path) == [(0, 0), (1, 3), (3, 5)]
 
 
 def test_what_a_crash_left_below_the_start_says_nothing() -> None:

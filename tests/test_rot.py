@@ -23,6 +23,7 @@ from conftest import VECTORS
 
 import logcore
 from logcore import checkpoint
+from logcore.kernels import layout
 from logcore.recordbatch import RecordBatch, encode, read_batches
 from logcore.testing import SimulatedDisk
 
@@ -109,6 +110,28 @@ def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
     print(
         f"\n{count} flips of batches: {refused} refused; {outside} in bytes that no CRC covers, which change no value"
     )
+
+
+@pytest.mark.parametrize("way", ["read", "scan", "scan_typed"])
+def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(way: str) -> None:
+    """Control batches are passed over, and a batch with that bit turned would be one."""
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
+        log.append(b"first", timestamp_ms=T0)
+        log.append(b"second", timestamp_ms=T0)
+        handle = disk.open(f"/data/t-0/{0:020d}.log", write=True)
+        (attributes,) = disk.pread(handle, 1, 22)
+        disk.pwrite(handle, bytes([attributes | layout.CONTROL_BIT]), 22)
+        disk.close(handle)
+        ways: dict[str, Callable[[], Any]] = {
+            "read": lambda: list(log.read(0)),
+            "scan": lambda: list(log.scan()),
+            "scan_typed": lambda: list(
+                log.scan_typed(0, 2, isolation="read_uncommitted", rows=100, size_bytes=1 << 20)
+            ),
+        }
+        with pytest.raises(logcore.CorruptBatchError):
+            ways[way]()
 
 
 # -- logs ------------------------------------------------------------------------------------------------------------
