@@ -176,6 +176,16 @@ MISTAKES: Final = (
         "            os.close(held.handle)  # else", "            pass  # else",
         "test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
+    Mistake(
+        "producers_stay_over_a_truncation", "logcore/log.py",
+        "        self._transactions = None\n        self._producers.forget()", "        self._transactions = None",
+        "test_sequences.py::test_P50_what_was_known_is_known_after",
+    ),
+    Mistake(
+        "snapshot_in_the_middle_of_an_append", "logcore/producerstate.py",
+        "or not len(self._known) or self._is_storing:", "or not len(self._known):",
+        "test_sequences.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
+    ),
     # -- recovery
     Mistake(
         "tail_copied_after_the_cut", "logcore/recovery.py",
@@ -202,6 +212,12 @@ MISTAKES: Final = (
         "withdraws_what_another_job_published", "logcore/staging.py",
         "if found is not None and found.txid != txid:", "if found is None:",
         "test_staging.py::test_what_was_withdrawn_never_was",
+    ),
+    Mistake(
+        "state_before_the_files", "logcore/staging.py",
+        "    _place_all(fs, directory, path, assigned)\n    # Readers",
+        "    _write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Readers",
+        "test_staging.py::test_a_crash_while_rolling_forward_is_rolled_forward",
     ),
     # -- groups
     Mistake(
@@ -274,6 +290,11 @@ MISTAKES: Final = (
         "deletion_wakes_no_fetch", "netshim/handlers/data.py",
         "        state.fetches.wake(keys, call.now_ms)\n        answer.set(error", "        answer.set(error",
         "test_requests.py::test_a_fetch_that_waits_is_told_when_its_offset_is_deleted",
+    ),
+    Mistake(
+        "cancelled_fetch_stays_parked", "netshim/handlers/data.py",
+        "    answer.when_cancelled(forget)\n", "",
+        "test_requests.py::test_a_fetch_of_a_client_that_has_gone_waits_no_more",
     ),
 )  # fmt: skip
 

@@ -579,6 +579,19 @@ def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> 
     assert told.error_code == codes.OFFSET_OUT_OF_RANGE
 
 
+def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    state = bench.broker.state
+    before = state.timers.next_ms
+    request = bench.fetches(range(1))
+    request.min_bytes, request.max_wait_ms = 1, 20_000
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and state.fetches.waited_for() == [("t", 0)]
+    answer.cancel()
+    assert state.fetches.waited_for() == []
+    assert state.timers.next_ms == before
+
+
 # -- the log of the broker -----------------------------------------------------------------------------------------
 
 
