@@ -523,3 +523,23 @@ def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None
         assert log.retain() == 0
         assert log.offset_for_timestamp(now_ms - 2 * hour_ms) == 4
         assert log.newest() == (4, now_ms - hour_ms)
+
+
+@pytest.mark.parametrize("left", [None, b"", b"\0" * 20, b"0\n0\n"])
+def test_a_log_that_lost_the_checkpoint_of_its_start_is_not_called_damaged(left: bytes | None) -> None:
+    """The checkpoint is a cache: without it the log begins where its segments do."""
+    disk = SimulatedDisk()
+    with logcore.open("/data/t-0", create=True, config={"segment.bytes": 200}, fs=disk) as log:
+        for number in range(20):
+            log.append(b"x" * 50, timestamp_ms=number)
+        log.delete_records(10)
+        first = log.retention_facts().segments[0].base_offset
+        assert first > 0
+    files = {path: content for path, content in disk.files().items() if not path.endswith(checkpoint.LOG_START)}
+    if left is not None:
+        files[f"/data/{checkpoint.LOG_START}"] = left
+    with logcore.open("/data/t-0", read_only=True, fs=SimulatedDisk(files)) as log:
+        assert log.log_start_offset == first
+    with logcore.open("/data/t-0", fs=SimulatedDisk(files)) as log:
+        assert log.log_start_offset == first
+        assert [record.timestamp_ms for record in log.read(first)] == [*range(first, 20)]

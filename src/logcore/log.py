@@ -493,8 +493,8 @@ class Log(LogReader):
             return -1
         content = checkpoint.pack_durable_end(self._end)
         if not fs.exists(path):
-            # Whole from the moment on when it has its name: readers look while this goes on, and take one that is empty
-            # for damaged. On disk, too: after a crash a log without it is one that hides nothing.
+            # It gets its name when it is whole: readers look meanwhile, and to them an empty one is damaged. It is on
+            # disk, too: after a crash a log without it is one that hides nothing.
             checkpoint.write(fs, self.path, checkpoint.DURABLE_END, content, reserve=self._parent)
             return fs.open(path, write=True)
         handle = fs.open(path, write=True)
@@ -1451,9 +1451,10 @@ class Log(LogReader):
         if gone:
             self._retire_locked(self._segments[:gone], self._segments[gone:])
             tell("deletion", INFO, "%s: %d segments deleted, the log begins at offset %d", self.path, gone, offset)
-        # Where the first epoch begins is looked at by nobody below the log start, so that alone is not worth two syncs.
         kept = epochs.truncate_start(self._epochs, offset)
-        self._set_epochs(kept, write=len(kept) < len(self._epochs))
+        # Where the first epoch begins tells from now on that the segments before it are not lost, should the checkpoint
+        # be. While no segment goes, that is not worth two syncs.
+        self._set_epochs(kept, write=bool(gone) or len(kept) < len(self._epochs))
 
     def retention_facts(
         self, now_ms: int | None = None, committed: Mapping[str, int] | None = None
@@ -1738,7 +1739,9 @@ class Rewriting:
         self.fs, self.path = log._fs, log.path
         segments, self._cuts = log._segments, len(log._cuts)
         self.sealed, self.growing, self.active_base = tuple(segments[:-1]), segments[-1], segments[-1].base_offset
-        self.high_watermark, self.durability, self.gaps = log.high_watermark, log.durability, log._gaps
+        self.high_watermark = log.high_watermark
+        self.durability = log.durability
+        self.gaps = log._gaps
         self.notes = log._notes
         self.log_start = log.log_start_offset
         offsets = checkpoint.read_offsets(self.fs, log._parent, checkpoint.CLEANER)
@@ -1813,8 +1816,8 @@ class Rewriting:
             at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
-            # Before there is a gap in the offsets, no reader may take one for a loss. Once a round: up to the active
-            # segment, whose end no compaction of this round reaches.
+            # On disk before there is a gap, which readers would else call a loss. Once a round: up to the active
+            # segment, which no compaction of this round reaches.
             if log._notes.dense_from < self.active_base:
                 has_seals = log._gaps.noted.has_seals or log._look_over_seals()
                 log._note(attrs.evolve(log._notes, dense_from=self.active_base))
