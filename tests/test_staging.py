@@ -374,7 +374,7 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
         "query": None,
     }
     path.write_bytes(content[: len(content) // 2 - 1])
-    with pytest.raises(CorruptLogError, match="nobody knows which versions are done"):
+    with pytest.raises(CorruptLogError, match="it is not known which versions are done"):
         staging.read_state(OS, str(path.parent), "app")
 
 

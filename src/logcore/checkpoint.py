@@ -101,7 +101,8 @@ def keep_reserve(fs: FS, directory: str) -> None:
         size_bytes = _RESERVE_BYTES + largest // _RESERVE_BYTES * _RESERVE_BYTES
         if _size_or_zero(fs, path) >= size_bytes:
             return
-        # Made anew and not extended: after a crash the name may be one of a file that is used, see _write_to_reserve().
+        # A new file, and not the old one extended: after a crash the name may be one of a file that is used; see
+        # _write_to_reserve().
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
         handle = fs.open(path, write=True, create=True, exclusive=True)
@@ -226,8 +227,8 @@ class Notes:
     """Content of logcore.policy: what the next opening is to know of a partition.
 
     policy: how the last writer promised durability, None when unknown, as in directories that Kafka wrote. dense_from:
-    from this offset on the log has no gap, because logcore made it and compacted nothing above; INT64_MAX when nobody
-    says so. producers: whether there may be batches of idempotent producers, or markers.
+    from this offset on the log has no gap, because logcore made it and compacted nothing above; INT64_MAX where no
+    note says so. producers: whether there may be batches of idempotent producers, or markers.
     """
 
     policy: Durability | None = None

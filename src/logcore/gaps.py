@@ -3,11 +3,11 @@
 Rules:
 - Appends leave no gaps. Compaction does, and never in the active segment. So a log that this library made has no gap
   from dense_from on, which the writer notes, on disk, before a compaction replaces a segment.
-- Below dense_from a gap inside a segment tells nothing. At the end of a segment its seal tells: how long the file was,
+- Below dense_from a gap inside a segment says nothing. Behind a segment its seal says: how long the file was,
   where its offsets ended, and where the next segment begins.
 - What another program has compacted follows no note of ours: seals count only while checkpoint.SEALS_HOLD is there,
   which Kafka removes when it loads the partition.
-- A reader in another process asks for the notes again before it calls a gap a loss, as a compaction may have begun.
+- A reader in another process reads the notes again before it calls a gap a loss, because a compaction may have begun.
 
 This module reads no batch but through its segment, and changes nothing.
 """
@@ -35,7 +35,7 @@ NEVER = INT64_MAX
 class Noted:
     """What is noted of the gaps of a log.
 
-    dense_from: no offset at or above it is in a gap; NEVER when nobody says so. has_seals: whether seals speak of the
+    dense_from: no offset at or above it is in a gap; NEVER where no note says so. has_seals: whether seals speak of the
     files as they are to be.
     """
 
@@ -251,7 +251,8 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
 
 def _is_plain(facts: layout.Facts, expected: int) -> bool:
     """Whether v2 batches continue each other without a gap: the usual case, in a fifth of the general one's time."""
-    bases, lasts = facts["base_offset"], facts["last_offset"]
+    bases = facts["base_offset"]
+    lasts = facts["last_offset"]
     return bool(
         bases[0] == expected
         and (bases[1:] == lasts[:-1] + 1).all()

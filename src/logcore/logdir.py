@@ -230,7 +230,7 @@ def open_dir(
     create: make it if it is not there. read_only: take no lock and write nothing; works beside a running writer.
     config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
     upkeep: limits of the directory, and how tick() keeps them. on_corruption: of each of its logs; see logcore.open().
-    on_incident: called, in the thread at work, when something goes wrong in work that nobody waits for; each kind the
+    on_incident: called, in the thread at work, when something fails in work that no caller waits for; each kind the
     first time, and the tenth, the hundredth and so on. See LogDir.incidents().
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
@@ -587,7 +587,7 @@ class LogDir:
                 raise ValueError("a topic twice")
         except ValueError as error:
             raise CorruptLogError(
-                "the file of topics holds what nobody may have written; restore it from a copy, or remove it and set "
+                "the file of topics holds what no program writes; restore it from a copy, or remove it and set "
                 "the topics' configs again",
                 path=os.path.join(self.path, checkpoint.TOPICS),
                 expected="names, ids, counts and settings of topics",
@@ -773,7 +773,7 @@ class LogDir:
                 for number in source.numbers
             }
             self._save(deleting=[made])  # until it is whole, a crash undoes it
-            # Files come to names that nobody takes for a partition, and that the next opening removes.
+            # Until they are whole, copies have names that are none of a partition, and that the next opening removes.
             away = {number: self._doomed_name(f"{new_topic}-{number}") for number in made.numbers}
             try:
                 self._forget({(new_topic, number): None for number in made.numbers})
@@ -1168,9 +1168,7 @@ class LogDir:
             )
 
     def _doomed_name(self, name: str) -> str:
-        """As Kafka names a partition directory that is going: no opening takes it for a partition, and each removes
-        it.
-        """
+        """As Kafka names a partition directory that is being deleted: each opening removes it."""
         suffix = f".{self._fs.random_bytes(16).hex()}-delete"
         return name[: 255 - len(suffix)] + suffix
 
@@ -1191,7 +1189,7 @@ class LogDir:
     # -- what went wrong ---------------------------------------------------------------------------------------------
 
     def incidents(self) -> tuple[Incident, ...]:
-        """What went wrong since the directory was opened in work that nobody waited for, such as tick(); newest last.
+        """What failed since the directory was opened in work that no caller waits for, such as tick(); newest last.
 
         Damage met by compaction or retention, files that could not be removed, staged writes that could not be carried
         out. The same is told to the loggers `logcore.<work>`. At most a hundred kinds are kept.
@@ -1223,7 +1221,7 @@ class LogDir:
 
     @contextlib.contextmanager
     def _going_on(self, work: str, where: str) -> Generator[None, None, None]:
-        """What goes wrong inside is an incident, and no error of what comes behind."""
+        """An error inside is an incident, and does not end what follows."""
         try:
             yield
         except (LogcoreError, OSError) as error:

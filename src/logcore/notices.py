@@ -4,7 +4,7 @@ Rules:
 - Loggers are those of the standard library, named `logcore` and `logcore.<area>`; silent until a handler is added.
 - `logging` is never imported here, for that takes milliseconds: a program that did not cannot listen.
 - Lines are said with locks held: a handler must not write to the log that it is told of.
-- To tell never fails: what went wrong is more important than the line about it.
+- A line that cannot be said is left out: the error it speaks of is more important.
 
 This module decides nothing and keeps nothing; logdir.py collects incidents.
 """
@@ -25,7 +25,7 @@ ERROR: Final = 40
 
 @attrs.frozen(kw_only=True)
 class Incident:
-    """Something that went wrong in work nobody waited for, such as tick().
+    """Something that failed in work that no caller waits for, such as tick().
 
     work: what was being done. where: the partition's or topic's name, or a path. kind: the name of the error's class.
     reason: its text, the newest. count: how often it was met. first_ms, last_ms: the wall clock then.
@@ -47,7 +47,7 @@ def tell(area: str, level: int, text: str, *values: object) -> None:
         return
     with contextlib.suppress(MemoryError):
         root = logging.getLogger("logcore")
-        if not root.handlers:  # else warnings would appear on standard error, where nobody asked for them
+        if not root.handlers:  # else Python writes warnings to standard error
             root.addHandler(logging.NullHandler())
         logger = logging.getLogger(f"logcore.{area}")
         if logger.isEnabledFor(level):

@@ -641,7 +641,7 @@ class LogReader:
         return None
 
     def _bounded(self) -> tuple[list[Segment], int]:
-        """The segments and the high watermark, which they reach: looked at again when a roll comes in between."""
+        """The segments and the high watermark, which they reach: read again when a roll comes in between."""
         while True:
             segments = self._segments
             visible = self._visible

@@ -117,7 +117,7 @@ class Segment:
         self._identity: tuple[int, int] | None = None
         self._max_timestamp: int | None = None
         self._next_offset: int | None = None
-        #: Whether max_timestamp() is what was written: the time index bore it out, or gaps.py has walked all batches.
+        #: Whether max_timestamp() is what was written: the time index agreed, or gaps.py has walked all batches.
         self.is_newest_sure = False
         #: What gaps.py has read of the seal beside the file: written once, by whichever thread comes first.
         self.known_seal: Any = None

@@ -21,8 +21,8 @@ Rules:
   is first cut back to the place written down.
 - Nothing of a manifest is shown before all partitions of it are in place.
 - A version at or below an application's state is done: its manifest and its files are removed, and that is success.
-- What no manifest names is nobody's: attempts that lost, or came late, are garbage after a day. They go when they were
-  old by two looks a day apart, so that one jump of the wall clock takes nothing.
+- What no manifest names is garbage after a day: attempts that lost, or came late. It is removed when two looks a day
+  apart found it old, so that one jump of the wall clock removes nothing.
 - Manifests and states carry a CRC. One that is damaged is an error and is not carried out; what is damaged of an
   assigned one, or of a state, is made good from its second copy.
 - A staged segment differs from a real one in its name and in the base offsets and leader epochs of its heads.
@@ -467,7 +467,7 @@ class Staging:
             self._fs.unlink(os.path.join(self.path, _app_name(app_id) + STATE))
 
     def _check_undamaged(self, app_id: str, version: int) -> None:
-        """Raises CorruptLogError when part of a write may be in place and nobody can tell which."""
+        """Raises CorruptLogError when part of a write may be in place and no file says which."""
         path = os.path.join(self.path, _manifest_name(app_id, version, DAMAGED))
         if self._fs.exists(path):
             raise CorruptLogError(
@@ -477,7 +477,7 @@ class Staging:
             )
 
     def _collect_garbage(self, txid: str) -> None:
-        """Removes what nobody names and has been old for a day of looks; never what belongs to txid."""
+        """Removes what no manifest names and has been old for a day of looks; never what belongs to txid."""
         fs, now_ms = self._fs, self._fs.now_ms()
         names = fs.listdir(self.path)
         old = [name for name in names if name != txid and self._is_old(name, now_ms)]
@@ -498,7 +498,8 @@ class Staging:
             checkpoint.write(fs, self.path, _MARKS, checkpoint.pack_checked(marks))
 
     def _is_old(self, name: str, now_ms: int) -> bool:
-        fs, path = self._fs, os.path.join(self.path, name)
+        fs = self._fs
+        path = os.path.join(self.path, name)
         if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)) or name == _MARKS:
             return False
         try:
@@ -521,7 +522,7 @@ class Staging:
                 self._fs.unlink(path)
 
     def _manifests(self, names: Iterable[str]) -> Generator[Manifest, None, None]:
-        """Raises CorruptLogError when one is damaged: nobody knows then which files it names."""
+        """Raises CorruptLogError when one is damaged: the files that it names are not known then."""
         for name in names:
             if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)):
                 found = _read_manifest(self._fs, self.path, name)
@@ -547,7 +548,7 @@ def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
     state = checkpoint.unpack_checked(content) or {}
     if state.get("app_id") != app_id or not isinstance(state.get("version"), int):
         raise CorruptLogError(
-            f"the state of application {app_id!r} is damaged, so nobody knows which versions are done; remove it to "
+            f"the state of application {app_id!r} is damaged, so it is not known which versions are done; remove it to "
             "forget what was written",
             path=os.path.join(path, name),
             expected="a line that begins with the CRC-32 of its rest",

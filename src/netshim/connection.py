@@ -34,11 +34,11 @@ _LEAST_RATE_BYTES: Final = 1_024 * 30
 
 
 def _do_nothing() -> None:
-    """In place of whom a closed connection told that it goes on."""
+    """What a closed connection calls instead of its host."""
 
 
 def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
-    """In place of what answered the frames of a closed connection."""
+    """What a closed connection has instead of a handler of frames."""
     return None
 
 
@@ -207,7 +207,8 @@ class Connection:
                 self._resize(_SMALL_BYTES)
         elif self._frame_since_ms is None or self._start != before:
             self._frame_since_ms, self._frame_bytes = now_ms, self._end - self._start
-            self._began_ms, self._waited_ms = now_ms, 0
+            self._began_ms = now_ms
+            self._waited_ms = 0
 
     def _make_room(self) -> None:
         """Moves what is left to the front, into a larger buffer if it fills this one."""
@@ -246,7 +247,8 @@ class Connection:
             return self._given_up
         since = self._frame_since_ms
         if since is not None and self._budget.is_waiting(self):  # it is not the client that is slow
-            self._frame_since_ms, self._frame_bytes = now_ms, self._end - self._start
+            self._frame_since_ms = now_ms
+            self._frame_bytes = self._end - self._start
         elif since is not None and now_ms - since >= self._settings.request_timeout_ms and not self.is_full:
             came = self._end - self._start
             if came - self._frame_bytes < _LEAST_RATE_BYTES:
@@ -317,7 +319,8 @@ class Connection:
         self._start = self._end = 0
         self._budget.wait_no_more(self)
         self._budget.give(self, held)
-        self._handle, self._ready = _answer_nothing, _do_nothing
+        self._handle = _answer_nothing
+        self._ready = _do_nothing
         for slot in self._slots:
             if isinstance(slot, Answer):
                 slot.cancel()

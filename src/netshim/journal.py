@@ -65,7 +65,8 @@ class Journal:
         until_ms, count, _, _ = self._periods.get(kind, (now_ms + _PERIOD_MS, 0, most, level))
         if now_ms >= until_ms:
             self._sum_up(kind)
-            until_ms, count = now_ms + _PERIOD_MS, 0
+            until_ms = now_ms + _PERIOD_MS
+            count = 0
         self._periods[kind] = until_ms, count + 1, most, level
         if count < most:
             _log.log(level, text, *values, exc_info=error)
@@ -113,7 +114,8 @@ class Repeated(logging.Filter):
         if record.created - since >= _PERIOD_MS / 1000:
             if count > self._most:
                 record.msg = f"{record.msg} ({count - self._most} lines like this were left out)"
-            since, count = record.created, 0
+            since = record.created
+            count = 0
         if len(self._seen) >= _KINDS:
             self._seen.clear()
         self._seen[key] = since, count + 1

@@ -50,7 +50,9 @@ class StagedMessage(WriterCommitMessage):
 
     def __init__(self, task: int, files: list[StagedFile], query: str | None = None) -> None:
         super().__init__()
-        self.task, self.files, self.query = task, files, query
+        self.task = task
+        self.files = files
+        self.query = query
 
 
 @attrs.frozen

@@ -292,8 +292,8 @@ def _read_headers(data: memoryview, position: int, end: int, count: int, strict:
 def _read_row(data: memoryview, position: int, end: int, strict: bool = False) -> tuple[tuple[int, ...], int]:
     """One record: ((timestamp_delta, offset_delta, key_position, key_size, ..., header_count), next position).
 
-    strict: as a leader takes it. Kafka's readers take any length below 0 for null, and drop surplus bits of a varint;
-    others do not, and a consumer on librdkafka never comes past such a record. What is stored is read all the same.
+    strict: as a leader takes it. Kafka's readers read any length below 0 as null, and drop surplus bits of a varint;
+    others do not, and a consumer on librdkafka never gets past such a record. What is stored is read all the same.
     """
     if position >= end:
         raise _Wrong(BODY_SHORT)

@@ -49,7 +49,7 @@ def produce(request: Any, call: Call, state: State) -> Any:
 
 
 def _keep(partition: Any) -> None:
-    """Copies the records of a request that goes on later: they lie in a buffer that then holds other requests."""
+    """Copies the records of a request that waits: they lie in a buffer that will hold other requests."""
     if partition.records is not None:
         partition.records = bytes(partition.records)
 
@@ -66,7 +66,9 @@ def _produce(request: Any, call: Call, state: State) -> Any:
     def fail(result: Any, code: int, message: str | None) -> None:
         nonlocal failed
         failed = True
-        result.error_code, result.error_message, result.base_offset = code, message, -1
+        result.error_code = code
+        result.error_message = message
+        result.base_offset = -1
         state.journal.refused(call, "Produce", code, message)
 
     def done() -> None:
@@ -95,7 +97,8 @@ def _produce(request: Any, call: Call, state: State) -> Any:
             ]
             done()
             return
-        result.base_offset, result.log_start_offset = receipt.offset, log.log_start_offset
+        result.base_offset = receipt.offset
+        result.log_start_offset = log.log_start_offset
         if log.config.is_append_time:
             result.log_append_time_ms = receipt.timestamp_ms
         end = receipt.last_offset + 1

@@ -52,7 +52,7 @@ _PATH: Final = re.compile(r"(?<![\w.])/(?:[^/\s'\"(),:]+/)+(?=[^/\s'\"(),:])")
 
 
 def message_of(error: BaseException) -> str:
-    """The error's text, cut to what a person reads, and without the folders of this machine."""
+    """The error's text, cut to what a person reads, and without the server's folders."""
     text = str(error)
     path = getattr(error, "path", None)
     if path:
