@@ -385,3 +385,30 @@ def test_a_listing_in_the_middle_of_renaming_is_not_believed(monkeypatch: pytest
         with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
             assert listed.count("/data/t-0") >= 4, "looked again"
             assert [record.offset for record in reader.read(0)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 100, b"cut", b"crc"])
+def test_a_search_by_time_passes_no_judgement_on_what_a_crash_left_behind_the_end(tail: bytes) -> None:
+    """Until the log is opened for writing; what was on disk is all there."""
+    disk = SimulatedDisk(now_ms=T0)
+    log = logcore.open("/data/t-0", create=True, fs=disk)
+    for number in range(5):
+        log.append(b"x", timestamp_ms=T0 + number)
+    path = log.path + "/" + "0" * 20 + ".log"
+    size = disk.file_size(path)
+    log.append(b"unsynced", timestamp_ms=T0 + 9, durability="os")
+    disk.kill()
+    files = disk.files()
+    data = files[path]
+    assert data is not None
+    ends = {b"cut": data[size:-1], b"crc": data[size:-1] + b"!"}
+    files[path] = data[:size] + ends.get(tail, tail)
+    with logcore.open("/data/t-0", read_only=True, fs=SimulatedDisk(files)) as reader:
+        assert reader.high_watermark == 5
+        assert [reader.offset_for_timestamp(T0 + number) for number in (3, 5, 9, 10)] == [3, None, None, None]
+        assert reader.newest() == (4, T0 + 4)
+    files[path] = data[: size - 1] + b"!" + data[size:]
+    with logcore.open("/data/t-0", read_only=True, fs=SimulatedDisk(files)) as reader:
+        for timestamp_ms in (T0 + 5, T0 + 10):
+            with pytest.raises(logcore.CorruptBatchError):
+                reader.offset_for_timestamp(timestamp_ms)

@@ -653,7 +653,8 @@ class LogReader:
         when the growing segment is damaged below the high watermark.
         """
         if isinstance(segment, GrowingSegment):
-            segment.check(visible, self._gaps.dense_from)
+            is_end_noted = self._is_end_noted or self._writable
+            segment.check(visible, self._gaps.dense_from, is_end_noted=is_end_noted)
             return True
         _ = segment.max_timestamp()
         return segment.is_newest_sure

@@ -397,28 +397,35 @@ class GrowingSegment(Segment):
             self._whole_position = position
         return True
 
-    def check(self, end: int, dense_from: int) -> None:
+    def check(self, end: int, dense_from: int, *, is_end_noted: bool) -> None:
         """Checks CRCs and offsets of the batches below end that were not checked before. Raises CorruptBatchError.
 
         What is known of this segment comes from heads; that something is not in it is to be said only after this.
-        dense_from: from this offset on there are no gaps.
+        dense_from: from this offset on there are no gaps. is_end_noted: whether end is where its writer says; then what
+        lies behind it may be anything that a crash left. Else a damaged batch may hide sound ones, and is an error.
         """
         start, expected = self._checked
         for facts, position, why in self.walk(start, crc=True):
+            behind = np.flatnonzero(facts["last_offset"] >= end) if is_end_noted else np.zeros(0, np.int64)
+            if len(behind):
+                position = int(facts["position"][behind[0]])
+                facts = facts[: int(behind[0])]
             count = in_order(facts, expected, INT64_MAX, dense_from=dense_from)
             if count < len(facts):
-                raise CorruptBatchError(
-                    "a batch does not continue the one before it",
-                    path=self.path,
-                    position=int(facts["position"][count]),
-                )
+                position = int(facts["position"][count])
             if len(facts):
                 expected = int(facts["last_offset"][-1]) + 1
+            if count < len(facts) or (len(behind) and expected < end):
+                raise CorruptBatchError(
+                    "a batch does not continue the one before it", path=self.path, position=position
+                )
             # Behind the end there may be a torn batch; before it a damaged length looks like one.
-            is_torn = why == layout.WALK_SHORT and expected >= end
+            is_torn = expected >= end and (is_end_noted or why == layout.WALK_SHORT)
             if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
                 raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=position)
             self._checked = (position, expected)
+            if is_end_noted and expected >= end:
+                return
 
     def piece(self, position: int, size: int) -> Piece:
         data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))
