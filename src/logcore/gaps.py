@@ -187,11 +187,10 @@ class Gaps:
         position = segment.find(start) if begins_inside else 0
         is_last = following is None or following.base_offset >= end
         for facts, behind, why in segment.walk(position, crc=crc):
+            reaches_end = facts["last_offset"] >= end
             above = facts[:0]
-            if is_last:
-                count = (
-                    int((facts["last_offset"] < end).argmin()) if (facts["last_offset"] >= end).any() else len(facts)
-                )
+            if is_last and reaches_end.any():
+                count = int(reaches_end.argmax())
                 above = facts[count:]
                 facts = facts[:count]
             if len(facts):
