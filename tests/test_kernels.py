@@ -15,7 +15,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 from conftest import EXPECTED, VECTORS
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
@@ -458,3 +458,23 @@ def test_a_length_whose_size_needs_33_bits_is_none(kernel: Any, length: int) -> 
     data = bytes(8) + length.to_bytes(4, "big") + bytes(4) + b"\2" + bytes(60)
     _, position, why = kernel.walk(data, 0, len(data), 9, False)
     assert (position, why) == (0, layout.WALK_LENGTH if length > 2**31 - 13 else layout.WALK_SHORT)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(-1, 3)), min_size=1, max_size=5),
+    st.integers(0, 4),
+)
+@example([(2, 0, 0), (2, 1, 2), (2, 4, 0)], 0)
+@example([(2, 0, 0), (2, 2, 0)], 0)
+def test_batches_follow_on_without_a_gap(kernel: Any, batches: list[tuple[int, int, int]], expected: int) -> None:
+    facts = np.zeros(len(batches), layout.BATCH_FACTS)
+    wanted = True
+    following = expected
+    for row, (magic, base, delta) in enumerate(batches):
+        facts[row]["magic"] = magic
+        facts[row]["base_offset"] = base
+        facts[row]["last_offset"] = base + delta
+        wanted &= magic == 2 and base == following and delta >= 0
+        following = base + delta + 1
+    assert kernel.follow_on(facts, expected) == wanted

@@ -22,7 +22,7 @@ import attrs
 from logcore import seals
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
-from logcore.kernels import layout
+from logcore.kernels import active, layout
 from logcore.segment import Segment, in_order
 
 _Item = TypeVar("_Item")
@@ -125,18 +125,18 @@ class Gaps:
         end: int,
         *,
         crc: bool,
-        passes: Callable[[Segment], bool] = lambda segment: False,
+        passed: Callable[[Segment], int] = lambda segment: -1,
     ) -> Iterator[tuple[Segment, layout.Facts]]:
         """The heads of all batches from the one that holds start on up to end, which is where a batch ends: (segment,
         array of layout.BATCH_FACTS). None is missing between them, or an error is raised.
 
-        passes(segment): whether the batches of a segment need not be looked at. Raises CorruptLogError,
-        CorruptBatchError, StorageReadError.
+        passed(segment): the offset that a segment ends at whose batches need not be looked at, else -1. Raises
+        CorruptLogError, CorruptBatchError, StorageReadError.
         """
-        return readable(segments, self._walk(segments, start, end, crc, passes))
+        return readable(segments, self._walk(segments, start, end, crc, passed))
 
     def _walk(
-        self, segments: Sequence[Segment], start: int, end: int, crc: bool, passes: Callable[[Segment], bool]
+        self, segments: Sequence[Segment], start: int, end: int, crc: bool, passed: Callable[[Segment], int]
     ) -> Iterator[tuple[Segment, layout.Facts]]:
         self.check_front(segments, start)
         expected = start
@@ -152,9 +152,9 @@ class Gaps:
                 continue  # a compaction has joined it to the one before since they were listed
             before = segment
             following = segments[number] if number < len(segments) else None
-            if passes(segment):
-                self.check_whole(segment)
-                reached = segment.next_offset()
+            self.check_whole(segment)
+            reached = passed(segment)
+            if reached >= 0:
                 if reached > next_base and following is not None and following.is_there():
                     raise CorruptBatchError(
                         "a segment reaches into the next one",
@@ -164,7 +164,6 @@ class Gaps:
                     )
                 expected = max(expected, reached)
                 continue
-            self.check_whole(segment)
             for facts in self._walk_one(segment, following, expected, end, crc):
                 expected = int(facts["last_offset"][-1]) + 1
                 yield segment, facts
@@ -214,8 +213,8 @@ class Gaps:
         """
         lasts = facts["last_offset"]
         next_base = INT64_MAX if following is None else following.base_offset
-        if _is_plain(facts, expected) and int(lasts[-1]) < next_base:
-            return
+        if active.follow_on(facts, expected) and int(lasts[-1]) < next_base:
+            return  # the usual case, in a small part of the time
         limit = next_base
         if following is not None and int(lasts[-1]) >= limit and not following.is_there():
             limit = INT64_MAX  # a compaction has joined the two since they were listed
@@ -246,18 +245,6 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
         for segment in segments:
             segment.check_readable(error)
         raise
-
-
-def _is_plain(facts: layout.Facts, expected: int) -> bool:
-    """Whether v2 batches continue each other without a gap: the usual case, in a fifth of the general one's time."""
-    bases = facts["base_offset"]
-    lasts = facts["last_offset"]
-    return bool(
-        bases[0] == expected
-        and (bases[1:] == lasts[:-1] + 1).all()
-        and (lasts >= bases).all()
-        and (facts["magic"] == 2).all()
-    )
 
 
 def _is_loss(noted: Noted, expected: int, base_offset: int) -> bool:

@@ -338,22 +338,28 @@ class LogReader:
         with self._scanning:
             segments, visible = self._bounded()
             state = self._transactions
-            begin = min([self._log_start, *(one.base_offset for one in segments[:1])])
+            begin = self._log_start
+            if segments and segments[0].base_offset < begin:
+                begin = segments[0].base_offset
             # Where it ends below the log start, a marker may be among what was deleted, and its transaction would stay
             # open for ever. Where it ends above what is shown, the writer has cut the log, and may write there again.
             if state is None or not begin <= state.next_offset <= visible:
                 state = self._transactions = Transactions(next_offset=begin)
-            start = max(state.next_offset, begin)
-            held = segments[max(0, slot_of(segments, start)) :]
-            for segment, facts in self._gaps.walk(held, start, visible, crc=False):
-                for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
-                    batch = segment.batch(int(facts["position"][row]))
-                    if batch is not None:  # a head that is damaged would take committed records for aborted ones
-                        batch.verify()
-                state.add(facts, control_types(segment))
+            if state.next_offset < visible:
+                self._walk_transactions(state, segments, visible)
             if segments and not self._is_end_noted and not self._writable:
                 self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
+
+    def _walk_transactions(self, state: Transactions, segments: list[Segment], end: int) -> None:
+        """Takes in what lies between the end of the state and end."""
+        held = segments[max(0, slot_of(segments, state.next_offset)) :]
+        for segment, facts in self._gaps.walk(held, state.next_offset, end, crc=False):
+            for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
+                batch = segment.batch(int(facts["position"][row]))
+                if batch is not None:  # a head that is damaged would take committed records for aborted ones
+                    batch.verify()
+            state.add(facts, control_types(segment))
 
     def _check_no_head_behind(self, segment: Segment, end: int) -> None:
         """Raises CorruptBatchError where the files of another writer go on behind the end with a head that no torn
@@ -391,7 +397,7 @@ class LogReader:
             slot = slot_of(segments, offset)
             if 0 <= slot < len(segments):
                 end = segments[slot + 1].base_offset if slot + 1 < len(segments) else self._end
-                is_dense = offset >= self._gaps.dense_from
+                is_dense = offset >= self._gaps.noted.dense_from
                 if not is_dense:
                     self._gaps.check_whole(segments[slot])
                 try:
@@ -623,12 +629,14 @@ class LogReader:
         timestamp_ms = wanted
         segments, visible = self._bounded()
 
-        def is_older(segment: Segment) -> bool:
-            return segment.max_timestamp() < timestamp_ms and self._is_sound(segment, visible)
+        def end_of_older(segment: Segment) -> int:
+            if segment.max_timestamp() >= timestamp_ms:
+                return -1
+            return self._sound_end(segment, visible)
 
         # By the heads of one segment, 30 ns each; its time index could save a part of that, if it is right. Their CRCs
         # and their order are checked: a time or an offset that is damaged would hide what is looked for.
-        for segment, facts in self._gaps.walk(segments, self._log_start, visible, crc=True, passes=is_older):
+        for segment, facts in self._gaps.walk(segments, self._log_start, visible, crc=True, passed=end_of_older):
             for row in np.flatnonzero(facts["max_timestamp"] >= timestamp_ms).tolist():
                 batch = segment.batch(int(facts["position"][row]))
                 if batch is None or batch.is_control:
@@ -648,27 +656,27 @@ class LogReader:
             if segments is self._segments:
                 return segments, visible
 
-    def _is_sound(self, segment: Segment, visible: int) -> bool:
-        """Whether what a segment says of its largest timestamp needs no walk over its batches. Raises CorruptBatchError
-        when the growing segment is damaged below the high watermark.
+    def _sound_end(self, segment: Segment, visible: int) -> int:
+        """Where a segment ends, if what it says of its largest timestamp needs no walk over its batches, else -1.
+
+        Raises CorruptBatchError when the growing segment is damaged below the high watermark.
         """
         if isinstance(segment, GrowingSegment):
             is_end_noted = self._is_end_noted or self._writable
-            segment.check(visible, self._gaps.dense_from, is_end_noted=is_end_noted)
-            return True
+            return segment.check(visible, self._gaps.dense_from, is_end_noted=is_end_noted)
         _ = segment.max_timestamp()
-        return segment.is_newest_sure
+        return segment.next_offset() if segment.is_newest_sure else -1
 
     def newest(self) -> tuple[int, int] | None:
         """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
         self._check_open()
         segments, visible = self._bounded()
 
-        def passes(segment: Segment) -> bool:
-            return self._is_sound(segment, visible)
+        def end_of(segment: Segment) -> int:
+            return self._sound_end(segment, visible)
 
         # A segment or a batch that is missing may have held the newest record.
-        for _ in self._gaps.walk(segments, self._log_start, visible, crc=True, passes=passes):
+        for _ in self._gaps.walk(segments, self._log_start, visible, crc=True, passed=end_of):
             pass
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:

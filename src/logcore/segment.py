@@ -119,6 +119,7 @@ class Segment:
         self._next_offset: int | None = None
         #: Whether max_timestamp() is what was written: the time index agreed, or gaps.py has walked all batches.
         self.is_newest_sure = False
+        self._touched_position = 0  # all of the mapping before it was looked at; racing threads may look twice
         #: What gaps.py has read of the seal beside the file: written once, by whichever thread comes first.
         self.known_seal: Any = None
         self.is_seal_known = False
@@ -253,8 +254,7 @@ class Segment:
         size = self.size_bytes
         piece = self.lasting_piece(position, max(0, min(max_bytes, size - position)))
         data, start, origin = piece.data, piece.at, piece.origin
-        if len(data) and not self.fs.is_readable(data[start : start + max_bytes], touch=True):
-            raise StorageReadError(_UNREADABLE, path=self.path, position=position)
+        self._check_sendable(data[start : start + max_bytes], position)
         at, stop = start, min(piece.limit, start + max(0, max_bytes))
         while True:
             facts, next_at, why = active.walk(data, at, stop, _WALK_BATCHES, False)
@@ -274,6 +274,23 @@ class Segment:
             if why != layout.WALK_LIMIT:
                 return data[start:next_at], origin + next_at >= size
             at = next_at
+
+    def _check_sendable(self, data: memoryview, position: int) -> None:
+        """Raises StorageReadError when bytes of a mapping at a position cannot be read, before a socket finds out: it
+        could only end the connection. Pages are touched when they are sent for the first time; the size of the file
+        tells whether any were cut off since.
+        """
+        if self._view is None:
+            return  # not mapped
+        with contextlib.suppress(FileNotFoundError):  # who has it mapped goes on reading a file that has no name
+            if self.fs.file_size(self.path) < len(self._view) and self.is_current():
+                raise StorageReadError(_UNREADABLE, path=self.path, position=position)
+        end = position + len(data)
+        if end > self._touched_position:
+            if not self.fs.is_readable(data, touch=True):
+                raise StorageReadError(_UNREADABLE, path=self.path, position=position)
+            if position <= self._touched_position:
+                self._touched_position = end
 
     def max_timestamp(self) -> int:
         """Largest timestamp of a sealed segment, -1 for none: the closing entry of its time index, if the batches from
@@ -397,8 +414,9 @@ class GrowingSegment(Segment):
             self._whole_position = position
         return True
 
-    def check(self, end: int, dense_from: int, *, is_end_noted: bool) -> None:
-        """Checks CRCs and offsets of the batches below end that were not checked before. Raises CorruptBatchError.
+    def check(self, end: int, dense_from: int, *, is_end_noted: bool) -> int:
+        """Checks CRCs and offsets of the batches below end that were not checked before; returns the offset behind all
+        that were checked. Raises CorruptBatchError.
 
         What is known of this segment comes from heads; that something is not in it is to be said only after this.
         dense_from: from this offset on there are no gaps. is_end_noted: whether end is where its writer says; then what
@@ -406,16 +424,20 @@ class GrowingSegment(Segment):
         """
         start, expected = self._checked
         for facts, position, why in self.walk(start, crc=True):
-            behind = np.flatnonzero(facts["last_offset"] >= end) if is_end_noted else np.zeros(0, np.int64)
-            if len(behind):
-                position = int(facts["position"][behind[0]])
-                facts = facts[: int(behind[0])]
-            count = in_order(facts, expected, INT64_MAX, dense_from=dense_from)
+            is_behind = False
+            if len(facts):
+                reaches_end = facts["last_offset"] >= end
+                is_behind = is_end_noted and bool(reaches_end.any())
+                if is_behind:
+                    row = int(reaches_end.argmax())
+                    position = int(facts["position"][row])
+                    facts = facts[:row]
+            count = in_order(facts, expected, INT64_MAX, dense_from=dense_from) if len(facts) else 0
             if count < len(facts):
                 position = int(facts["position"][count])
             if len(facts):
                 expected = int(facts["last_offset"][-1]) + 1
-            if count < len(facts) or (len(behind) and expected < end):
+            if count < len(facts) or (is_behind and expected < end):
                 raise CorruptBatchError(
                     "a batch does not continue the one before it", path=self.path, position=position
                 )
@@ -425,7 +447,8 @@ class GrowingSegment(Segment):
                 raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=position)
             self._checked = (position, expected)
             if is_end_noted and expected >= end:
-                return
+                break
+        return expected
 
     def piece(self, position: int, size: int) -> Piece:
         data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))

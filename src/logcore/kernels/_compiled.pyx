@@ -10,7 +10,7 @@ This module does not decide anything: which batches to read, when to check a CRC
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_New, PyList_SET_ITEM
@@ -583,6 +583,28 @@ def walk(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_batches, bi
     finally:
         PyBuffer_Release(&view)
     return found[: count * sizeof(Facts)].view(_facts_dtype), position, why
+
+
+def follow_on(facts, int64_t expected):
+    """Whether v2 batches continue each other from an offset on. See plain.follow_on."""
+    cdef Py_buffer view
+    cdef const Facts *at
+    cdef Py_ssize_t left
+    PyObject_GetBuffer(facts, &view, PyBUF_STRIDES)
+    try:
+        if view.strides[0] != sizeof(Facts):
+            raise ValueError("facts in one piece")
+        at = <const Facts *>view.buf
+        left = view.shape[0]
+        while left > 0:
+            if at.magic != 2 or at.base_offset != expected or at.last_offset < at.base_offset:
+                return False
+            expected = at.last_offset + 1
+            at += 1
+            left -= 1
+        return True
+    finally:
+        PyBuffer_Release(&view)
 
 
 def find_batch(data, Py_ssize_t position, Py_ssize_t limit, int64_t offset):

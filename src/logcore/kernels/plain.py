@@ -186,6 +186,20 @@ def walk(data: Buffer, position: int, limit: int, max_batches: int, crc: bool) -
     return np.array(found, BATCH_FACTS), position, why
 
 
+def follow_on(facts: npt.NDArray[Any], expected: int) -> bool:
+    """Whether some batches, at least one, are all v2 and continue each other from offset expected on without a gap.
+
+    facts: array of layout.BATCH_FACTS, as walk() gives it.
+    """
+    bases, lasts = facts["base_offset"], facts["last_offset"]
+    return bool(
+        bases[0] == expected
+        and (bases[1:] == lasts[:-1] + 1).all()
+        and (lasts >= bases).all()
+        and (facts["magic"] == 2).all()
+    )
+
+
 def find_batch(data: Buffer, position: int, limit: int, offset: int) -> int:
     """Position of the first whole batch whose last offset is at or after offset; no CRC is checked.
 
