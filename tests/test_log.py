@@ -429,7 +429,7 @@ def test_what_each_call_asks_of_the_disk() -> None:
         (
             lambda: log.delete_records(2),
             "replace /log-start-offset-checkpoint; rename 000.log.deleted; rename 000.seal.deleted; "
-            "rename 000.index.deleted; rename 000.timeindex.deleted; sync_dir /t-0",
+            "rename 000.index.deleted; rename 000.timeindex.deleted; sync_dir /t-0; replace leader-epoch-checkpoint",
         ),
         (lambda: log.delete_records(2), ""),
         (
