@@ -1453,8 +1453,12 @@ class Log(LogReader):
             tell("deletion", INFO, "%s: %d segments deleted, the log begins at offset %d", self.path, gone, offset)
         kept = epochs.truncate_start(self._epochs, offset)
         # Where the first epoch begins tells from now on that the segments before it are not lost, should the checkpoint
-        # be. While no segment goes, that is not worth two syncs.
-        self._set_epochs(kept, write=bool(gone) or len(kept) < len(self._epochs))
+        # be. While no segment goes, that is not worth two syncs. On a full disk it waits for the next opening: deleting
+        # is what makes room.
+        try:
+            self._set_epochs(kept, write=bool(gone) or len(kept) < len(self._epochs))
+        except (DiskFullError, ResourceError):
+            self._set_epochs(kept, write=False)
 
     def retention_facts(
         self, now_ms: int | None = None, committed: Mapping[str, int] | None = None
