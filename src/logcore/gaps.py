@@ -110,13 +110,7 @@ class Gaps:
     def check_front(self, segments: Sequence[Segment], start: int) -> None:
         """Raises CorruptLogError when the first segment begins above start, an offset that was not deleted."""
         if segments and segments[0].base_offset > start:
-            raise CorruptLogError(
-                "the first segments of the log are missing",
-                path=segments[0].path,
-                offset=start,
-                expected=f"a segment that begins at offset {start} or before",
-                found=f"{segments[0].base_offset} as the first base offset",
-            )
+            raise front_missing(segments[0], start)
 
     def walk(
         self,
@@ -235,6 +229,17 @@ class Gaps:
                 )
             assert self.dense_from > dense_from, "the notes say now that this gap is none"
             count = in_order(facts, expected, limit, dense_from=self.dense_from)
+
+
+def front_missing(first: Segment, start: int) -> CorruptLogError:
+    """The error for a log whose first segment begins above start, an offset that was not deleted."""
+    return CorruptLogError(
+        "the first segments of the log are missing",
+        path=first.path,
+        offset=start,
+        expected=f"a segment that begins at offset {start} or before",
+        found=f"{first.base_offset} as the first base offset",
+    )
 
 
 def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_Item]:

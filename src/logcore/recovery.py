@@ -27,6 +27,7 @@ import numpy as np
 from logcore.config import Durability
 from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
 from logcore.fs import FS
+from logcore.gaps import front_missing
 from logcore.kernels import active, layout
 from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name, in_order
 
@@ -272,13 +273,7 @@ def check_front(segments: Sequence[Segment], log_start: int, *, keeps_damage: bo
         return ()
     damage = Damage(first.path, 0, log_start, first.base_offset, "the segments before this one are missing")
     if not keeps_damage:
-        raise CorruptLogError(
-            "the first segments of the log are missing",
-            path=first.path,
-            offset=log_start,
-            expected=f"a segment that begins at offset {log_start} or before",
-            found=f"{first.base_offset} as the first base offset",
-        )
+        raise front_missing(first, log_start)
     return (damage,)
 
 
