@@ -24,7 +24,7 @@ import common
 import numpy as np
 from common import NOW_MS, Result, Settings
 
-from logcore.columns import RecordColumns, input_column
+from logcore.format.columns import RecordColumns, input_column
 from logcore.kernels import active, layout, plain
 from logcore.recordbatch import read_batches
 

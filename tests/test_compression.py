@@ -26,8 +26,6 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from logcore import varint
-from logcore.compression import Codec, codec_named, codec_of, compress, decompress
 from logcore.errors import (
     CorruptBatchError,
     InvalidConfigError,
@@ -35,6 +33,8 @@ from logcore.errors import (
     RecordTooLargeError,
     UnsupportedCodecError,
 )
+from logcore.format import varint
+from logcore.format.compression import Codec, codec_named, codec_of, compress, decompress
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 EXPECTED = json.loads((VECTORS / "expected.json").read_text())
@@ -729,7 +729,7 @@ def test_more_levels_than_contexts_kept_still_work():
 
 FORK = """
 import os
-from logcore.compression import Codec, compress, decompress
+from logcore.format.compression import Codec, compress, decompress
 data = b"before and after" * 1000
 packed = {codec: compress(codec, data) for codec in Codec}
 assert all(decompress(codec, body) == data for codec, body in packed.items())
@@ -747,7 +747,7 @@ def test_parent_and_child_of_a_fork_both_go_on():
 
 
 def test_codec_packages_are_imported_at_first_use():
-    code = "import sys, logcore.compression; print({'lz4', 'zstandard', 'cramjam'} & set(sys.modules))"
+    code = "import sys, logcore.format.compression; print({'lz4', 'zstandard', 'cramjam'} & set(sys.modules))"
     assert run_python(code).strip() == "set()"
 
 

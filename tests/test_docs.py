@@ -108,6 +108,8 @@ def anchors(page: Path) -> set[str]:
 PACKAGES = ("logcore", "netshim", "pyspark_logcore")
 LIBRARY = ROOT / "src" / "logcore"
 MAP = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -122,13 +124,40 @@ def test_the_map_names_every_module(package: str) -> None:
 
 
 def test_the_design_names_every_module() -> None:
-    """Section 2 of docs/design.md has each module of the contract in pyproject.toml, in the same lines."""
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+    """Section 2 of docs/design.md has each module of the contracts in pyproject.toml, in the same lines."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
-    ][0]
-    drawn = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("```")[1].strip().splitlines()
-    lines = [set(re.findall(r"\w+", re.split(r" {2,}", line)[0])) for line in drawn]
-    assert lines == [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+    ]
+    layers = {
+        container.removeprefix("logcore").removeprefix("."): [
+            set(re.findall(r"\w+", line)) for line in contract["layers"]
+        ]
+        for contract in contracts
+        for container in contract.get("containers", ())
+        if container.split(".")[0] == "logcore"
+    }
+    blocks = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("```")
+    drawn: dict[str, list[set[str]]] = {"": []}
+    folder = ""
+    for line in [*blocks[1].strip().splitlines(), *blocks[3].strip().splitlines()]:
+        names = re.split(r" {2,}", line)[0]
+        if names.endswith("/"):
+            folder = names.removesuffix("/")
+            drawn[folder] = []
+        elif names:
+            drawn[folder].append(set(re.findall(r"\w+", names)))
+    assert drawn == layers
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py")))
+def test_every_folder_has_its_contract(folder: str) -> None:
+    """The contract of logcore names a folder once; what is in a folder has a contract, or a reason to have none."""
+    if folder in ("kernels", "testing"):  # the choice between two forms; tools for tests
+        return
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    assert [f"logcore.{folder}"] in [contract.get("containers") for contract in contracts]
 
 
 def test_the_map_names_what_is_there() -> None:

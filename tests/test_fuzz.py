@@ -32,9 +32,9 @@ from crc32c import crc32c
 
 import logcore
 from logcore import checkpoint, recordbatch, staging
-from logcore.compression import Codec, compress, decompress
 from logcore.config import LogConfig
 from logcore.dump import DUMPERS, dump
+from logcore.format.compression import Codec, compress, decompress
 from logcore.kernels import active
 from logcore.recordbatch import read_batches
 from logcore.segment import file_name

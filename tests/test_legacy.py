@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logcore import legacy
-from logcore.compression import Codec, compress
 from logcore.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -21,6 +19,8 @@ from logcore.errors import (
     RecordTooLargeError,
     UnsupportedCodecError,
 )
+from logcore.format import legacy
+from logcore.format.compression import Codec, compress
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 EXPECTED = json.loads((VECTORS / "expected.json").read_text())

@@ -22,8 +22,7 @@ from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from test_kernels import KERNELS
 
 import logcore
-from logcore import recordbatch, varint
-from logcore.compression import codec_named, compress
+from logcore import recordbatch
 from logcore.config import LogConfig
 from logcore.errors import (
     CorruptBatchError,
@@ -33,6 +32,8 @@ from logcore.errors import (
     RecordTooLargeError,
     UnsupportedCodecError,
 )
+from logcore.format import varint
+from logcore.format.compression import codec_named, compress
 from logcore.recordbatch import RecordBatch, empty_batch, encode, front_of, prepare_append, read_batches, stamp_crc
 from logcore.salvage import salvage
 
@@ -604,7 +605,7 @@ def test_compressed_offsets_with_gaps_are_numbered_anew() -> None:
     raw = bytearray(encode(TWO))
     body = raw[61:]
     body[body[0] // 2 + 4] = 0  # the second record's offset delta: 0 instead of 1
-    from logcore.compression import Codec, compress
+    from logcore.format.compression import Codec, compress
 
     raw = raw[:61] + compress(Codec.GZIP, bytes(body))
     struct.pack_into(">i", raw, 8, len(raw) - 12)
@@ -671,7 +672,7 @@ def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> 
 
 @pytest.mark.parametrize("codec", [0, 1])
 def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(codec: int) -> None:
-    from logcore.compression import Codec, compress
+    from logcore.format.compression import Codec, compress
 
     raw = bytearray(encode(TWO, base_offset=50))
     body = raw[61:]

@@ -11,7 +11,6 @@ The public names are those in __all__. See docs/map.md for where things are.
 """
 
 from logcore.cleaner import CleaningReport, clean
-from logcore.columns import RecordColumns
 from logcore.config import Durability, LogConfig, every, interval
 from logcore.errors import (
     CompactionAbandonedError,
@@ -45,6 +44,7 @@ from logcore.errors import (
     TopicNotFoundError,
     UnsupportedCodecError,
 )
+from logcore.format.columns import RecordColumns
 from logcore.kernels import Record
 from logcore.log import Log, LogStatistics, Receipt
 from logcore.log import open_log as open

@@ -25,9 +25,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore.columns import RecordColumns
 from logcore.config import INT32_MAX, LogConfig
 from logcore.errors import CorruptBatchError, InvalidConfigError, SegmentTooSmallError
+from logcore.format.columns import RecordColumns
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY
 from logcore.kernels import active, layout
 from logcore.kernels.layout import (

@@ -34,9 +34,7 @@ import numpy as np
 from logcore import checkpoint, epochs, gaps, recovery, retention, seals
 from logcore.checkpoint import Notes
 from logcore.claim import claim_directory, leave_directory, make_directories
-from logcore.columns import input_column, input_timestamps
 from logcore.commit import GroupCommit
-from logcore.compression import Codec
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     CompactionAbandonedError,
@@ -59,6 +57,8 @@ from logcore.errors import (
     StorageReadError,
     StorageWriteError,
 )
+from logcore.format.columns import input_column, input_timestamps
+from logcore.format.compression import Codec
 from logcore.fs import FS, OS, Lock
 from logcore.gaps import Gaps
 from logcore.kernels import active, layout

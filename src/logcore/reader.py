@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore import checkpoint, gaps
-from logcore.columns import RecordColumns
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
     CorruptBatchError,
@@ -37,6 +36,7 @@ from logcore.errors import (
     LogNotFoundError,
     OffsetOutOfRangeError,
 )
+from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.gaps import Gaps
 from logcore.kernels import Record, layout

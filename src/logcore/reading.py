@@ -21,9 +21,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
+from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
 from logcore.gaps import Gaps, readable
 from logcore.kernels import Record, active, layout
 from logcore.producers import Transactions

@@ -8,7 +8,7 @@ Rules:
 - Reading trusts nothing: length, magic, CRC, count and every length inside a record are checked, in Kafka's order and
   with Kafka's verdict (storage format sections 1.8 and 1.9).
 - A batch covers the offsets base_offset..last_offset whatever records are left in it; next_offset follows from that.
-- Formats v0 and v1 are read through legacy.py and never written.
+- Formats v0 and v1 are read through format/legacy.py and never written.
 
 This module sees no file: paths and positions are only passed through into errors.
 """
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import numpy as np
 
-from logcore import legacy, varint
-from logcore.columns import RecordColumns
-from logcore.compression import Codec, codec_named, codec_of, compress, decompress
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from logcore.format import legacy, varint
+from logcore.format.columns import RecordColumns
+from logcore.format.compression import Codec, codec_named, codec_of, compress, decompress
 from logcore.kernels import Record, active, layout
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,

@@ -33,9 +33,9 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from logcore.compression import Codec
 from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError, RecordTooLargeError, StorageReadError, UnsupportedCodecError
+from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import active, layout
 from logcore.recordbatch import SLICE_ROWS, RecordBatch

@@ -47,8 +47,6 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore import checkpoint
-from logcore.columns import InputColumn
-from logcore.compression import Codec
 from logcore.config import INT32_MAX, INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptLogError,
@@ -58,6 +56,8 @@ from logcore.errors import (
     LogNotFoundError,
     StorageWriteError,
 )
+from logcore.format.columns import InputColumn
+from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import active, layout
 from logcore.notices import ERROR, tell

@@ -17,9 +17,9 @@ import numpy as np
 
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
-from logcore.compression import Codec
 from logcore.config import INT64_MAX
 from logcore.errors import InvalidNameError, LogNotFoundError
+from logcore.format.compression import Codec
 from logcore.fs import FS, OS
 from logcore.kernels import layout
 from logcore.log import Log, open_log

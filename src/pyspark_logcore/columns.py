@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from logcore.columns import RecordColumns
 from logcore.errors import InvalidConfigError, InvalidTimestampError
+from logcore.format.columns import RecordColumns
 
 if TYPE_CHECKING:
     import pyarrow

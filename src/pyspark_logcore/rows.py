@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from logcore.columns import input_column
-from logcore.compression import Codec, codec_named
 from logcore.config import LogConfig
 from logcore.errors import InvalidConfigError, InvalidRecordError
+from logcore.format.columns import input_column
+from logcore.format.compression import Codec, codec_named
 from logcore.fs import OS
 from logcore.logdir import check_topic_name
 from logcore.staging import StagedFile, StagedWriter

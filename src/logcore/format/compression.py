@@ -43,7 +43,7 @@ from logcore.errors import (
     ResourceError,
     UnsupportedCodecError,
 )
-from logcore.varint import decode_unsigned
+from logcore.format.varint import decode_unsigned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

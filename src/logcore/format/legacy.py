@@ -27,8 +27,8 @@ import struct
 import zlib
 from typing import TypeAlias
 
-from logcore.compression import DEFAULT_MAX_INFLATED, Codec, codec_of, decompress
 from logcore.errors import CorruptBatchError, InvalidRecordError
+from logcore.format.compression import DEFAULT_MAX_INFLATED, Codec, codec_of, decompress
 
 #: Offset and size, before the message.
 PREFIX_SIZE_BYTES = 12
