@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,18 @@ TXN_ENTRY: Final = np.dtype(
 _OFFSET: Final = struct.Struct(">ii")
 _TXN: Final = struct.Struct(">hqqqq")
 _TIME: Final = struct.Struct(">qi")
+
+
+class AbortedTransaction(NamedTuple):
+    """An entry of a .txnindex file: one aborted transaction, in the segment that holds its marker.
+
+    last_offset: of the marker. last_stable_offset: of the partition right after it.
+    """
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
 
 
 class _Entries:

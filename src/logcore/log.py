@@ -61,10 +61,11 @@ from logcore.format.columns import input_column, input_timestamps
 from logcore.format.compression import Codec
 from logcore.fs import FS, OS, Lock
 from logcore.gaps import Gaps
+from logcore.index import AbortedTransaction
 from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.notices import ERROR, INFO, WARNING, tell
-from logcore.producers import AbortedTransaction, Transactions
+from logcore.producers import Transactions
 from logcore.producerstate import ProducerState
 from logcore.reader import (
     Isolation,

@@ -12,23 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import NamedTuple
 
 import attrs
 
+from logcore.index import AbortedTransaction
 from logcore.kernels.layout import CONTROL_BIT, TRANSACTIONAL_BIT, Facts
-
-
-class AbortedTransaction(NamedTuple):
-    """An entry of a .txnindex file: one aborted transaction, in the segment that holds its marker.
-
-    last_offset: of the marker. last_stable_offset: of the partition right after it.
-    """
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    last_stable_offset: int
 
 
 @attrs.define

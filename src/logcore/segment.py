@@ -33,10 +33,9 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.index import OffsetIndex, TimeIndex, TransactionIndex, load
+from logcore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex, load
 from logcore.kernels import Record, active, layout
 from logcore.kernels.layout import EncodedBatch
-from logcore.producers import AbortedTransaction
 from logcore.recordbatch import RecordBatch
 
 LOG: Final = ".log"
