@@ -91,7 +91,7 @@ MISTAKES: Final = (
         "test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
     ),
     Mistake(
-        "control_bit_believed_without_crc", "logcore/reading.py",
+        "control_bit_believed_without_crc", "logcore/partition/scan.py",
         "                item.verify()  # only a right CRC says that it is one\n                continue\n"
         "            for records in",
         "                continue\n            for records in",
@@ -118,19 +118,19 @@ MISTAKES: Final = (
         "test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
     ),
     Mistake(
-        "indexes_put_away_before_their_log", "logcore/segmentfiles.py",
+        "indexes_put_away_before_their_log", "logcore/partition/segmentfiles.py",
         "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
         "test_log.py::test_what_goes_goes_with_its_log_file_first",
     ),
     Mistake(
-        "seal_notes_another_size", "logcore/seals.py",
+        "seal_notes_another_size", "logcore/partition/seals.py",
         "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
         "            size_bytes=segment.start_position(end_offset),\n"
         "            modified_ms=fs.modified_ms(segment.path),",
         "test_seals.py::test_a_roll_seals_what_it_leaves_behind",
     ),
     Mistake(
-        "scrub_believes_an_old_place", "logcore/seals.py",
+        "scrub_believes_an_old_place", "logcore/partition/seals.py",
         "is_same = after == place and segment.is_current()", "is_same = segment.is_current()",
         "test_seals.py::test_a_change_at_any_step_of_a_scrub_is_no_damage",
     ),
@@ -179,16 +179,16 @@ MISTAKES: Final = (
     Mistake(
         "producers_stay_over_a_truncation", "logcore/log.py",
         "        self._transactions = None\n        self._producers.forget()", "        self._transactions = None",
-        "test_sequences.py::test_P50_what_was_known_is_known_after",
+        "test_producers.py::test_P50_what_was_known_is_known_after",
     ),
     Mistake(
-        "snapshot_in_the_middle_of_an_append", "logcore/producerstate.py",
+        "snapshot_in_the_middle_of_an_append", "logcore/partition/producerstate.py",
         "or not len(self._known) or self._is_storing:", "or not len(self._known):",
-        "test_sequences.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
+        "test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
     ),
     # -- recovery
     Mistake(
-        "tail_copied_after_the_cut", "logcore/recovery.py",
+        "tail_copied_after_the_cut", "logcore/partition/recovery.py",
         "    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None\n"
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n",
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n"

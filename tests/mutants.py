@@ -1,6 +1,6 @@
 """Whether tests notice: changes one place of the core at a time, and runs the tests that reach it.
 
-    python tests/mutants.py [--modules segment index ...] [--count 100] [--seed 1]
+    python tests/mutants.py [--modules segment partition/recovery ...] [--count 100] [--seed 1]
 
 Prints a line of JSON for each mutant, and at the end how many were killed: a test failed, or hung. One that survives
 shows a missing test, needless code, or a change that nobody can see.
@@ -41,11 +41,14 @@ import hypothesis
 import pytest
 
 SOURCE: Final = Path(__file__).resolve().parents[1] / "src" / "logcore"
-CORE: Final = ("recordbatch", "segment", "index", "recovery", "segmentfiles", "producerstate", "claim", "log")
+CORE: Final = (
+    "recordbatch", "segment", "index", "partition/recovery", "partition/segmentfiles", "partition/producerstate",
+    "claim", "log",
+)  # fmt: skip
 CHAIN: Final = (
     *(f"test_{name}.py" for name in (
-        "recordbatch", "legacy", "log", "log_documents", "recovery", "properties", "retention", "sequences",
-        "producers", "seals", "cleaner", "verify", "copying", "staging", "disk_errors", "logdir",
+        "recordbatch", "legacy", "log", "log_documents", "recovery", "properties", "retention", "producers",
+        "transactions", "seals", "cleaner", "verify", "copying", "staging", "disk_errors", "logdir",
     )),
     *(f"test_crash_explorer.py::test_{name}" for name in (
         "small_world", "random_programs", "records_deleted_before_they_are_on_disk",

@@ -29,8 +29,8 @@ from logcore.config import LogConfig
 from logcore.fs import OS
 from logcore.kernels import Record, layout, plain
 from logcore.log import Log, Rewriting
+from logcore.partition.recovery import SwapAction, SwapFacts, decide_swap
 from logcore.recordbatch import RecordBatch, encode, read_batches
-from logcore.recovery import SwapAction, SwapFacts, decide_swap
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from logcore.verify import verify
 

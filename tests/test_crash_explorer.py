@@ -36,18 +36,19 @@ import test_processes
 from disks import believe_memory
 
 import logcore
-from logcore import checkpoint, cleaner, gaps, reading, recovery, sequences
+from logcore import checkpoint, cleaner
 from logcore import fs as fs_module
 from logcore import log as log_module
 from logcore.cleaner import clean
-from logcore.commit import GroupCommit
 from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.kernels import Record
 from logcore.log import Log
-from logcore.producerstate import ProducerState
+from logcore.partition import gaps, producers, recovery, scan
+from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.producerstate import ProducerState
+from logcore.partition.recovery import Action
 from logcore.recordbatch import encode
-from logcore.recovery import Action
 from logcore.segment import ActiveSegment, Segment
 from logcore.testing import (
     Explorer,
@@ -958,7 +959,7 @@ def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "in_order", lambda facts, *args, **options: len(facts))
     real = recovery._take
     patch.setattr(recovery, "_take", lambda *args, crc, dense: real(*args, crc=crc, dense=False))
-    patch.setattr(reading.Stretch, "_check_order", lambda self, batch, expected, next_base, dense: dense)
+    patch.setattr(scan.Stretch, "_check_order", lambda self, batch, expected, next_base, dense: dense)
 
 
 def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
@@ -986,11 +987,11 @@ def b26_epochs_not_cut(patch: pytest.MonkeyPatch) -> None:
 
 def b27_snapshot_crc_unchecked(patch: pytest.MonkeyPatch) -> None:
     def entries(content: bytes) -> Any:
-        count = max(0, len(content) - sequences.SNAPSHOT_HEAD.itemsize) // sequences.SNAPSHOT_ENTRY.itemsize
-        head = sequences.SNAPSHOT_HEAD.itemsize
-        return np.frombuffer(content, sequences.SNAPSHOT_ENTRY, count, head) if len(content) > head else None
+        count = max(0, len(content) - producers.SNAPSHOT_HEAD.itemsize) // producers.SNAPSHOT_ENTRY.itemsize
+        head = producers.SNAPSHOT_HEAD.itemsize
+        return np.frombuffer(content, producers.SNAPSHOT_ENTRY, count, head) if len(content) > head else None
 
-    patch.setattr(sequences, "snapshot_entries", entries)
+    patch.setattr(producers, "snapshot_entries", entries)
 
 
 def b42_marker_removed_early(patch: pytest.MonkeyPatch) -> None:

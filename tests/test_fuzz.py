@@ -36,9 +36,9 @@ from logcore.config import LogConfig
 from logcore.dump import DUMPERS, dump
 from logcore.format.compression import Codec, compress, decompress
 from logcore.kernels import active
+from logcore.partition.producers import Producers
 from logcore.recordbatch import read_batches
 from logcore.segment import file_name
-from logcore.sequences import Producers
 from logcore.testing import SimulatedDisk
 from netshim import offsets, wire
 

@@ -33,8 +33,8 @@ import real_faults
 from real_faults import POLICIES, WORKLOADS, Outcome, Site, Strike, Workload, heard, run_forked
 
 import logcore
-from logcore import recovery
 from logcore.logdir import LogDir
+from logcore.partition import recovery
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 SECONDS = float(os.environ.get("LOGCORE_KILL_SECONDS", "3000"))

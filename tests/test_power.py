@@ -43,10 +43,10 @@ from disks import believe_memory
 from real_faults import POLICIES, WORKLOADS, LogWorker, Outcome, Site, Strike, Workload, fork, heard, run_forked
 
 import logcore
-from logcore import recovery
 from logcore.errors import LogcoreError, StorageWriteError
 from logcore.fs import OsFS
 from logcore.log import open_log
+from logcore.partition import recovery
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 

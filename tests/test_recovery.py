@@ -19,8 +19,8 @@ from logcore import checkpoint
 from logcore.checkpoint import LOG_START, RECOVERY_POINT
 from logcore.config import Durability
 from logcore.kernels import layout
+from logcore.partition.recovery import FAILED_SYNC, Action, TailFacts, decide
 from logcore.recordbatch import encode, read_batches
-from logcore.recovery import FAILED_SYNC, Action, TailFacts, decide
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 LOG = f"{0:020d}.log"

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore import checkpoint, epochs, retention
+from logcore import checkpoint, retention
 from logcore.checkpoint import SEALS_HOLD
 from logcore.cleaner import clean
 from logcore.config import LogConfig
 from logcore.log import Log
 from logcore.logdir import Upkeep
+from logcore.partition import epochs
 from logcore.recordbatch import encode
 from logcore.retention import PartitionFacts, SegmentFacts, hold_for, kafka_rules, to_fit
 from logcore.testing import SimulatedDisk

@@ -30,10 +30,10 @@ from logcore import checkpoint, kernels, searching
 from logcore.config import LogConfig
 from logcore.fs import OS
 from logcore.kernels import layout
+from logcore.partition.producers import snapshot_entries
 from logcore.recordbatch import encode, read_batches
 from logcore.salvage import Part, PartitionReport, salvage
 from logcore.segment import file_name
-from logcore.sequences import snapshot_entries
 from logcore.staging import Manifest, Place, StagedWriter, Staging, apply_ready
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from logcore.verify import verify

@@ -19,10 +19,10 @@ import pytest
 from conftest import EXPECTED, VECTORS
 
 import logcore
-from logcore import seals
 from logcore.dump import dump
+from logcore.partition import seals
+from logcore.partition.seals import Seal
 from logcore.recordbatch import encode
-from logcore.seals import Seal
 from logcore.segment import LOG, SEAL, file_name
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from logcore.testing.oracle import recover_log

@@ -50,10 +50,10 @@ from logcore.log import Log, LogStatistics, Receipt
 from logcore.log import open_log as open
 from logcore.logdir import LogDir, TopicDescription, Upkeep, open_dir
 from logcore.notices import Incident
-from logcore.reading import Scan
+from logcore.partition.recovery import RecoveryReport
+from logcore.partition.scan import Scan
+from logcore.partition.seals import ScrubReport
 from logcore.recordbatch import RecordBatch
-from logcore.recovery import RecoveryReport
-from logcore.seals import ScrubReport
 from logcore.table import Table, TopicTable
 
 __version__ = "0.1.0"

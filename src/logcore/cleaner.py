@@ -40,10 +40,10 @@ from logcore.kernels.layout import (
 )
 from logcore.log import Log, Rewriting
 from logcore.notices import INFO, tell
-from logcore.producers import Transactions
-from logcore.reading import Run
+from logcore.partition.scan import Run
+from logcore.partition.seals import Progress, crc_of
+from logcore.partition.transactions import Transactions
 from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
-from logcore.seals import Progress, crc_of
 from logcore.segment import Segment, in_order
 
 #: Kafka: log.cleaner.dedupe.buffer.size.

@@ -50,8 +50,8 @@ from logcore.errors import (
 )
 from logcore.inputs import InputRow, LineError, row_groups
 from logcore.logdir import id_text, unopened
+from logcore.partition.seals import Progress
 from logcore.reader import parse_partition_name
-from logcore.seals import Progress
 from logcore.terminal import Lines, plain_text, print_table, progress, size_text, time_text, to_json, wants_json
 
 _T = TypeVar("_T")

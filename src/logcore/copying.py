@@ -15,13 +15,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from logcore import checkpoint, epochs
+from logcore import checkpoint
 from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError
 from logcore.fs import FS
 from logcore.log import Log, Rewriting
+from logcore.partition import epochs
+from logcore.partition.producers import SNAPSHOT
+from logcore.partition.segmentfiles import write_front
 from logcore.segment import LOG, SEGMENT_FILES, Segment, file_name
-from logcore.segmentfiles import write_front
-from logcore.sequences import SNAPSHOT
 
 #: A copy goes in pieces of this.
 _PIECE_BYTES: Final = 1 << 20

@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint, seals
+from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
@@ -31,9 +31,10 @@ from logcore.fs import FS, OS
 from logcore.groupoffsets import OFFSETS_TOPIC, group_record
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import Record, layout
+from logcore.partition import seals
+from logcore.partition.producers import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
 from logcore.recordbatch import RecordBatch
 from logcore.segment import LOG, GrowingSegment, base_offset_of
-from logcore.sequences import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
 from logcore.survey import OFFSET_CHECKPOINTS, SEGMENT_SUFFIXES, kind_of, living_name
 
 #: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.

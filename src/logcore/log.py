@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Sel
 import attrs
 import numpy as np
 
-from logcore import checkpoint, epochs, gaps, recovery, retention, seals
+from logcore import checkpoint, retention
 from logcore.checkpoint import Notes
 from logcore.claim import claim_directory, leave_directory, make_directories
-from logcore.commit import GroupCommit
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     CompactionAbandonedError,
@@ -60,13 +59,18 @@ from logcore.errors import (
 from logcore.format.columns import input_column, input_timestamps
 from logcore.format.compression import Codec
 from logcore.fs import FS, OS, Lock
-from logcore.gaps import Gaps
 from logcore.index import AbortedTransaction
 from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.notices import ERROR, INFO, WARNING, tell
-from logcore.producers import Transactions
-from logcore.producerstate import ProducerState
+from logcore.partition import epochs, gaps, recovery, seals
+from logcore.partition.gaps import Gaps
+from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.producers import SNAPSHOT, SequencedBatch
+from logcore.partition.producerstate import ProducerState
+from logcore.partition.scan import slot_of
+from logcore.partition.segmentfiles import SegmentFiles
+from logcore.partition.transactions import Transactions
 from logcore.reader import (
     Isolation,
     LogReader,
@@ -78,7 +82,6 @@ from logcore.reader import (
     parse_partition_name,
     segments_gone,
 )
-from logcore.reading import slot_of
 from logcore.recordbatch import (
     check_timestamps,
     compressor,
@@ -99,8 +102,6 @@ from logcore.segment import (
     base_offset_of,
     file_name,
 )
-from logcore.segmentfiles import SegmentFiles
-from logcore.sequences import SNAPSHOT, SequencedBatch
 from logcore.table import Table
 
 if TYPE_CHECKING:

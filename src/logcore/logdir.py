@@ -60,9 +60,9 @@ from logcore.log import (
     open_log,
 )
 from logcore.notices import INFO, WARNING, Incident, tell
+from logcore.partition.seals import Finding, Progress, ScrubReport, finish
 from logcore.reader import Isolation, LogReader, is_partition_name, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
-from logcore.seals import Finding, Progress, ScrubReport, finish
 from logcore.segment import LOG, Segment, base_offset_of, file_name
 from logcore.table import TopicTable
 

@@ -5,7 +5,7 @@ Rules:
 - A log that is only read looks at its files when it is opened, and again in refresh() and tail().
 - What lies below the high watermark stays readable until it is deleted or truncated, and is never changed.
 
-This module does not decode (reading.py does) and does not append (log.py).
+This module does not decode (partition/scan.py does) and does not append (log.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint, gaps
+from logcore import checkpoint
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
     CorruptBatchError,
@@ -38,11 +38,12 @@ from logcore.errors import (
 )
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
-from logcore.gaps import Gaps
 from logcore.kernels import Record, layout
-from logcore.noted import Noted
-from logcore.producers import Transactions
-from logcore.reading import Scan, Stretch, slot_of
+from logcore.partition import gaps
+from logcore.partition.gaps import Gaps
+from logcore.partition.noted import Noted
+from logcore.partition.scan import Scan, Stretch, slot_of
+from logcore.partition.transactions import Transactions
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import LOG, GrowingSegment, Segment, base_offset_of
 

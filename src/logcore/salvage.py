@@ -13,7 +13,7 @@ Rules:
 
 The plan of a partition is made first and is small: a few numbers for each stretch between two damages. Which batches of
 a file are sound is the matter of searching.py. This module judges no file (verify.py) and mends none in place
-(recovery.py).
+(partition/recovery.py).
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from typing import Any, Final, cast
 import attrs
 import numpy as np
 
-from logcore import checkpoint, gaps, staging
+from logcore import checkpoint, staging
 from logcore.claim import claim_directory, leave_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
 from logcore.dump import DUMPERS
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS
-from logcore.gaps import Gaps
 from logcore.kernels import active, layout
-from logcore.noted import Key, Noted, is_understood, or_else
-from logcore.producers import Transactions
-from logcore.producerstate import coordinator_epochs
+from logcore.partition import gaps
+from logcore.partition.gaps import Gaps
+from logcore.partition.noted import Key, Noted, is_understood, or_else
+from logcore.partition.producers import SNAPSHOT, Producers
+from logcore.partition.producerstate import coordinator_epochs
+from logcore.partition.transactions import Transactions
 from logcore.reader import list_bases, parse_partition_name
 from logcore.searching import WALK_BATCHES, ZEROS, Damage, Extent, Search, Source
 from logcore.segment import LOG, ActiveSegment, Segment, base_offset_of, file_name
-from logcore.sequences import SNAPSHOT, Producers
 from logcore.survey import UNFINISHED, partition_of, partitions, unfinished
 
 #: Files that hold batches and belong to no log, those first that were nearest to belonging to one.

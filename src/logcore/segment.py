@@ -7,7 +7,7 @@ Rules:
   pread, because a mapping over a file that recovery shortens is a SIGBUS for the whole process. Where another program
   shortens a sealed file, pages of the mapping turn to zeros (fs.is_readable()): StorageReadError, and no damage.
 
-This module does not decide when to roll (log.py), what to cut (recovery.py) or what to delete.
+This module does not decide when to roll (log.py), what to cut (partition/recovery.py) or what to delete.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class Segment:
         self._identity: tuple[int, int] | None = None
         self._max_timestamp: int | None = None
         self._next_offset: int | None = None
-        #: Whether max_timestamp() is what was written: the time index agreed, or gaps.py has walked all batches.
+        #: Whether max_timestamp() is what was written: the time index agreed, or partition/gaps.py walked all batches.
         self.is_newest_sure = False
         self._touched_position = 0  # all of the mapping before it was looked at; racing threads may look twice
-        #: What gaps.py has read of the seal beside the file: written once, by whichever thread comes first.
+        #: What partition/gaps.py has read of the seal beside the file: written once, by whichever thread comes first.
         self.known_seal: Any = None
         self.is_seal_known = False
         self._offset_index: OffsetIndex | None = None

@@ -15,7 +15,7 @@ Rules:
 - Memory is bounded by one batch and one index, not by the length of a log.
 
 Each batch's head, CRC and place in the log are checked, not the records inside: dump(records=True) decodes those. This
-module repairs nothing; recovery.py does, and is asked here what it would do.
+module repairs nothing; partition/recovery.py does, and is asked here what it would do.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint, recovery, seals
+from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.dump import DUMPERS, IndexTable, LogFile
 from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
-from logcore.gaps import Gaps
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.kernels import layout
-from logcore.noted import Noted, or_else
-from logcore.recovery import Action, TailFacts, decide
+from logcore.partition import recovery, seals
+from logcore.partition.gaps import Gaps
+from logcore.partition.noted import Noted, or_else
+from logcore.partition.recovery import Action, TailFacts, decide
 from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 from logcore.survey import (
     UNFINISHED,

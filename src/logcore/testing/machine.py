@@ -25,7 +25,7 @@ import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from logcore import cleaner, epochs, retention
+from logcore import cleaner, retention
 from logcore.errors import (
     InvalidProducerEpochError,
     LogcoreError,
@@ -36,6 +36,7 @@ from logcore.errors import (
 )
 from logcore.kernels import Record
 from logcore.log import Log, Receipt, open_log
+from logcore.partition import epochs
 from logcore.recordbatch import encode
 from logcore.testing import strategies
 from logcore.testing.disk import SimulatedCrash, SimulatedDisk

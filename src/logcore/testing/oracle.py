@@ -28,10 +28,10 @@ from logcore.errors import CorruptBatchError, CorruptLogError, LogNotFoundError
 from logcore.index import TransactionIndex, load
 from logcore.kernels import Record
 from logcore.log import Log, open_log
-from logcore.producers import Transactions
-from logcore.producerstate import ProducerState
+from logcore.partition.producerstate import ProducerState
+from logcore.partition.recovery import rebuild
+from logcore.partition.transactions import Transactions
 from logcore.reader import control_types, list_bases
-from logcore.recovery import rebuild
 from logcore.segment import ActiveSegment
 from logcore.testing.disk import Kind, SimulatedDisk
 from logcore.testing.known import Known

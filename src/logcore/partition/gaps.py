@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import attrs
 
-from logcore import seals
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
 from logcore.kernels import active, layout
+from logcore.partition import seals
 from logcore.segment import Segment, in_order
 
 _Item = TypeVar("_Item")

@@ -27,8 +27,8 @@ import numpy as np
 from logcore.config import Durability
 from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
 from logcore.fs import FS
-from logcore.gaps import front_missing
 from logcore.kernels import active, layout
+from logcore.partition.gaps import front_missing
 from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name, in_order
 
 #: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import attrs
 
-from logcore import checkpoint, gaps
+from logcore import checkpoint
 from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError
 from logcore.fs import FS
+from logcore.partition import gaps
 
 #: (topic, number).
 Key = tuple[str, int]

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
-from logcore.gaps import Gaps, readable
 from logcore.kernels import Record, active, layout
-from logcore.producers import Transactions
+from logcore.partition.gaps import Gaps, readable
+from logcore.partition.transactions import Transactions
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import Segment
 

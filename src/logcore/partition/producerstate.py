@@ -8,7 +8,7 @@ Rules (storage format sections 5.1 to 5.5):
 - A snapshot is a cache. One that cannot be written costs a walk over heads; one above the end tells of records that
   are gone, and has to go before others have their offsets.
 
-All is called under the log's lock. This module judges no sequence (sequences.py) and writes no segment (log.py).
+All is called under the log's lock. This module judges no sequence (producers.py) and writes no segment (log.py).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.kernels import layout
 from logcore.kernels.layout import EncodedBatch
-from logcore.reading import slot_of
+from logcore.partition.producers import SNAPSHOT, Producers, SequencedBatch, last_sequence
+from logcore.partition.scan import slot_of
 from logcore.segment import Segment, base_offset_of, file_name
-from logcore.sequences import SNAPSHOT, Producers, SequencedBatch, last_sequence
 
 #: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
 _PRODUCER: Final = struct.Struct(">qhii")
