@@ -324,7 +324,7 @@ def test_retention_says_before_it_does(updates):
 
 
 def test_dump_says_what_groups_have_committed(tmp_path):
-    from netshim.offsets import Committed, commit_key, commit_value, group_key
+    from logcore.format.grouprecords import Committed, commit_key, commit_value, group_key
 
     path = tmp_path / "__consumer_offsets-7"
     with logcore.open(path, create=True, config={"cleanup.policy": "compact"}) as log:
@@ -353,8 +353,8 @@ def test_dump_says_what_groups_have_committed(tmp_path):
 
 
 def test_groups_that_lag_hold_retention(updates):
-    from logcore.groupoffsets import committed_offsets
-    from netshim.offsets import Committed, commit_key, commit_value
+    from logcore.format.grouprecords import Committed, commit_key, commit_value
+    from logcore.groupoffsets import committed_in
 
     with logcore.open_dir(updates) as logdir:
         logdir.create_topic("__consumer_offsets", config={"cleanup.policy": "compact"})
@@ -362,7 +362,7 @@ def test_groups_that_lag_hold_retention(updates):
         log.append(commit_value(Committed(7, -1, "", T0)), key=commit_key("billing", "u", 0))
         log.append(commit_value(Committed(33, -1, "", T0)), key=commit_key("billing", "u", 0))
         log.append(commit_value(Committed(50, -1, "", T0)), key=commit_key("audit", "u", 0))
-        assert committed_offsets(log) == {("u", 0): {"billing": 33, "audit": 50}}
+        assert committed_in([log]) == {("u", 0): {"billing": 33, "audit": 50}}
         assert logdir.committed_offsets("u", 0) == {"billing": 33, "audit": 50}
     ask = ("retention", updates, "--config", "retention.bytes=0", "--hold", "billing", "--hold", "audit")
     rows = {row["partition"]: row for row in run(*ask).rows}

@@ -27,20 +27,22 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import group_messages
 import pytest
 from crc32c import crc32c
 
 import logcore
-from logcore import checkpoint, recordbatch, staging
+from logcore import checkpoint, groupoffsets, recordbatch, staging
 from logcore.config import LogConfig
 from logcore.dump import DUMPERS, dump
+from logcore.format import grouprecords
 from logcore.format.compression import Codec, compress, decompress
 from logcore.kernels import active
 from logcore.partition.producers import Producers
 from logcore.recordbatch import read_batches
 from logcore.segment import file_name
 from logcore.testing import SimulatedDisk
-from netshim import offsets, wire
+from netshim import wire
 
 EXECUTIONS = int(os.environ.get("LOGCORE_FUZZ", "200000"))
 MANY = int(os.environ.get("LOGCORE_FUZZ", "50000000"))
@@ -231,7 +233,8 @@ def response(data: bytes) -> None:
 
 def committed(data: bytes) -> None:
     cut = data[0] if data else 0
-    offsets.Loaded().take({data[1 : 1 + cut]: data[1 + cut :] if cut % 5 else None})
+    found = groupoffsets.StoredGroups()
+    found.take({data[1 : 1 + cut]: data[1 + cut :] if cut % 5 else None})
 
 
 def blob(message: Any, data: bytes) -> None:
@@ -302,11 +305,12 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
     for name, message in (
         ("subscription", wire.CONSUMER_PROTOCOL_SUBSCRIPTION),
         ("assignment", wire.CONSUMER_PROTOCOL_ASSIGNMENT),
-        ("committed", wire.OFFSET_COMMIT_VALUE),
-        ("committed", wire.GROUP_METADATA_VALUE),
+        ("committed", group_messages.OFFSET_COMMIT_VALUE),
+        ("committed", group_messages.GROUP_METADATA_VALUE),
     ):
         assert message in MESSAGES
-        key = offsets.commit_key("g", "t", 1) if message is wire.OFFSET_COMMIT_VALUE else offsets.group_key("g")
+        is_commit = message is group_messages.OFFSET_COMMIT_VALUE
+        key = grouprecords.commit_key("g", "t", 1) if is_commit else grouprecords.group_key("g")
         for version in range(message.min_version, message.max_version + 1):
             data = encode(message, version, draw(message.shape, version, message.is_flexible(version), rng))
             data = struct.pack(">h", version) + data

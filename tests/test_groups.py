@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
+import group_messages
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -19,11 +20,20 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import LogDir
+from logcore.format.grouprecords import (
+    OFFSETS_TOPIC,
+    Committed,
+    StoredGroup,
+    StoredMember,
+    commit_key,
+    commit_value,
+    group_key,
+    group_value,
+)
 from netshim import groups as machine
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS
-from netshim.offsets import OFFSETS_TOPIC, Committed, commit_key, commit_value, group_key, group_value, partition_of
 from netshim.state import Answer, Call, Settings, State
 from netshim.wire import codes
 
@@ -276,51 +286,6 @@ def code_of(answer: Answer) -> int:
 def subscription(*topics: str) -> bytes:
     value = wire.CONSUMER_PROTOCOL_SUBSCRIPTION.Value(topics=list(topics))
     return wire.encode_versioned(wire.CONSUMER_PROTOCOL_SUBSCRIPTION, 0, value)
-
-
-# -- records -------------------------------------------------------------------------------------------------------
-
-
-def test_records_are_kafkas_byte_for_byte() -> None:
-    """The examples of storage format section 12.1, which Kafka's own serialisers made."""
-    assert commit_key("grp", "orders", 0).hex() == "0001000367727000066f726465727300000000"
-    assert commit_value(Committed(29, 4, "m", T0)).hex() == "0003000000000000001d0000000400016d0000018bcfe56800"
-    assert commit_value(Committed(29, 4, "m", T0, T0 + 1)).hex() == (
-        "0001000000000000001d00016d0000018bcfe568000000018bcfe56801"
-    )
-    assert group_key("grp").hex() == "00020003677270"
-    value_type = wire.GROUP_METADATA_VALUE.Value
-    member = value_type.Member(
-        member_id="m1",
-        group_instance_id=None,
-        client_id="c",
-        client_host="/127.0.0.1",
-        rebalance_timeout=60_000,
-        session_timeout=45_000,
-        subscription=b"\0\1",
-        assignment=b"\2",
-    )
-    value = value_type(
-        protocol_type="consumer",
-        generation=1,
-        protocol="range",
-        leader="m1",
-        current_state_timestamp=T0,
-        members=[member],
-    )
-    assert group_value(value).hex() == (
-        "00030008636f6e73756d657200000001000572616e676500026d310000018bcfe568000000000100026d31ffff000163000a"
-        "2f3132372e302e302e310000ea600000afc80000000200010000000102"
-    )
-
-
-@pytest.mark.parametrize(
-    ("group_id", "partition"),
-    # "my-group" -> 12 of 50 is what Kafka answers; "polygenelubricants" hashes to -2^31, whose absolute value is 0.
-    [("my-group", 12), ("", 0), ("polygenelubricants", 0), ("a", 97 % 50), ("\U0001f600", (31 * 0xD83D + 0xDE00) % 50)],
-)
-def test_the_partition_of_a_group_is_kafkas(group_id: str, partition: int) -> None:
-    assert partition_of(group_id, 50) == partition
 
 
 # -- joining -------------------------------------------------------------------------------------------------------
@@ -948,14 +913,14 @@ def test_records_of_other_kinds_and_versions_are_passed_over(rig: Rig) -> None:
 
 
 def test_a_group_record_without_a_rebalance_timeout(rig: Rig) -> None:
-    value_type = wire.GROUP_METADATA_VALUE.Value
+    value_type = group_messages.GROUP_METADATA_VALUE.Value
     member = value_type.Member(
         member_id="m", client_id="c", client_host="/h", session_timeout=777, subscription=b"s", assignment=b"a"
     )
     value = value_type(protocol_type="consumer", generation=4, protocol="range", leader="m", members=[member])
     rig.logdir.create_topic(OFFSETS_TOPIC)
     log = rig.logdir.partition(OFFSETS_TOPIC, 0)
-    log.append(wire.encode_versioned(wire.GROUP_METADATA_VALUE, 0, value), key=group_key("old"))
+    log.append(wire.encode_versioned(group_messages.GROUP_METADATA_VALUE, 0, value), key=group_key("old"))
     assert rig.beat("m", 4, group="old") == 0
     group = rig.groups.get("old")
     assert group is not None and group.members["m"].rebalance_timeout_ms == 777
@@ -964,9 +929,10 @@ def test_a_group_record_without_a_rebalance_timeout(rig: Rig) -> None:
 
 
 def test_a_stored_leader_that_is_no_member(rig: Rig) -> None:
-    value_type = wire.GROUP_METADATA_VALUE.Value
-    member = value_type.Member(member_id="m", client_id="c", client_host="/h", session_timeout=777, rebalance_timeout=1)
-    value = value_type(protocol_type="consumer", generation=4, protocol=None, leader="x", members=[member])
+    member = StoredMember(
+        member_id="m", client_id="c", client_host="/h", session_timeout_ms=777, rebalance_timeout_ms=1
+    )
+    value = StoredGroup(protocol_type="consumer", generation=4, protocol=None, leader="x", members=(member,))
     rig.logdir.create_topic(OFFSETS_TOPIC)
     rig.logdir.partition(OFFSETS_TOPIC, 0).append(group_value(value), key=group_key("g"))
     assert rig.beat("m", 4) == 0

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import group_messages
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -26,7 +27,7 @@ from logcore.errors import LogcoreError
 from netshim import wire
 from netshim.wire.codec import Field, Message, Struct
 
-DATA = [value for value in vars(wire).values() if isinstance(value, Message)]
+DATA = [value for value in vars(wire).values() if isinstance(value, Message)] + [*group_messages.MESSAGES]
 MESSAGES = [message for api in wire.APIS.values() for message in (api.request, api.response)] + DATA
 VERSIONED = [(m, version) for m in MESSAGES for version in range(m.min_version, m.max_version + 1)]
 EXAMPLES = 25  # values per message, version and oracle
@@ -350,27 +351,27 @@ def test_the_oracles_saw_every_version_they_know() -> None:
 
 # --- records of the coordinators: bytes that Kafka wrote ----------------------------------------------------------
 
-V = wire.GROUP_METADATA_VALUE
+V = group_messages.GROUP_METADATA_VALUE
 COORDINATOR = [
     (
-        wire.OFFSET_COMMIT_KEY,
+        group_messages.OFFSET_COMMIT_KEY,
         1,
         "0001 0003 677270 0006 6f7264657273 00000000",
         {"group": "grp", "topic": "orders"},
     ),
     (
-        wire.OFFSET_COMMIT_VALUE,
+        group_messages.OFFSET_COMMIT_VALUE,
         3,
         "0003 000000000000001d 00000004 0001 6d 0000018bcfe56800",
         {"offset": 29, "leader_epoch": 4, "metadata": "m", "commit_timestamp": 1_700_000_000_000},
     ),
     (
-        wire.OFFSET_COMMIT_VALUE,
+        group_messages.OFFSET_COMMIT_VALUE,
         4,
         "0004 000000000000001d 00000004 02 6d 0000018bcfe56800 00",
         {"offset": 29, "leader_epoch": 4, "metadata": "m", "commit_timestamp": 1_700_000_000_000},
     ),
-    (wire.GROUP_METADATA_KEY, 2, "0002 0003 677270", {"group": "grp"}),
+    (group_messages.GROUP_METADATA_KEY, 2, "0002 0003 677270", {"group": "grp"}),
     (
         V,
         3,
@@ -434,7 +435,7 @@ def test_a_newer_consumer_protocol_is_read_as_the_newest_known() -> None:
     newer = struct.pack(">h", 9) + wire.encode_data(message, 3, value) + b"more"
     assert wire.decode_versioned(message, newer) == (9, value)
     with pytest.raises(wire.UnsupportedVersionError):
-        wire.decode_versioned(wire.OFFSET_COMMIT_VALUE, struct.pack(">h", 9) + bytes(40))
+        wire.decode_versioned(group_messages.OFFSET_COMMIT_VALUE, struct.pack(">h", 9) + bytes(40))
 
 
 # --- round trip, frames, tolerance --------------------------------------------------------------------------------

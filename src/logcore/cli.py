@@ -796,7 +796,8 @@ def retention(
 
     --config retention.ms=... asks what other settings would do, for topics that do not set them.
     """
-    from logcore.groupoffsets import OFFSETS_TOPIC, committed_in
+    from logcore.format.grouprecords import OFFSETS_TOPIC
+    from logcore.groupoffsets import committed_in
     from logcore.retention import hold_for
 
     policy = hold_for(*groups)

@@ -1,150 +1,139 @@
-"""What the records of Kafka's `__consumer_offsets` say, for people and for retention.
-
-Layout (storage format section 12.1): key and value begin with their version, an int16. Strings have an int16 length,
-in values of version 4 a varint of length + 1.
+"""What the logs of `__consumer_offsets` say now: the last record of each key, as groups and their offsets.
 
 Rules:
-- A record that is not understood is left as bytes; nothing is raised for it.
-- Of a key the last record counts; a null value takes it back.
+- All that readers may see counts, up to the high watermark: an open transaction hides no commit behind it.
+- A record of a transaction counts once that is committed, from the offset where it stands and not from its marker's.
+- A record that is not understood is left out, and counted.
 
-This module reads; netshim writes these records, and knows what groups are.
+The bytes of a record are read in format/grouprecords.py.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Any, Final
+import itertools
+from collections.abc import Iterable, Mapping
 
+from logcore.format.grouprecords import (
+    KEY_VERSIONS,
+    CommitKey,
+    Committed,
+    StoredGroup,
+    read_commit,
+    read_group,
+    read_key,
+)
 from logcore.reader import LogReader
 
-OFFSETS_TOPIC: Final = "__consumer_offsets"
-_SHORT: Final = struct.Struct(">h")
-_INT: Final = struct.Struct(">i")
-_LONG: Final = struct.Struct(">q")
 
+class StoredGroups:
+    """What a reading found. offsets: group -> topic -> partition. groups: group -> its last record.
 
-class _Fields:
-    """Fields one after the other. Raises ValueError, struct.error or UnicodeDecodeError where they do not fit."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def number(self, kind: struct.Struct) -> int:
-        (value,) = kind.unpack_from(self.data, self.at)
-        self.at += kind.size
-        return int(value)
-
-    def taken(self, size: int) -> bytes | None:
-        if size < 0:
-            return None
-        if size > len(self.data) - self.at:
-            raise ValueError("a length is longer than what is left")
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def text(self, *, compact: bool = False) -> str | None:
-        raw = self.taken(self._varint() - 1 if compact else self.number(_SHORT))
-        return None if raw is None else raw.decode()
-
-    def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.data[self.at]
-            self.at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError("a varint is too long")
-
-
-def group_record(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
-    """A record of the topic as a dict that JSON can say; None for one that is not understood.
-
-    {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata", "commit_timestamp_ms",
-    "expire_timestamp_ms"} or None}, or {"group", "metadata": {"protocol_type", "generation", "protocol", "leader",
-    "members": [...]} or None}.
+    not_understood: how many records were left out.
     """
-    if key is None:
-        return None
-    try:
-        fields = _Fields(key)
-        version = fields.number(_SHORT)
-        if version in (0, 1):
-            found: dict[str, Any] = {
-                "group": fields.text(),
-                "topic": fields.text(),
-                "partition": fields.number(_INT),
-            }
-            return {**found, "committed": None if value is None else _commit(_Fields(value))}
-        if version == 2:
-            return {"group": fields.text(), "metadata": None if value is None else _metadata(_Fields(value))}
-    except (ValueError, IndexError, struct.error):
-        pass
-    return None
 
+    def __init__(self) -> None:
+        self.offsets: dict[str, dict[str, dict[int, Committed]]] = {}
+        self.groups: dict[str, StoredGroup] = {}
+        self.not_understood = 0
 
-def _commit(fields: _Fields) -> dict[str, Any]:
-    version = fields.number(_SHORT)
-    if not 0 <= version <= 4:
-        raise ValueError("unknown version of a commit")
-    return {
-        "offset": fields.number(_LONG),
-        "leader_epoch": fields.number(_INT) if version >= 3 else -1,
-        "metadata": fields.text(compact=version == 4),
-        "commit_timestamp_ms": fields.number(_LONG),
-        "expire_timestamp_ms": fields.number(_LONG) if version == 1 else -1,
-    }
+    def take(self, latest: Mapping[bytes, bytes | None]) -> None:
+        """Adds the records of one partition of the topic."""
+        # Keys of version 0 mean the same as those of version 1, and are older.
+        oldest = ((key, value) for key, value in latest.items() if key.startswith(b"\0\0"))
+        others = ((key, value) for key, value in latest.items() if not key.startswith(b"\0\0"))
+        for key, value in itertools.chain(oldest, others):
+            name = read_key(key)
+            if isinstance(name, CommitKey):
+                self._take_commit(name, value)
+            elif isinstance(name, str):
+                if value is not None:
+                    self._take_group(name, value)
+            elif key[:2] in KEY_VERSIONS:
+                self.not_understood += 1
 
+    def _take_commit(self, key: CommitKey, value: bytes | None) -> None:
+        if value is None:
+            self.offsets.get(key.group_id, {}).get(key.topic, {}).pop(key.partition, None)
+            return
+        committed = read_commit(value)
+        if committed is None:
+            self.not_understood += 1
+            return
+        self.offsets.setdefault(key.group_id, {}).setdefault(key.topic, {})[key.partition] = committed
 
-def _metadata(fields: _Fields) -> dict[str, Any]:
-    version = fields.number(_SHORT)
-    if not 0 <= version <= 3:
-        raise ValueError("unknown version of group metadata")
-    found: dict[str, Any] = {
-        "protocol_type": fields.text(),
-        "generation": fields.number(_INT),
-        "protocol": fields.text(),
-        "leader": fields.text(),
-    }
-    if version >= 2:
-        found["current_state_timestamp_ms"] = fields.number(_LONG)
-    members = []
-    for _ in range(max(0, fields.number(_INT))):
-        member: dict[str, Any] = {"member_id": fields.text()}
-        if version >= 3:
-            member["group_instance_id"] = fields.text()
-        member["client_id"], member["client_host"] = fields.text(), fields.text()
-        if version >= 1:
-            member["rebalance_timeout_ms"] = fields.number(_INT)
-        member["session_timeout_ms"] = fields.number(_INT)
-        fields.taken(fields.number(_INT))  # subscription
-        fields.taken(fields.number(_INT))  # assignment
-        members.append(member)
-    return {**found, "members": members}
-
-
-def committed_offsets(log: LogReader) -> dict[tuple[str, int], dict[str, int]]:
-    """(topic, partition) -> group -> committed offset, by one partition of the topic.
-
-    What a transaction commits counts when it has committed. Raises what reading raises.
-    """
-    found: dict[tuple[str, int], dict[str, int]] = {}
-    for record in log.read(log.log_start_offset, isolation="read_committed"):
-        said = group_record(record.key, record.value)
-        if said is None or "committed" not in said:
-            continue
-        groups = found.setdefault((said["topic"], said["partition"]), {})
-        if said["committed"] is None:
-            groups.pop(said["group"], None)
+    def _take_group(self, group_id: str, value: bytes) -> None:
+        group = read_group(value)
+        if group is None:
+            self.not_understood += 1
         else:
-            groups[said["group"]] = said["committed"]["offset"]
+            self.groups[group_id] = group
+
+
+def latest_records(log: LogReader) -> dict[bytes, bytes | None]:
+    """The last value of each key in one partition of the topic. Raises what reading raises."""
+    start = log.log_start_offset
+    end = log.high_watermark
+    if log.last_stable_offset == end and not log.aborted_transactions(start, end):
+        latest: dict[bytes, bytes | None] = {}
+        for columns in log.scan(start, end):
+            latest.update(zip(columns.keys(), columns.values()))  # type: ignore[arg-type]
+        latest.pop(None, None)  # type: ignore[call-overload]
+        return latest
+    return _latest_of_committed(log, start, end)
+
+
+_Row = tuple[int, bytes, bytes | None]
+
+
+def _latest_of_committed(log: LogReader, start: int, end: int) -> dict[bytes, bytes | None]:
+    """As latest_records(), for a log with transactions that are open or aborted."""
+    latest: dict[bytes, bytes | None] = {}
+    offsets: dict[bytes, int] = {}
+    undecided: dict[int, list[_Row]] = {}  # by producer id
+
+    def take(rows: Iterable[_Row]) -> None:
+        for offset, key, value in rows:
+            if offsets.get(key, -1) < offset:  # a later record may have been taken while the transaction was open
+                offsets[key] = offset
+                latest[key] = value
+
+    for batch in log.batches(start, end):
+        if batch.is_control:
+            rows = undecided.pop(batch.producer_id, [])
+            if batch.control_type() == "COMMIT":
+                take(rows)
+            continue
+        rows = [(record.offset, record.key, record.value) for record in batch.records() if record.key is not None]
+        if batch.is_transactional:
+            undecided.setdefault(batch.producer_id, []).extend(rows)
+        else:
+            take(rows)
+    return latest
+
+
+def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
+    """What all partitions of the topic say. Raises what reading raises: without one of them groups would be missed."""
+    found = StoredGroups()
+    for log in logs:
+        found.take(latest_records(log))
     return found
 
 
-def committed_in(logs: list[LogReader]) -> dict[tuple[str, int], dict[str, int]]:
-    """The same over all partitions of the topic; those that cannot be read are an error, or groups would be missed."""
+def committed_in(logs: Iterable[LogReader]) -> dict[tuple[str, int], dict[str, int]]:
+    """(topic, partition) -> group -> committed offset, by all partitions of the topic, up to the last stable offset.
+
+    Raises what reading raises.
+    """
     found: dict[tuple[str, int], dict[str, int]] = {}
     for log in logs:
-        for key, groups in committed_offsets(log).items():
-            found.setdefault(key, {}).update(groups)
+        for record in log.read(log.log_start_offset, isolation="read_committed"):
+            key = None if record.key is None else read_key(record.key)
+            if not isinstance(key, CommitKey):
+                continue
+            groups = found.setdefault((key.topic, key.partition), {})
+            committed = None if record.value is None else read_commit(record.value)
+            if record.value is None:
+                groups.pop(key.group_id, None)
+            elif committed is not None:
+                groups[key.group_id] = committed.offset
     return found

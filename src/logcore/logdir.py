@@ -50,8 +50,9 @@ from logcore.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
+from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.fs import FS, OS, Lock
-from logcore.groupoffsets import OFFSETS_TOPIC, committed_in
+from logcore.groupoffsets import committed_in
 from logcore.log import (
     Log,
     OnCorruption,

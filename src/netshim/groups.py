@@ -29,19 +29,22 @@ from typing import Any, Final
 
 import attrs
 
-from netshim import wire
-from netshim.journal import shown
-from netshim.offsets import (
+from logcore.format.grouprecords import (
     OFFSETS_TOPIC,
     Committed,
-    Loaded,
-    OffsetsTopic,
     Record,
+    StoredGroup,
+    StoredMember,
     commit_key,
     commit_value,
     group_key,
     group_value,
+    subscribed_topics,
 )
+from logcore.groupoffsets import StoredGroups
+from netshim import wire
+from netshim.journal import shown
+from netshim.offsets import OffsetsTopic
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
@@ -173,13 +176,10 @@ class Group:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            try:
-                _, subscription = wire.decode_versioned(
-                    wire.CONSUMER_PROTOCOL_SUBSCRIPTION, member.metadata(self.protocol)
-                )
-            except wire.ProtocolError:
+            subscribed = subscribed_topics(member.metadata(self.protocol))
+            if subscribed is None:
                 return None
-            topics.update(subscription.topics)
+            topics.update(subscribed)
         return frozenset(topics)
 
     def may_use(self, topic: str) -> bool:
@@ -265,26 +265,25 @@ class Group:
 
     def record(self, assignments: Mapping[str, bytes] | None = None) -> Record:
         """The record of the group as it stands, or as it will be with these assignments."""
-        value_type = wire.GROUP_METADATA_VALUE.Value
-        members = [
-            value_type.Member(
+        members = tuple(
+            StoredMember(
                 member_id=member.member_id,
-                group_instance_id=member.instance_id,
+                instance_id=member.instance_id,
                 client_id=member.client_id,
                 client_host=member.client_host,
-                rebalance_timeout=member.rebalance_timeout_ms,
-                session_timeout=member.session_timeout_ms,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                session_timeout_ms=member.session_timeout_ms,
                 subscription=member.metadata(self.protocol),
                 assignment=member.assignment if assignments is None else assignments.get(member.member_id, b""),
             )
             for member in self.members.values()
-        ]
-        value = value_type(
+        )
+        value = StoredGroup(
             protocol_type=self.protocol_type,
             generation=self.generation,
             protocol=self.protocol,
             leader=self.leader,
-            current_state_timestamp=self.state_ms,
+            state_ms=self.state_ms,
             members=members,
         )
         return group_key(self.group_id), group_value(value)
@@ -364,12 +363,12 @@ class Groups:
             if self._topic.exists:
                 self._state.submit(self._topic.read, self._have_loaded)
             else:
-                self._have_loaded(Loaded())
+                self._have_loaded(StoredGroups())
 
     def _have_loaded(self, found: Any) -> None:
         waiting, self._loading = self._loading or [], None
         code = codes.NONE
-        if isinstance(found, Loaded):
+        if isinstance(found, StoredGroups):
             self._take(found)
             self._is_loaded = True
             self._check_later(self._now_ms)
@@ -379,7 +378,7 @@ class Groups:
         for done in waiting:
             done(code)
 
-    def _take(self, found: Loaded) -> None:
+    def _take(self, found: StoredGroups) -> None:
         now_ms = self._now_ms
         for group_id in {**found.groups, **found.offsets}:
             group = self._groups[group_id] = Group(group_id, offsets=found.offsets.get(group_id, {}))
@@ -387,19 +386,19 @@ class Groups:
             if value is None:
                 continue
             group.protocol_type, group.generation = value.protocol_type, value.generation
-            group.state_ms = value.current_state_timestamp
+            group.state_ms = value.state_ms
             if not value.members:
                 continue
             group.state = STABLE
             group.protocol, group.leader = value.protocol, value.leader
             for each in value.members:
-                timeout_ms = each.session_timeout
+                timeout_ms = each.session_timeout_ms
                 member = Member(
                     each.member_id,
-                    each.group_instance_id,
+                    each.instance_id,
                     each.client_id,
                     each.client_host,
-                    each.rebalance_timeout if each.rebalance_timeout >= 0 else timeout_ms,
+                    each.rebalance_timeout_ms if each.rebalance_timeout_ms >= 0 else timeout_ms,
                     timeout_ms,
                     [(value.protocol or "", each.subscription)],
                     each.assignment,

@@ -15,12 +15,13 @@ from typing import Any, Final
 
 from logcore import InvalidNameError, LogConfig, LogcoreError, TopicExistsError
 from logcore.config import CONFIGS, config_text
+from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.logdir import check_topic_name
 from netshim import wire
 from netshim.handlers.data import INTERNAL_TOPICS
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import shown
-from netshim.offsets import OFFSETS_CONFIG, OFFSETS_TOPIC
+from netshim.offsets import OFFSETS_CONFIG
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 

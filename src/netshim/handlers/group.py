@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from logcore.format.grouprecords import Committed
 from netshim import wire
 from netshim.groups import DEAD, EMPTY, STABLE, Group, Groups
-from netshim.offsets import Committed
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 

@@ -1,0 +1,412 @@
+"""The records of Kafka's `__consumer_offsets`: what groups have committed and how they stand, between bytes and values.
+
+Layout (storage format section 12.1): key and value begin with their version, an int16. The key names a group, topic
+and partition (versions 0 and 1) or a group (2). A null value deletes what was stored under its key. Strings have an
+int16 length; in values of version 4 lengths are varints of length + 1, and a section of tagged fields ends each struct.
+
+Rules:
+- Written records are byte for byte Kafka's: keys of versions 1 and 2, values of version 3, or 1 with an expiry.
+- A record that is not understood reads as None; nothing is raised for it.
+- Nothing here knows a log. Which record of a key counts is decided in logcore.groupoffsets.
+
+What a member subscribes to is a blob inside a group's record, and is read here too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import attrs
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
+_SHORT: Final = struct.Struct(">h")
+_UNIT: Final = struct.Struct(">H")
+_INT: Final = struct.Struct(">i")
+_LONG: Final = struct.Struct(">q")
+_OFFSET_HEAD: Final = struct.Struct(">hq")
+_EPOCH_HEAD: Final = struct.Struct(">hqi")
+#: What precedes a commit's metadata, by the version of the value. Version 4 has another layout behind the same head.
+_HEADS: Final = {0: _OFFSET_HEAD, 1: _OFFSET_HEAD, 2: _OFFSET_HEAD, 3: _EPOCH_HEAD, 4: _EPOCH_HEAD}
+#: Since which version lengths are varints and structs end with tagged fields.
+_FLEXIBLE: Final = 4
+_VERSIONS: Final = range(5)
+#: The newest version of a subscription whose fields are known; newer ones only add fields at the end.
+_SUBSCRIPTION_VERSION: Final = 3
+#: What bytes that do not fit the layout raise below. UnicodeDecodeError is a ValueError.
+_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error)
+
+#: How the keys begin that are known: two versions of a commit's, one of a group's.
+KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
+
+Record = tuple[bytes, bytes | None]
+_T = TypeVar("_T")
+
+
+class Committed(NamedTuple):
+    """One committed offset. expire_ms: -1, or the time that the committer asked for."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_ms: int
+    expire_ms: int = -1
+
+
+class CommitKey(NamedTuple):
+    """What a commit is stored under."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+@attrs.frozen(kw_only=True)
+class StoredMember:
+    """A member of a stored group. rebalance_timeout_ms: -1 in records that older brokers wrote."""
+
+    member_id: str
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = -1
+    session_timeout_ms: int = 0
+    subscription: bytes = b""
+    assignment: bytes = b""
+
+
+@attrs.frozen(kw_only=True)
+class StoredGroup:
+    """A group's record. state_ms: since when the group has been in its state, -1 when the record does not tell."""
+
+    protocol_type: str
+    generation: int
+    protocol: str | None = None
+    leader: str | None = None
+    state_ms: int = -1
+    members: tuple[StoredMember, ...] = ()
+
+
+def partition_of(group_id: str, partition_count: int) -> int:
+    """The partition that holds a group: |String.hashCode of Java| modulo their number, where |-2^31| is 0."""
+    value = 0
+    for (unit,) in _UNIT.iter_unpack(group_id.encode("utf-16-be", "surrogatepass")):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    if value >= 1 << 31:
+        value = (1 << 32) - value
+    return 0 if value == 1 << 31 else value % partition_count
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def commit_key(group_id: str, topic: str, partition: int) -> bytes:
+    return b"\0\1" + _text(group_id) + _text(topic) + _INT.pack(partition)
+
+
+def commit_value(committed: Committed) -> bytes:
+    """Version 3 has the leader epoch and no expiry, version 1 an expiry and no leader epoch."""
+    if committed.expire_ms < 0:
+        head = _EPOCH_HEAD.pack(3, committed.offset, committed.leader_epoch)
+        return head + _text(committed.metadata) + _LONG.pack(committed.commit_ms)
+    head = _OFFSET_HEAD.pack(1, committed.offset)
+    return head + _text(committed.metadata) + _LONG.pack(committed.commit_ms) + _LONG.pack(committed.expire_ms)
+
+
+def group_key(group_id: str) -> bytes:
+    return b"\0\2" + _text(group_id)
+
+
+def group_value(group: StoredGroup) -> bytes:
+    parts = [
+        b"\0\3",
+        _text(group.protocol_type),
+        _INT.pack(group.generation),
+        _text(group.protocol),
+        _text(group.leader),
+        _LONG.pack(group.state_ms),
+        _INT.pack(len(group.members)),
+    ]
+    for member in group.members:
+        parts += (
+            _text(member.member_id),
+            _text(member.instance_id),
+            _text(member.client_id),
+            _text(member.client_host),
+            _INT.pack(member.rebalance_timeout_ms),
+            _INT.pack(member.session_timeout_ms),
+            _blob(member.subscription),
+            _blob(member.assignment),
+        )
+    return b"".join(parts)
+
+
+def _text(text: str | None) -> bytes:
+    """Raises ValueError for a text whose length an int16 cannot hold; whoever takes ids from outside checks that."""
+    if text is None:
+        return b"\xff\xff"
+    encoded = text.encode()
+    if len(encoded) > 32_767:
+        raise ValueError(f"expected a text of at most 32767 bytes, found {len(encoded)}")
+    return _SHORT.pack(len(encoded)) + encoded
+
+
+def _blob(data: bytes) -> bytes:
+    return _INT.pack(len(data)) + data
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+class _Fields:
+    """Fields one after the other. Raises one of _NOT_UNDERSTOOD where they do not fit."""
+
+    def __init__(self, data: bytes, *, is_flexible: bool = False) -> None:
+        self.data = data
+        self.at = 0
+        self.is_flexible = is_flexible
+
+    def number(self, kind: struct.Struct) -> int:
+        (value,) = kind.unpack_from(self.data, self.at)
+        self.at += kind.size
+        return int(value)
+
+    def text(self) -> str:
+        return _present(self.nullable_text())
+
+    def nullable_text(self) -> str | None:
+        raw = self._taken(self._length(_SHORT))
+        return None if raw is None else raw.decode()
+
+    def blob(self) -> bytes:
+        return _present(self.nullable_blob())
+
+    def nullable_blob(self) -> bytes | None:
+        return self._taken(self._length(_INT))
+
+    def count(self) -> int:
+        """How many elements follow. Each takes a byte at least, so a loop over them ends where the data does."""
+        count = self._length(_INT)
+        if count < 0:
+            raise ValueError("expected an array, found null")
+        return count
+
+    def end_struct(self) -> None:
+        """Skips the tagged fields at the end of a struct, of which none is known."""
+        if self.is_flexible:
+            for _ in range(self._varint()):
+                self._varint()
+                self._taken(self._varint())
+
+    def _length(self, kind: struct.Struct) -> int:
+        return self._varint() - 1 if self.is_flexible else self.number(kind)
+
+    def _taken(self, size: int) -> bytes | None:
+        if size < -1:
+            raise ValueError(f"expected a length of -1 or more, found {size}")
+        if size > len(self.data) - self.at:
+            raise ValueError(f"expected {size} bytes at {self.at}, found {len(self.data) - self.at}")
+        if size == -1:
+            return None
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise ValueError("a varint is too long")
+
+
+def _present(value: _T | None) -> _T:
+    if value is None:
+        raise ValueError("expected a value, found null")
+    return value
+
+
+def _understood(read: Callable[[bytes], _T], data: bytes) -> _T | None:
+    try:
+        return read(data)
+    except _NOT_UNDERSTOOD:
+        return None
+
+
+def read_key(key: bytes) -> CommitKey | str | None:
+    """What a record is stored under: the key of a commit, or the id of a group."""
+    return _understood(_read_key, key)
+
+
+def read_commit(value: bytes) -> Committed | None:
+    return _understood(_read_commit, value)
+
+
+def read_group(value: bytes) -> StoredGroup | None:
+    return _understood(_read_group, value)
+
+
+def _read_key(key: bytes) -> CommitKey | str | None:
+    """Positions are followed by hand, here and in _read_commit: a broker that starts may read a million of these."""
+    version = key[:2]
+    if version == b"\0\2":
+        return _text_at(key, 2)[0]
+    if version not in (b"\0\0", b"\0\1"):
+        return None
+    group_id, at = _text_at(key, 2)
+    topic, at = _text_at(key, at)
+    (partition,) = _INT.unpack_from(key, at)
+    return CommitKey(group_id, topic, partition)
+
+
+def _text_at(data: bytes, at: int) -> tuple[str, int]:
+    (size,) = _SHORT.unpack_from(data, at)
+    stop = at + 2 + size
+    if size < 0 or stop > len(data):
+        raise ValueError(f"expected a text at {at}, found {size} bytes of {len(data)}")
+    return str(data[at + 2 : stop], "utf-8"), stop
+
+
+def _read_commit(value: bytes) -> Committed | None:
+    (version,) = _SHORT.unpack_from(value)
+    head = _HEADS.get(version)
+    if head is None:
+        return None
+    _, offset, *epoch = head.unpack_from(value)
+    if version == _FLEXIBLE:
+        fields = _Fields(value, is_flexible=True)
+        fields.at = head.size
+        metadata = fields.text()
+        commit_ms = fields.number(_LONG)
+        fields.end_struct()
+        return Committed(offset, epoch[0], metadata, commit_ms)
+    metadata, at = _text_at(value, head.size)
+    (commit_ms,) = _LONG.unpack_from(value, at)
+    expire_ms = _LONG.unpack_from(value, at + 8)[0] if version == 1 else -1
+    return Committed(offset, epoch[0] if epoch else -1, metadata, commit_ms, expire_ms)
+
+
+def _read_group(value: bytes) -> StoredGroup | None:
+    fields = _Fields(value)
+    version = fields.number(_SHORT)
+    if version not in _VERSIONS:
+        return None
+    fields.is_flexible = version >= _FLEXIBLE
+    protocol_type = fields.text()
+    generation = fields.number(_INT)
+    protocol = fields.nullable_text()
+    leader = fields.nullable_text()
+    state_ms = fields.number(_LONG) if version >= 2 else -1
+    members = tuple(_read_member(fields, version) for _ in range(fields.count()))
+    fields.end_struct()
+    return StoredGroup(
+        protocol_type=protocol_type,
+        generation=generation,
+        protocol=protocol,
+        leader=leader,
+        state_ms=state_ms,
+        members=members,
+    )
+
+
+def _read_member(fields: _Fields, version: int) -> StoredMember:
+    """The arguments are evaluated in the order in which the fields are stored."""
+    member = StoredMember(
+        member_id=fields.text(),
+        instance_id=fields.nullable_text() if version >= 3 else None,
+        client_id=fields.text(),
+        client_host=fields.text(),
+        rebalance_timeout_ms=fields.number(_INT) if version >= 1 else -1,
+        session_timeout_ms=fields.number(_INT),
+        subscription=fields.blob(),
+        assignment=fields.blob(),
+    )
+    fields.end_struct()
+    return member
+
+
+def subscribed_topics(subscription: bytes) -> list[str] | None:
+    """The topics a consumer subscribes to, by the bytes it joined with; None when they are no subscription.
+
+    A newer version than the known ones is read as the newest known one, as Kafka's clients do.
+    """
+    return _understood(_read_subscription, subscription)
+
+
+def _read_subscription(subscription: bytes) -> list[str] | None:
+    fields = _Fields(subscription)
+    version = fields.number(_SHORT)
+    if version < 0:
+        return None
+    version = min(version, _SUBSCRIPTION_VERSION)
+    topics = [fields.text() for _ in range(fields.count())]
+    fields.nullable_blob()  # user data
+    # The rest is of no use here. It is read because bytes that break off in it are no subscription.
+    if version >= 1:
+        for _ in range(fields.count()):
+            fields.text()
+            for _ in range(fields.count()):
+                fields.number(_INT)
+    if version >= 2:
+        fields.number(_INT)
+    if version >= 3:
+        fields.nullable_text()
+    return topics
+
+
+def described(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
+    """A record as a dict that JSON can express; None for one that is not understood.
+
+    {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata", "commit_timestamp_ms",
+    "expire_timestamp_ms"} or None}, or {"group", "metadata": {"protocol_type", "generation", "protocol", "leader",
+    "current_state_timestamp_ms", "members": [...]} or None}.
+    """
+    name = None if key is None else read_key(key)
+    if name is None:
+        return None
+    if isinstance(name, str):
+        if value is None:
+            return {"group": name, "metadata": None}
+        group = read_group(value)
+        return None if group is None else {"group": name, "metadata": _described_group(group)}
+    place = {"group": name.group_id, "topic": name.topic, "partition": name.partition}
+    if value is None:
+        return {**place, "committed": None}
+    committed = read_commit(value)
+    if committed is None:
+        return None
+    return {
+        **place,
+        "committed": {
+            "offset": committed.offset,
+            "leader_epoch": committed.leader_epoch,
+            "metadata": committed.metadata,
+            "commit_timestamp_ms": committed.commit_ms,
+            "expire_timestamp_ms": committed.expire_ms,
+        },
+    }
+
+
+def _described_group(group: StoredGroup) -> dict[str, Any]:
+    return {
+        "protocol_type": group.protocol_type,
+        "generation": group.generation,
+        "protocol": group.protocol,
+        "leader": group.leader,
+        "current_state_timestamp_ms": group.state_ms,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "rebalance_timeout_ms": member.rebalance_timeout_ms,
+                "session_timeout_ms": member.session_timeout_ms,
+            }
+            for member in group.members
+        ],
+    }
