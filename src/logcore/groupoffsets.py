@@ -120,20 +120,10 @@ def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
 
 
 def committed_in(logs: Iterable[LogReader]) -> dict[tuple[str, int], dict[str, int]]:
-    """(topic, partition) -> group -> committed offset, by all partitions of the topic, up to the last stable offset.
-
-    Raises what reading raises.
-    """
+    """(topic, partition) -> group -> committed offset, by all partitions of the topic. Raises what reading raises."""
     found: dict[tuple[str, int], dict[str, int]] = {}
-    for log in logs:
-        for record in log.read(log.log_start_offset, isolation="read_committed"):
-            key = None if record.key is None else read_key(record.key)
-            if not isinstance(key, CommitKey):
-                continue
-            groups = found.setdefault((key.topic, key.partition), {})
-            committed = None if record.value is None else read_commit(record.value)
-            if record.value is None:
-                groups.pop(key.group_id, None)
-            elif committed is not None:
-                groups[key.group_id] = committed.offset
+    for group_id, topics in stored_groups(logs).offsets.items():
+        for topic, partitions in topics.items():
+            for partition, committed in partitions.items():
+                found.setdefault((topic, partition), {})[group_id] = committed.offset
     return found
