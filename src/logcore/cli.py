@@ -27,7 +27,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -52,7 +52,17 @@ from logcore.inputs import InputRow, LineError, row_groups
 from logcore.logdir import id_text, unopened
 from logcore.partition.seals import Progress
 from logcore.reader import parse_partition_name
-from logcore.terminal import Lines, plain_text, print_table, progress, size_text, time_text, to_json, wants_json
+from logcore.terminal import (
+    Lines,
+    plain_text,
+    print_table,
+    print_verdicts,
+    progress,
+    size_text,
+    time_text,
+    to_json,
+    wants_json,
+)
 
 _T = TypeVar("_T")
 
@@ -441,28 +451,6 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no files"
 
 
-def print_verdicts(found: Sequence[Any], *, within: str = "") -> None:
-    """A table of verdicts; paths below within are shown without it."""
-    rows = []
-    for one in found:
-        where = (
-            ""
-            if one.position is None
-            else f" (position {one.position}" + (")" if one.offset is None else f", offset {one.offset})")
-        )
-        rows.append(
-            (
-                one.status,
-                one.path.removeprefix(within + os.sep) if within else one.path,
-                one.batches or "",
-                one.records or "",
-                one.size_bytes,
-                one.detail + where,
-            )
-        )
-    print_table(("verdict", "file", "batches", "records", "bytes", "detail"), rows, right=(2, 3, 4))
-
-
 @main.command()
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
@@ -515,7 +503,7 @@ def recover(source: str, target: str, as_json: bool) -> None:
 def info(directory: str | None, as_json: bool) -> None:
     """Versions and what is installed; with DIR, the partition there or all partitions in a log directory."""
     if directory is None:
-        from logcore.__main__ import installation, installation_text
+        from logcore.installation import installation, installation_text
 
         click.echo(to_json(installation()) if as_json else installation_text())
         return

