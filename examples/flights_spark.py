@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 
 import logcore
 import pyspark_logcore
-from logcore.demo import load_flights
+from logcore.cli.demo import load_flights
 
 ROWS_PER_CALL = 10_000
 

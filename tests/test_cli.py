@@ -11,8 +11,8 @@ import pytest
 import logcore
 
 click_testing = pytest.importorskip("click.testing")
-from logcore.cli import last_records, main, place_in  # noqa: E402
-from logcore.terminal import print_table  # noqa: E402
+from logcore.cli.commands import last_records, main, place_in  # noqa: E402
+from logcore.cli.terminal import print_table  # noqa: E402
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 SOURCE = str(Path(logcore.__file__).resolve().parents[1])
@@ -532,7 +532,7 @@ def test_without_click_info_works_and_the_rest_says_what_to_install(tmp_path):
 
 def test_help_needs_no_table_and_no_codec():
     heavy = ["rich", "pyarrow", "lz4", "zstandard", "crc32c", "asyncio"]
-    command = f"import sys, logcore.cli; print([name for name in {heavy} if name in sys.modules])"
+    command = f"import sys, logcore.cli.commands; print([name for name in {heavy} if name in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

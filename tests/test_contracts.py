@@ -21,10 +21,10 @@ EXEMPT = {
     "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
     "logcore.testing": "builds disks, clocks and crashes",
     "logcore.aio": "hands blocking calls to threads, so that the loop can go on",
-    "logcore.cli": "a program: it reads files, clocks and terminals",
-    "logcore.demo": "a program, as above",
-    "logcore.terminal": "a program's part: it prints",
-    "logcore.measure": "a program's part: it times bare system calls",
+    "logcore.cli.commands": "a program: it reads files, clocks and terminals",
+    "logcore.cli.demo": "a program, as above",
+    "logcore.cli.terminal": "a program's part: it prints",
+    "logcore.cli.measure": "a program's part: it times bare system calls",
     "logcore.__main__": "a program, as above",
 }
 

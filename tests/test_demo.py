@@ -6,8 +6,8 @@ import logcore
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("click")
-from logcore import demo
-from logcore.cli import main
+from logcore.cli import demo
+from logcore.cli.commands import main
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -39,7 +39,7 @@ from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from logcore.verify import verify
 
 CliRunner = pytest.importorskip("click.testing").CliRunner
-from logcore.cli import main  # noqa: E402
+from logcore.cli.commands import main  # noqa: E402
 
 T0 = 1_700_000_000_000
 #: Late enough for no producer to have expired.
@@ -878,7 +878,7 @@ def test_the_command(tmp_path: Path, own: Path) -> None:
 
 
 def test_the_command_for_people(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logcore.cli.wants_json", lambda as_json: as_json)
+    monkeypatch.setattr("logcore.cli.commands.wants_json", lambda as_json: as_json)
     done = run("recover", own, tmp_path / "b" / "t-0")
     assert done.exit_code == 0 and "all of it was saved" in done.stdout
     for path in sorted(own.glob("*.log"))[:2]:

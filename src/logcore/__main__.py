@@ -1,4 +1,4 @@
-"""`logcore` and `python -m logcore`: starts the command line in cli.py.
+"""`logcore` and `python -m logcore`: starts the command line in cli/commands.py.
 
 `logcore info` is answered without click, so that it also works where the extra `cli` is not installed; all else says
 what to install then. This module has no commands of its own.
@@ -10,11 +10,11 @@ import importlib.util
 import json
 import sys
 
-from logcore.installation import installation, installation_text
+from logcore.cli.installation import installation, installation_text
 
 
 def main() -> None:
-    """The entry point. Exit codes are those of cli.py."""
+    """The entry point. Exit codes are those of cli/commands.py."""
     arguments = sys.argv[1:]
     if arguments in (["info"], ["info", "--json"]):
         print(json.dumps(installation()) if "--json" in arguments else installation_text())
@@ -23,7 +23,7 @@ def main() -> None:
         print("error: the command line needs click: pip install 'logcore[cli]'", file=sys.stderr)
         print("next:  without it, `logcore info` and the Python library work", file=sys.stderr)
         raise SystemExit(2)
-    from logcore.cli import main as cli
+    from logcore.cli.commands import main as cli
 
     cli(prog_name="logcore")
 

@@ -18,7 +18,7 @@ import select
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from logcore.terminal import to_json
+from logcore.cli.terminal import to_json
 
 #: Bytes taken from the stream at once.
 _CHUNK_BYTES: Final = 1 << 20

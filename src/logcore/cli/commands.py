@@ -35,6 +35,18 @@ import attrs
 import click
 
 import logcore
+from logcore.cli.inputs import InputRow, LineError, row_groups
+from logcore.cli.terminal import (
+    Lines,
+    plain_text,
+    print_table,
+    print_verdicts,
+    progress,
+    size_text,
+    time_text,
+    to_json,
+    wants_json,
+)
 from logcore.errors import (
     CorruptBatchError,
     CorruptLogError,
@@ -48,21 +60,9 @@ from logcore.errors import (
     ResourceError,
     StorageReadError,
 )
-from logcore.inputs import InputRow, LineError, row_groups
 from logcore.logdir import id_text, unopened
 from logcore.partition.seals import Progress
 from logcore.reader import parse_partition_name
-from logcore.terminal import (
-    Lines,
-    plain_text,
-    print_table,
-    print_verdicts,
-    progress,
-    size_text,
-    time_text,
-    to_json,
-    wants_json,
-)
 
 _T = TypeVar("_T")
 
@@ -503,7 +503,7 @@ def recover(source: str, target: str, as_json: bool) -> None:
 def info(directory: str | None, as_json: bool) -> None:
     """Versions and what is installed; with DIR, the partition there or all partitions in a log directory."""
     if directory is None:
-        from logcore.installation import installation, installation_text
+        from logcore.cli.installation import installation, installation_text
 
         click.echo(to_json(installation()) if as_json else installation_text())
         return
@@ -830,7 +830,7 @@ def bench(directory: str, seconds: float, records: int | None, as_json: bool) ->
     Records of 16 + 200 bytes, in a directory that is removed afterwards. ratio 1.00 would be as fast as the bare system
     calls (appending) or as copying the bytes once and computing their CRC-32C (the rest).
     """
-    from logcore.measure import measure
+    from logcore.cli.measure import measure
 
     place = tempfile.mkdtemp(prefix=".logcore-bench-", dir=directory)
     rows = []
@@ -870,7 +870,7 @@ def bench(directory: str, seconds: float, records: int | None, as_json: bool) ->
 @click.option("--worker-internal", "worker", hidden=True, type=click.Path())
 def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None) -> None:
     """The main job on real data: 336,776 flights appended, killed half way, recovered, read back in three shapes."""
-    from logcore.demo import run, work
+    from logcore.cli.demo import run, work
 
     if worker is not None:
         work(worker, rows)

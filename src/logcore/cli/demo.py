@@ -31,8 +31,8 @@ import click
 import numpy as np
 
 import logcore
+from logcore.cli.terminal import print_table, print_verdicts, size_text, time_text
 from logcore.errors import LogcoreError, MissingDependencyError
-from logcore.terminal import print_table, print_verdicts, size_text, time_text
 
 PARTITION: Final = "flights-0"
 ROWS_PER_CALL: Final = 1000

@@ -1,0 +1,1 @@
+"""The program `logcore`: its commands, what they read and what they print."""
