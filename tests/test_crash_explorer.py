@@ -921,7 +921,7 @@ def b32_served_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
 
 def b34_clean_marker_before_sync(patch: pytest.MonkeyPatch) -> None:
     def finish(self: Log) -> None:
-        log_module.leave_directory(self._fs, self._parent, self._lock_held)
+        self._claim.leave()
         real(self)
 
     real = Log._finish_locked

@@ -461,9 +461,9 @@ def _abandon(logdir: Any) -> None:
     """What a killed process leaves: nothing is closed, and the lock is free."""
     for log in logdir.open_logs().values():
         log._closed = True
-        log._lock_held.release()
+        log._claim.release()
     logdir._closed = True
-    logdir._lock_held.release()
+    logdir._claim.release()
 
 
 def _crashing_step(limit: int) -> Any:

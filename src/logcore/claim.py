@@ -1,15 +1,12 @@
-"""Who writes to a log directory: its lock, and the marker that says that the last writer left in good order.
+"""Who writes to a log directory: its lock, and the marker that says that the last writer closed it cleanly.
 
 Rules:
 - One process at a time writes to a directory; it holds Kafka's lock. Members (logs by the names of their directories,
-  a LogDir) of one process share it, and what they have to tell each other: lock.shared.
-- The marker of a clean shutdown (.kafka_cleanshutdown) goes, durably, before the first write, so that Kafka checks what
-  a crash of ours would leave. It comes back when the last member leaves and all of them closed well.
-- Staged writes that were on their way when the last writer ended are rolled forward first.
+  a LogDir) of one process share it, and what is known of the directory.
+- The marker of a clean shutdown (.kafka_cleanshutdown) is removed, durably, before the first write, so that Kafka
+  checks what a crash of ours would leave. The last member that leaves puts it back, if all of them closed well.
+- Staged writes that were under way when the last writer ended are rolled forward first.
 
-lock.shared: "was_clean", whether all that was there when the lock was taken needs no check; "failed", a member did not
-close well; "unfinished", there may be staged writes to roll forward, and "blocked", the error of each member in which
-that was not possible; "closing", where members that close leave their recovery points for a LogDir that writes them.
 This module opens no log.
 """
 
@@ -17,51 +14,127 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Generator, Mapping
+
+import attrs
 
 from logcore import checkpoint, staging
 from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageWriteError
 from logcore.fs import FS, Lock
 
+Key = tuple[str, int]
 
-def claim_directory(fs: FS, parent: str, member: str) -> Lock:
-    """The lock on a log directory, or a share of it when this process holds it already.
 
-    Whoever takes it first looks at the marker of a clean shutdown and removes it, so that Kafka checks what a crash of
-    ours would leave.
+@attrs.define(eq=False)
+class _Common:
+    """What all members know of their directory. Lives as long as this process holds its lock.
+
+    Written under the mutex of the lock, but for has_failed and is_unfinished outside claim_directory(), which members
+    only ever set to True.
     """
-    lock = fs.lock(parent, member)
+
+    was_clean: bool  # nothing that was in it when the lock was taken needs checking
+    has_failed: bool = False  # a member did not close well
+    is_unfinished: bool = True  # there may be staged writes to roll forward
+    blocked: Mapping[str, LogcoreError] = attrs.Factory(dict)  # by member: why that was not possible
+    closing: dict[Key, int | None] | None = None  # recovery points of members that close, while a LogDir gathers them
+
+
+class Claim:
+    """The right of one member to write to its directory, from claim_directory() until release()."""
+
+    def __init__(self, fs: FS, directory: str, lock: Lock, common: _Common) -> None:
+        self.directory = directory
+        self.mutex = lock.shared.mutex  # for files that the members share
+        self._fs = fs
+        self._lock = lock
+        self._common = common
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing in the directory needs checking, and no member has failed since."""
+        return self._common.was_clean and not self._common.has_failed
+
+    def call_clean(self) -> None:
+        """Every log in the directory was checked."""
+        with self.mutex:
+            self._common.was_clean = True
+
+    def fail(self) -> None:
+        """A member may not be left as clean: no marker is written when the last one leaves."""
+        self._common.has_failed = True
+
+    def expect_unfinished(self) -> None:
+        """Staged writes failed half way: whoever claims the directory next rolls them forward."""
+        self._common.is_unfinished = True
+
+    @contextlib.contextmanager
+    def gathering(self) -> Generator[dict[Key, int | None], None, None]:
+        """Members that close meanwhile leave their recovery points in the mapping, to be written once for all."""
+        gathered: dict[Key, int | None] = {}
+        with self.mutex:
+            self._common.closing = gathered
+        try:
+            yield gathered
+        finally:
+            self._common.closing = None
+
+    def hand_over(self, key: Key, recovery_point: int) -> bool:
+        """Leaves a recovery point to whoever gathers them; False when nobody does."""
+        closing = self._common.closing
+        if closing is None:
+            return False
+        closing[key] = recovery_point
+        return True
+
+    def leave(self) -> None:
+        """Puts the marker of a clean shutdown back, if this is the last member and all of them closed well."""
+        with self.mutex:
+            if self._lock.is_last and self.is_clean:
+                # Without room for it the next opening checks more; all records are on disk all the same.
+                with contextlib.suppress(DiskFullError, ResourceError):
+                    content = b'{"version":0,"brokerEpoch":-1}'
+                    checkpoint.write(self._fs, self.directory, checkpoint.CLEAN_SHUTDOWN, content)
+
+    def release(self) -> None:
+        """Gives the member up; the last one gives up the lock. Needs no memory."""
+        self._lock.release()
+
+
+def claim_directory(fs: FS, directory: str, member: str) -> Claim:
+    """Takes the lock on a log directory, or a share of it when this process holds it already.
+
+    The first member removes the marker of a clean shutdown, so that Kafka checks what a crash of ours would leave.
+    Raises LogLockedError, and what keeps staged writes from being rolled forward into the member.
+    """
+    lock = fs.lock(directory, member)
     try:
-        with lock.mutex:
-            if "was_clean" not in lock.shared:
-                marker = os.path.join(parent, checkpoint.CLEAN_SHUTDOWN)
-                if fs.exists(marker):
-                    fs.unlink(marker)
-                    fs.sync_dir(parent)
-                    lock.shared["was_clean"] = True
-                else:  # a new directory has nothing to check
-                    names = fs.listdir(parent)
-                    lock.shared["was_clean"] = not any(fs.is_directory(os.path.join(parent, name)) for name in names)
-                lock.shared["unfinished"] = True
-                checkpoint.keep_reserve(fs, parent)
-            if lock.shared.get("unfinished"):  # also of this process, when it failed in the middle
-                lock.shared["blocked"] = staging.roll_forward(fs, parent)
-                lock.shared["unfinished"] = bool(lock.shared["blocked"])
-            blocked: LogcoreError | None = lock.shared["blocked"].get(member)
+        with lock.shared.mutex:
+            common: _Common | None = lock.shared.state
+            if common is None:
+                common = _Common(_take_marker(fs, directory))
+                lock.shared.state = common
+                checkpoint.keep_reserve(fs, directory)
+            if common.is_unfinished:  # also of this process, when it failed in the middle
+                common.blocked = staging.roll_forward(fs, directory)
+                common.is_unfinished = bool(common.blocked)
+            blocked = common.blocked.get(member)
             if blocked is not None:  # offsets are given out in it for records that cannot be put in place
                 raise blocked
     except BaseException:
         lock.release()
         raise
-    return lock
+    return Claim(fs, directory, lock, common)
 
 
-def leave_directory(fs: FS, parent: str, lock: Lock) -> None:
-    """Puts the marker of a clean shutdown back, when this is the last to leave and all that was opened closed well."""
-    with lock.mutex:
-        if lock.is_last and lock.shared.get("was_clean") and not lock.shared.get("failed"):
-            # Without room for it the next opening checks more; all records are on disk all the same.
-            with contextlib.suppress(DiskFullError, ResourceError):
-                checkpoint.write(fs, parent, checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+def _take_marker(fs: FS, directory: str) -> bool:
+    """Removes the marker of a clean shutdown; returns whether nothing in the directory needs checking."""
+    marker = os.path.join(directory, checkpoint.CLEAN_SHUTDOWN)
+    if fs.exists(marker):
+        fs.unlink(marker)
+        fs.sync_dir(directory)
+        return True
+    return not any(fs.is_directory(os.path.join(directory, name)) for name in fs.listdir(directory))
 
 
 def make_directories(fs: FS, path: str) -> None:

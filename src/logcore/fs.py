@@ -83,15 +83,25 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
+@attrs.define(eq=False)
+class Shared:
+    """What all shares of a lock have in common, for as long as this process holds it.
+
+    mutex: for files that the partitions of the directory share. state: what logcore.claim knows of the directory; None
+    at first, written under the mutex.
+    """
+
+    mutex: threading.Lock = attrs.Factory(threading.Lock)
+    state: Any = None
+
+
 class Lock(Protocol):
     """One share of the claim on a log directory, a partition's or a LogDir's, held until release().
 
-    shared: what the callers want to remember for as long as this process holds the directory. mutex: for files that the
-    partitions of the directory share. is_last: whether nothing else is claimed by this process.
+    is_last: whether this process has claimed nothing else there.
     """
 
-    shared: dict[str, Any]
-    mutex: threading.Lock
+    shared: Shared
 
     @property
     def is_last(self) -> bool: ...
@@ -499,8 +509,7 @@ class _DirectoryLock:
         self._enter = fs.guard.acquire
         self._leave = fs.guard.release
         self.members: set[str] = set()
-        self.shared: dict[str, Any] = {}
-        self.mutex = threading.Lock()
+        self.shared = Shared()
         path = os.path.join(directory, ".lock")
         with _writing(path):
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o644)
@@ -542,7 +551,7 @@ class _DirectoryLock:
                 pid=self.pid,
                 host=os.uname().nodename,
             )
-        claimed = _MemberLock(self, member, self.shared, self.mutex)
+        claimed = _MemberLock(self, member, self.shared)
         self.members.add(member)
         return claimed
 
@@ -566,8 +575,7 @@ class _DirectoryLock:
 class _MemberLock:
     directory: _DirectoryLock
     member: str
-    shared: dict[str, Any]
-    mutex: threading.Lock
+    shared: Shared
     _released: bool = False
 
     @property

@@ -33,7 +33,7 @@ import numpy as np
 
 from logcore import checkpoint, retention
 from logcore.checkpoint import Notes
-from logcore.claim import claim_directory, leave_directory, make_directories
+from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     CompactionAbandonedError,
@@ -58,7 +58,7 @@ from logcore.errors import (
 )
 from logcore.format.columns import input_column, input_timestamps
 from logcore.format.compression import Codec
-from logcore.fs import FS, OS, Lock
+from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
 from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
@@ -217,7 +217,7 @@ class Log(LogReader):
     recovery_report: recovery.RecoveryReport | None = None
 
     # What only a writer has; set by _open_writer.
-    _lock_held: Lock
+    _claim: Claim
     _parent: str
     _topic: str
     _partition: int
@@ -255,12 +255,12 @@ class Log(LogReader):
             raise LogNotFoundError("there is no partition directory here; create=True makes one", path=directory)
         if not fs.is_directory(parent):
             make_directories(fs, parent)
-        lock = claim_directory(fs, parent, name)
+        claim = claim_directory(fs, parent, name)
         log: Self | None = None
         try:
             log = cls(fs, directory, config, policy)
             log.path = real
-            log._lock_held, log._parent, log._topic, log._partition = lock, parent, topic, partition
+            log._claim, log._parent, log._topic, log._partition = claim, parent, topic, partition
             if not exists:
                 fs.mkdir(real)
                 fs.sync_dir(parent)
@@ -271,9 +271,9 @@ class Log(LogReader):
                     log._closed = True
                     if log._durable_handle >= 0:
                         fs.close(log._durable_handle)
-                lock.shared["failed"] = True
+                claim.fail()
             finally:  # whatever else fails, such as for lack of memory
-                lock.release()
+                claim.release()
             raise
         return log
 
@@ -289,8 +289,7 @@ class Log(LogReader):
         notes = self._notes = checkpoint.read_notes(fs, self.path)
         # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
         has_producers = not created and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
-        shared = self._lock_held.shared
-        is_clean = bool(shared.get("was_clean") and not shared.get("failed"))
+        is_clean = self._claim.is_clean
         if created or not is_clean or notes.policy is None:
             # A killed writer may have made files and directories, and not come to making their names durable; Kafka
             # does not always care to.
@@ -609,7 +608,7 @@ class Log(LogReader):
             finally:
                 try:
                     if self._commit.failure is not None:
-                        self._lock_held.shared["failed"] = True
+                        self._claim.fail()
                     self._commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
                     with self._commit.held(failed=True):  # a sync under way in another thread still uses the files
                         handle, self._durable_handle = self._durable_handle, -1
@@ -619,7 +618,7 @@ class Log(LogReader):
                         self._segments = []
                         del self._active
                 finally:  # whatever else fails, such as for lack of memory
-                    self._lock_held.release()
+                    self._claim.release()
         self._wake()
 
     def _finish_locked(self) -> None:
@@ -632,25 +631,22 @@ class Log(LogReader):
                 if active_.was_cut_back:
                     fs.fsync(active_.handle)
                 # Kafka believes the indexes of a clean directory, and so do we.
-                is_clean = bool(self._lock_held.shared.get("was_clean"))
+                is_clean = self._claim.is_clean
                 active_.write_indexes(whole=True, sync=is_clean)
                 if is_clean and self._notes.producers:
                     fs.sync_dir(self.path)  # the name of an index of aborted transactions
                 self._producers.save()
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
-                self._lock_held.shared["failed"] = True
-            closing: dict[tuple[str, int], int] | None = self._lock_held.shared.get("closing")
-            if closing is None:
+                self._claim.fail()
+            if not self._claim.hand_over((self._topic, self._partition), self._commit.durable_end):
                 self._save_recovery_point_locked()
-            else:  # the LogDir closes all of them and writes the file once
-                closing[self._topic, self._partition] = self._commit.durable_end
             if self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
             self._files.unlink_retired(None)
-            leave_directory(fs, self._parent, self._lock_held)
+            self._claim.leave()
         except BaseException:
-            self._lock_held.shared["failed"] = True
+            self._claim.fail()
             raise
 
     def _check_writable_locked(self) -> None:
@@ -1208,7 +1204,7 @@ class Log(LogReader):
 
     def _set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
         """Sets this partition's entry in a file that all partitions of the directory share."""
-        with self._lock_held.mutex:
+        with self._claim.mutex:
             checkpoint.write_offsets(
                 self._fs,
                 self._parent,
@@ -1730,7 +1726,7 @@ class _Adoption:
     def fail(self, cause: BaseException) -> None:
         """The files say more than memory does: no more appends, and whoever opens the log next ends the work."""
         self._log._commit.poison(cause)
-        self._log._lock_held.shared["unfinished"] = True
+        self._log._claim.expect_unfinished()
 
 
 class Rewriting:

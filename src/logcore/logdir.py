@@ -31,7 +31,7 @@ import attrs
 from logcore import checkpoint, cleaner, staging
 from logcore.agenda import Agenda
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
-from logcore.claim import claim_directory, leave_directory, make_directories
+from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.copying import copy_log
 from logcore.errors import (
@@ -51,7 +51,7 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.format.grouprecords import OFFSETS_TOPIC
-from logcore.fs import FS, OS, Lock
+from logcore.fs import FS, OS
 from logcore.groupoffsets import committed_in
 from logcore.log import (
     Log,
@@ -250,15 +250,15 @@ def open_dir(
         make_directories(fs, real)
     else:
         _check_kind(fs, real, create)
-    lock = None if read_only else claim_directory(fs, real, _MEMBER)
+    claim = None if read_only else claim_directory(fs, real, _MEMBER)
     try:
         return LogDir(
-            fs, real, lock, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption, on_incident
+            fs, real, claim, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption, on_incident
         )
     except BaseException:
-        if lock is not None:
-            lock.shared["failed"] = True
-            lock.release()
+        if claim is not None:
+            claim.fail()
+            claim.release()
         raise
 
 
@@ -330,7 +330,7 @@ class LogDir:
         self,
         fs: FS,
         path: str,
-        lock: Lock | None,
+        claim: Claim | None,
         given: Mapping[str, object],
         defaults: LogConfig,
         policy: Durability,
@@ -343,7 +343,7 @@ class LogDir:
         self.config = defaults
         self.durability = policy
         self._fs = fs
-        self._lock_held = lock
+        self._claim = claim
         self.given_config = given
         self._make_locks()
         self._logs: dict[tuple[str, int], Log] = {}
@@ -372,13 +372,13 @@ class LogDir:
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
         self._properties = self._read_properties()
-        if lock is not None:
+        if claim is not None:
             self._finish_interrupted()
         self._look()
-        if lock is not None:
+        if claim is not None:
             self._complete_topics()
         self._closed = False
-        if lock is not None:
+        if claim is not None:
             for path in staging.damaged(fs, self.path):
                 self._met("staging", path, CorruptLogError("the manifest of a staged write is damaged", path=path))
             with self._going_on("staging", self.path):  # what cannot be done now waits, others do not wait for it
@@ -402,7 +402,7 @@ class LogDir:
             "node.id": "1",
             "directory.id": id_text(_new_id(self._fs)),
         }
-        if self._lock_held is not None:
+        if self._claim is not None:
             text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
             checkpoint.write(self._fs, self.path, checkpoint.META_PROPERTIES, text.encode())
         return made
@@ -489,12 +489,12 @@ class LogDir:
         self.close()
 
     def __del__(self) -> None:
-        held = getattr(self, "_lock_held", None)
+        held = getattr(self, "_claim", None)
         if held is not None and not getattr(self, "_closed", True) and self._fs.forks == self._forks:
             warnings.warn(f"log directory {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "read-only" if self._lock_held is None else "writing"
+        state = "closed" if self._closed else "read-only" if self._claim is None else "writing"
         return f"<LogDir {self.path} {len(self._topics)} topics {state}>"
 
     def close(self) -> None:
@@ -506,7 +506,8 @@ class LogDir:
             if self._closed:
                 return
             self._closed = True
-            lock, logs = self._lock_held, self._logs
+            claim = self._claim
+            logs = self._logs
             failures: list[BaseException] = []
             try:
                 self._stop_compacting(*logs.values())
@@ -514,39 +515,36 @@ class LogDir:
                 failures.append(error)
             self._logs = {}
             high_watermarks = _high_watermarks(logs)
-            if lock is None or self._fs.forks != self._forks:
+            if claim is None or self._fs.forks != self._forks:
                 for log in logs.values():
                     log.close()
                 return
-            recovery_points: dict[tuple[str, int], int | None] = {}
-            with lock.mutex:
-                lock.shared["closing"] = recovery_points
-                # When every log was checked, the directory is as clean as if it had been before; said before they are
-                # closed, because then they sync what is believed of a clean directory.
-                everything = {(topic.name, n) for topic in self._topics.values() for n in topic.numbers}
-                lock.shared["was_clean"] |= everything <= set(logs)
+            everything = {(topic.name, n) for topic in self._topics.values() for n in topic.numbers}
+            if everything <= set(logs):
+                # Said before they are closed, because then they sync what is believed of a clean directory.
+                claim.call_clean()
             try:
-                for log in logs.values():
-                    try:
-                        log.close()
-                    except BaseException as error:  # whatever it is, the others are closed too
-                        failures.append(error)
-                        lock.shared["failed"] = True
+                with claim.gathering() as recovery_points:
+                    for log in logs.values():
+                        try:
+                            log.close()
+                        except BaseException as error:  # whatever it is, the others are closed too
+                            failures.append(error)
+                            claim.fail()
                 try:
-                    with lock.mutex:
+                    with claim.mutex:
                         checkpoint.write_offsets(
                             self._fs, self.path, checkpoint.RECOVERY_POINT, recovery_points, reserve=self.path
                         )
                     self._save_high_watermarks(high_watermarks)
                 except (DiskFullError, ResourceError):  # all records are on disk: the next opening checks more, no more
-                    lock.shared["failed"] = True
+                    claim.fail()
                 except (LogcoreError, OSError) as error:
                     failures.append(error)
-                    lock.shared["failed"] = True
-                leave_directory(self._fs, self.path, lock)
+                    claim.fail()
+                claim.leave()
             finally:
-                lock.shared.pop("closing", None)
-                lock.release()
+                claim.release()
             if failures:
                 raise failures[0]
 
@@ -554,15 +552,15 @@ class LogDir:
         if self._closed:
             raise LogClosedError("the log directory is closed", path=self.path)
 
-    def _check_writable(self) -> Lock:
+    def _check_writable(self) -> Claim:
         self._check_open()
         if self._fs.forks != self._forks:
             raise ForkedWriterError(
                 "the log directory was opened by a parent process; open it again in the child", path=self.path
             )
-        if self._lock_held is None:
+        if self._claim is None:
             raise ReadOnlyLogError("the log directory was opened with read_only=True", path=self.path)
-        return self._lock_held
+        return self._claim
 
     # -- the file of topics --------------------------------------------------------------------------------------
 
@@ -634,7 +632,7 @@ class LogDir:
         """Looks at the directory again; for one that was opened read-only beside a writer."""
         with self._lock:
             self._check_open()
-            if self._lock_held is None:
+            if self._claim is None:
                 self._look()
 
     def _topic(self, name: str) -> _Topic:
@@ -661,7 +659,7 @@ class LogDir:
                     if topic.topic_id is not None:
                         break
                 else:
-                    if self._lock_held is None:
+                    if self._claim is None:
                         return _NO_ID
                     topic.topic_id = _new_id(self._fs)
                     self._save(topic)
@@ -856,8 +854,8 @@ class LogDir:
         self._fs.sync_dir(target)
 
     def _note(self, file: str, offsets: Mapping[tuple[str, int], int | None]) -> None:
-        assert self._lock_held is not None
-        with self._lock_held.mutex:
+        assert self._claim is not None
+        with self._claim.mutex:
             checkpoint.write_offsets(self._fs, self.path, file, offsets)
 
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
@@ -932,12 +930,9 @@ class LogDir:
 
         Raises what the system raises; the topics are gone all the same.
         """
-        lock = self._check_writable()
+        claim = self._check_writable()
         doomed = dict(self._deleting)
-        closing: dict[tuple[str, int], int | None] = {}
-        with lock.mutex:
-            lock.shared["closing"] = closing  # nothing is to be noted of what goes
-        try:
+        with claim.gathering():  # and not writing: nothing is to be noted of what is deleted
             for topic in doomed.values():
                 for number in topic.numbers:
                     log = self._logs.pop((topic.name, number), None)
@@ -945,8 +940,6 @@ class LogDir:
                         self._stop_compacting(log)
                         with self._going_on("deletion", f"{topic.name}-{number}"):
                             log.close()
-        finally:
-            lock.shared.pop("closing", None)
         for key in [key for key in self._leader_epochs if key[0] in doomed]:
             del self._leader_epochs[key]
         staging.drop_topics(self._fs, self.path, doomed)
@@ -961,7 +954,7 @@ class LogDir:
         First they get out of the way of Kafka and of us, all at once; the files go next, and make room for the rest.
         One that cannot be removed waits for the next opening; the first such error is raised in the end.
         """
-        assert self._lock_held is not None
+        assert self._claim is not None
         keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
         away = [
             self._rename_away(f"{name}-{number}")
@@ -981,8 +974,8 @@ class LogDir:
 
     def _forget(self, keys: Mapping[tuple[str, int], int | None]) -> None:
         """Takes partitions out of the checkpoints."""
-        assert self._lock_held is not None
-        with self._lock_held.mutex:
+        assert self._claim is not None
+        with self._claim.mutex:
             for file in _CHECKPOINTS:
                 checkpoint.write_offsets(self._fs, self.path, file, keys, reserve=self.path)
 
@@ -1051,7 +1044,7 @@ class LogDir:
                 )
             path, config = self._partition_path(topic, number), self._settings(known).as_mapping()
             self._check_directory(path)
-            if self._lock_held is None:
+            if self._claim is None:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
             else:
                 log = open_log(
@@ -1097,13 +1090,13 @@ class LogDir:
     def leader_epoch(self, topic: str, number: int) -> int:
         """The epoch that records appended to a partition are stamped with; if it is not open, what its file says."""
         log = self.opened(topic, number)
-        if log is not None and self._lock_held is not None:
+        if log is not None and self._claim is not None:
             return log.leader_epoch
         epoch = self._leader_epochs.get((topic, number))
         if epoch is None:
             epochs = checkpoint.read_epochs(self._fs, self._partition_path(topic, number))
             epoch = epochs[-1][0] if epochs else 0
-            if self._lock_held is not None:  # else its writer may begin another
+            if self._claim is not None:  # else its writer may begin another
                 self._leader_epochs[topic, number] = epoch
         return epoch
 
@@ -1125,7 +1118,7 @@ class LogDir:
     @property
     def was_clean(self) -> bool:
         """Whether the last writer closed the directory in good order; if not, opening its logs checks their ends."""
-        return self._lock_held is None or bool(self._lock_held.shared.get("was_clean"))
+        return self._claim is None or self._claim.is_clean
 
     def open_logs(self) -> dict[tuple[str, int], Log]:
         """The logs that are open now, by (topic, partition)."""
@@ -1236,7 +1229,7 @@ class LogDir:
         now_ms: the wall clock, taken from the system when None. Call it from a timer, a few times a second. A log that
         an earlier error has poisoned is passed over; its next append tells its user.
         """
-        lock = self._check_writable()
+        claim = self._check_writable()
         now_ms = self._fs.now_ms() if now_ms is None else now_ms
         if self._deleting:
             with self._lock, self._going_on("deletion", ", ".join(sorted(self._deleting))):
@@ -1279,7 +1272,7 @@ class LogDir:
             if self.upkeep.compacts and self._compact(clock_ms, now_ms):
                 return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
-            with self._lock, lock.mutex, self._going_on("checkpoints", self.path):
+            with self._lock, claim.mutex, self._going_on("checkpoints", self.path):
                 self._save_high_watermarks(_high_watermarks(self._logs))
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
@@ -1462,8 +1455,8 @@ class LogDir:
 
         Not that of a log that was truncated or deleted since: a point above its end would keep it from being opened.
         """
-        assert self._lock_held is not None
-        with self._lock_held.mutex, self._going_on("checkpoints", self.path):
+        assert self._claim is not None
+        with self._claim.mutex, self._going_on("checkpoints", self.path):
             kept: dict[tuple[str, int], int | None] = {
                 key: point for key, log, point in gathered if self._logs.get(key) is log and log.recovery_point == point
             }

@@ -28,7 +28,7 @@ import attrs
 import numpy as np
 
 from logcore import checkpoint, staging
-from logcore.claim import claim_directory, leave_directory, make_directories
+from logcore.claim import claim_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
 from logcore.dump import DUMPERS
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
@@ -145,7 +145,7 @@ def salvage(
         staged = _Staged(fs, root)
     _check_free(fs, goal, real)
     make_directories(fs, parent)
-    lock = claim_directory(fs, parent, name)
+    claim = claim_directory(fs, parent, name)
     try:
         done, lost, left_out = [], _misunderstood(fs, jobs), list[Part]()
         if staged is not None:
@@ -172,12 +172,12 @@ def salvage(
             if damaged or not fs.exists(os.path.join(origin, checkpoint.TOPICS)):
                 fs.unlink(os.path.join(real, checkpoint.TOPICS))
                 fs.sync_dir(real)
-        leave_directory(fs, parent, lock)
+        claim.leave()
     except BaseException:
-        lock.shared["failed"] = True
+        claim.fail()
         raise
     finally:
-        lock.release()
+        claim.release()
     reports = tuple(one.report for one in done)
     return SalvageReport(source=origin, target=goal, partitions=reports, lost=tuple(lost), left_out=tuple(left_out))
 

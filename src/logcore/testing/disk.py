@@ -35,7 +35,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 import attrs
 
 from logcore.errors import LogLockedError, StorageReadError, StorageWriteError
-from logcore.fs import Data, Lock, Watch, _raise, _raise_sync
+from logcore.fs import Data, Lock, Shared, Watch, _raise, _raise_sync
 from logcore.testing.faults import FaultPlan, Operation
 
 #: What a disk writes whole or not at all.
@@ -1189,15 +1189,13 @@ class SimulatedDisk:
 @attrs.define(eq=False)
 class _DirectoryLock:
     members: set[str] = attrs.field(factory=set)
-    shared: dict[str, Any] = attrs.field(factory=dict)
-    mutex: threading.Lock = attrs.field(factory=threading.Lock)
+    shared: Shared = attrs.field(factory=Shared)
 
 
 class _MemberLock:
     def __init__(self, disk: SimulatedDisk, node: _Directory, held: _DirectoryLock, member: str) -> None:
         self._disk, self._node, self._held, self._member = disk, node, held, member
         self.shared = held.shared
-        self.mutex = held.mutex
 
     @property
     def is_last(self) -> bool:
