@@ -27,12 +27,12 @@ from logcore import checkpoint, cleaner
 from logcore.cleaner import OffsetMap, SegmentFacts, clean, group, plan
 from logcore.config import LogConfig
 from logcore.fs import OS
+from logcore.inspect.verify import verify
 from logcore.kernels import Record, layout, plain
 from logcore.log import Log, Rewriting
 from logcore.partition.recovery import SwapAction, SwapFacts, decide_swap
 from logcore.recordbatch import RecordBatch, encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
-from logcore.verify import verify
 
 T0 = 1_700_000_000_000
 DAY_MS = 86_400_000

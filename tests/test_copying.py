@@ -13,9 +13,9 @@ import pytest
 
 import logcore
 from logcore.cleaner import clean
+from logcore.inspect.verify import verify
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk, explore
-from logcore.verify import verify
 
 SMALL: dict[str, Any] = {"segment.bytes": 400, "retention.ms": -1}
 

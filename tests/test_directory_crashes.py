@@ -26,12 +26,12 @@ from test_crash_explorer import POLICIES
 
 import logcore
 from logcore.config import LogConfig
+from logcore.inspect.verify import verify
 from logcore.kernels import Record
 from logcore.logdir import LogDir
 from logcore.staging import Manifest, StagedWriter, Staging
 from logcore.testing import Explorer, FoundLog, LogHistory, Report, SimulatedDisk
 from logcore.testing.disk import Kind
-from logcore.verify import verify
 
 STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "2000"))
 MANY = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "500000"))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore.dump import dump, shown, unshown
-from logcore.survey import LIFE_SUFFIXES, describe, kind_of, partitions
-from logcore.verify import verify
+from logcore.inspect.dump import dump, shown, unshown
+from logcore.inspect.survey import LIFE_SUFFIXES, describe, kind_of, partitions
+from logcore.inspect.verify import verify
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 CLEAN = VECTORS / "partition-clean" / "orders-0"

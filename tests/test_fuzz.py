@@ -34,9 +34,9 @@ from crc32c import crc32c
 import logcore
 from logcore import checkpoint, groupoffsets, recordbatch, staging
 from logcore.config import LogConfig
-from logcore.dump import DUMPERS, dump
 from logcore.format import grouprecords
 from logcore.format.compression import Codec, compress, decompress
+from logcore.inspect.dump import DUMPERS, dump
 from logcore.kernels import active
 from logcore.partition.producers import Producers
 from logcore.recordbatch import read_batches

@@ -18,8 +18,8 @@ import logcore
 from logcore import checkpoint
 from logcore.cleaner import clean
 from logcore.fs import OS
+from logcore.inspect.verify import verify
 from logcore.recordbatch import encode
-from logcore.verify import verify
 
 kafka = pytest.importorskip("confluent_kafka")
 admin = pytest.importorskip("confluent_kafka.admin")

@@ -27,9 +27,9 @@ from kafka_jvm import KafkaError, Storage
 import logcore
 from logcore.cleaner import DEDUPE_BYTES, clean
 from logcore.fs import OS
+from logcore.inspect.verify import verify
 from logcore.log import Log
 from logcore.recordbatch import RecordBatch, encode
-from logcore.verify import verify
 
 pytestmark = pytest.mark.interop
 

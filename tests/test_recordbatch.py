@@ -34,8 +34,8 @@ from logcore.errors import (
 )
 from logcore.format import varint
 from logcore.format.compression import codec_named, compress
+from logcore.inspect.salvage import salvage
 from logcore.recordbatch import RecordBatch, empty_batch, encode, front_of, prepare_append, read_batches, stamp_crc
-from logcore.salvage import salvage
 
 T0 = 1_700_000_000_000
 NAMES = sorted(EXPECTED)

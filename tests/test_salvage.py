@@ -26,17 +26,18 @@ from conftest import VECTORS
 from test_interop import dump, kafka_classes  # noqa: F401
 
 import logcore
-from logcore import checkpoint, kernels, searching
+from logcore import checkpoint, kernels
 from logcore.config import LogConfig
 from logcore.fs import OS
+from logcore.inspect import searching
+from logcore.inspect.salvage import Part, PartitionReport, salvage
+from logcore.inspect.verify import verify
 from logcore.kernels import layout
 from logcore.partition.producers import snapshot_entries
 from logcore.recordbatch import encode, read_batches
-from logcore.salvage import Part, PartitionReport, salvage
 from logcore.segment import file_name
 from logcore.staging import Manifest, Place, StagedWriter, Staging, apply_ready
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from logcore.verify import verify
 
 CliRunner = pytest.importorskip("click.testing").CliRunner
 from logcore.cli.commands import main  # noqa: E402

@@ -19,14 +19,14 @@ import pytest
 from conftest import EXPECTED, VECTORS
 
 import logcore
-from logcore.dump import dump
+from logcore.inspect.dump import dump
+from logcore.inspect.verify import verify
 from logcore.partition import seals
 from logcore.partition.seals import Seal
 from logcore.recordbatch import encode
 from logcore.segment import LOG, SEAL, file_name
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from logcore.testing.oracle import recover_log
-from logcore.verify import verify
 
 T0 = 1_700_000_000_000
 CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]

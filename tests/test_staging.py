@@ -19,8 +19,8 @@ from logcore import checkpoint, staging
 from logcore.config import LogConfig
 from logcore.errors import CorruptLogError, InvalidConfigError, LogFailedError, LogNotFoundError
 from logcore.fs import FS, OS, OsFS
+from logcore.inspect.verify import verify
 from logcore.staging import Manifest, StagedFile, StagedWriter, Staging, apply_ready, staging_path
-from logcore.verify import verify
 
 PARTITIONS = (0, 1)
 SMALL = {"segment.bytes": "4000", "index.interval.bytes": "200"}

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
-from logcore.dump import dump
 from logcore.fs import OsFS
+from logcore.inspect.dump import dump
+from logcore.inspect.survey import SEGMENT_SUFFIXES, kind_of
+from logcore.inspect.verify import Verdict, verify
 from logcore.recordbatch import encode
-from logcore.survey import SEGMENT_SUFFIXES, kind_of
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from logcore.verify import Verdict, verify
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 CLEAN = VECTORS / "partition-clean" / "orders-0"

@@ -13,7 +13,7 @@ Rules:
 - Reading opens the log read-only: no lock is taken and nothing is written, also while a writer runs.
 
 This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. It knows
-no file format (dump.py, verify.py, salvage.py and log.py do); inputs.py reads what is appended, terminal.py prints,
+no file format (inspect/ and log.py do); inputs.py reads what is appended, terminal.py prints,
 measure.py measures.
 """
 
@@ -340,7 +340,7 @@ def last_records(log: logcore.Log, count: int) -> list[logcore.Record]:
 
 
 def _print_records(out: Lines, records: Iterable[logcore.Record], form: str | None, as_json: bool) -> None:
-    from logcore.dump import shown_record
+    from logcore.inspect.dump import shown_record
 
     if form is not None:
         parts = _format_parts(form)
@@ -401,7 +401,7 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
 
     A damaged batch is shown as such; `logcore verify` judges a whole directory.
     """
-    from logcore.dump import dump as rows_of
+    from logcore.inspect.dump import dump as rows_of
 
     with Lines() as out:
         for file in files:
@@ -425,8 +425,8 @@ def verify(directories: tuple[str, ...], as_json: bool) -> None:
     ok: as it should be. warning: opening the log mends it by itself. damaged: data may be lost or wrong. The .log files
     are walked batch by batch, CRCs included.
     """
-    from logcore.verify import Verdict
-    from logcore.verify import verify as verdicts_of
+    from logcore.inspect.verify import Verdict
+    from logcore.inspect.verify import verify as verdicts_of
 
     found: list[Verdict] = []
     streaming = wants_json(as_json)
@@ -461,7 +461,7 @@ def recover(source: str, target: str, as_json: bool) -> None:
     Batches are copied as they are, around the damage, with their offsets; SRC is not changed, and nobody may be writing
     it. Exit code 1 when something is lost; what is lost is listed, by bytes and by offsets.
     """
-    from logcore.salvage import Part, salvage
+    from logcore.inspect.salvage import Part, salvage
 
     with progress("reading", None) as tick:
         report = salvage(source, target, tick=tick)
@@ -507,7 +507,7 @@ def info(directory: str | None, as_json: bool) -> None:
 
         click.echo(to_json(installation()) if as_json else installation_text())
         return
-    from logcore.survey import describe, partitions
+    from logcore.inspect.survey import describe, partitions
 
     found = [describe(path) for path in partitions(directory)]
     if wants_json(as_json):

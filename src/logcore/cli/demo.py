@@ -268,7 +268,7 @@ class _Demo:
         print_table(("origin", "flights", "not departed", "mean delay, minutes"), rows, right=(1, 2, 3))
 
     def show_files(self) -> None:
-        from logcore.verify import verify
+        from logcore.inspect.verify import verify
 
         verdicts = list(verify(os.path.dirname(self.path)))
         mine = [one for one in verdicts if one.path.startswith(self.path + os.sep)]

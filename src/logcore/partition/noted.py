@@ -4,7 +4,7 @@ Rules:
 - What is not noted, or cannot be understood, counts as absent, as in checkpoint.py.
 - Notes tell that something must be there, never what it is.
 
-This module sees no batch. verify.py and salvage.py hold what they find in segments against it.
+This module sees no batch. verify.py and salvage.py in inspect/ hold what they find in segments against it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Rules:
   them, docs/crashes.md goes through them one by one).
 - What leaves the log gets the suffix .deleted at once; it goes when readers in other processes have had the time to
   open it, at the latest when the log is closed. What a crash leaves of it goes when the log was opened: until then it
-  may be what fills a gap (salvage.py).
+  may be what fills a gap (inspect/salvage.py).
 - The .log file goes first and comes first: indexes alone mean nothing, and go at the next opening.
 
 This module knows no offsets but those in names, and takes no lock: a log calls it under its own.

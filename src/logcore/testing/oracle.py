@@ -26,6 +26,7 @@ from logcore.checkpoint import CLEAN_SHUTDOWN, SEALS_HOLD
 from logcore.config import Durability, LogConfig
 from logcore.errors import CorruptBatchError, CorruptLogError, LogNotFoundError
 from logcore.index import TransactionIndex, load
+from logcore.inspect.verify import Verdict, verify
 from logcore.kernels import Record
 from logcore.log import Log, open_log
 from logcore.partition.producerstate import ProducerState
@@ -35,7 +36,6 @@ from logcore.reader import control_types, list_bases
 from logcore.segment import ActiveSegment
 from logcore.testing.disk import Kind, SimulatedDisk
 from logcore.testing.known import Known
-from logcore.verify import Verdict, verify
 
 Found = TypeVar("Found")
 
@@ -303,7 +303,7 @@ class LogHistory:
 class Afterwards:
     """What is known of the disks that recovery leaves, to be shared where settings are the same: there are few of them.
 
-    opened: what opening again finds, a start and records. verified: what logcore.verify says.
+    opened: what opening again finds, a start and records. verified: what verify() says.
     """
 
     opened: Known[tuple[int, list[Record]]] = attrs.field(factory=Known)
@@ -322,7 +322,7 @@ def recover_log(
     """Opens a log after a crash, and checks all that can be checked without knowing what was in it.
 
     thorough: also what a reader sees before recovery, lookups, what is remembered of producers, transactions and
-    epochs, and the verdicts of logcore.verify. afterwards: of other disks. Raises AssertionError, and what opening
+    epochs, and the verdicts of verify(). afterwards: of other disks. Raises AssertionError, and what opening
     raises.
     """
     before = disk.view()
@@ -379,7 +379,7 @@ def recover_log(
 
 
 def _judge_files(disk: SimulatedDisk, path: str, config: Mapping[str, object] | None) -> list[Verdict]:
-    """What logcore.verify says of a log that was closed. Its indexes are what its batches say, entry by entry; of a
+    """What verify() says of a log that was closed. Its indexes are what its batches say, entry by entry; of a
     sealed segment they may be gone, as their names were, and Kafka makes them anew then.
     """
     bases = list_bases(disk, path)

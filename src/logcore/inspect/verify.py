@@ -33,17 +33,11 @@ import numpy.typing as npt
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
-from logcore.dump import DUMPERS, IndexTable, LogFile
 from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
-from logcore.kernels import layout
-from logcore.partition import recovery, seals
-from logcore.partition.gaps import Gaps
-from logcore.partition.noted import Noted, or_else
-from logcore.partition.recovery import Action, TailFacts, decide
-from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
-from logcore.survey import (
+from logcore.inspect.dump import DUMPERS, IndexTable, LogFile
+from logcore.inspect.survey import (
     UNFINISHED,
     is_misnamed,
     kind_of,
@@ -51,6 +45,12 @@ from logcore.survey import (
     partition_of,
     partitions,
 )
+from logcore.kernels import layout
+from logcore.partition import recovery, seals
+from logcore.partition.gaps import Gaps
+from logcore.partition.noted import Noted, or_else
+from logcore.partition.recovery import Action, TailFacts, decide
+from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
 
 Status = Literal["ok", "warning", "damaged"]
 

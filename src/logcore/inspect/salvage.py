@@ -30,9 +30,11 @@ import numpy as np
 from logcore import checkpoint, staging
 from logcore.claim import claim_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
-from logcore.dump import DUMPERS
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS
+from logcore.inspect.dump import DUMPERS
+from logcore.inspect.searching import WALK_BATCHES, ZEROS, Damage, Extent, Search, Source
+from logcore.inspect.survey import UNFINISHED, partition_of, partitions, unfinished
 from logcore.kernels import active, layout
 from logcore.partition import gaps
 from logcore.partition.gaps import Gaps
@@ -41,9 +43,7 @@ from logcore.partition.producers import SNAPSHOT, Producers
 from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.transactions import Transactions
 from logcore.reader import list_bases, parse_partition_name
-from logcore.searching import WALK_BATCHES, ZEROS, Damage, Extent, Search, Source
 from logcore.segment import LOG, ActiveSegment, Segment, base_offset_of, file_name
-from logcore.survey import UNFINISHED, partition_of, partitions, unfinished
 
 #: Files that hold batches and belong to no log, those first that were nearest to belonging to one.
 _SPARE_SUFFIXES: Final = (".log.swap", ".log.deleted", ".log.cleaned", ".quarantine")

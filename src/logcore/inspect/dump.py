@@ -30,12 +30,12 @@ from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogN
 from logcore.format.grouprecords import OFFSETS_TOPIC, described
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
+from logcore.inspect.survey import OFFSET_CHECKPOINTS, SEGMENT_SUFFIXES, kind_of, living_name
 from logcore.kernels import Record, layout
 from logcore.partition import seals
 from logcore.partition.producers import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
 from logcore.recordbatch import RecordBatch
 from logcore.segment import LOG, GrowingSegment, base_offset_of
-from logcore.survey import OFFSET_CHECKPOINTS, SEGMENT_SUFFIXES, kind_of, living_name
 
 #: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.
 _MAX_SIZE: Final = 256 << 20
