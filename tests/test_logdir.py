@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import checkpoint
-from logcore.agenda import Agenda
+from logcore.directory.agenda import Agenda
 from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS
 from logcore.log import Log

@@ -29,11 +29,11 @@ from typing import Any, Final, Self
 import attrs
 
 from logcore import checkpoint, cleaner, staging
-from logcore.agenda import Agenda
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
-from logcore.copying import copy_log
+from logcore.directory.agenda import Agenda
+from logcore.directory.copying import copy_log
 from logcore.errors import (
     CorruptBatchError,
     CorruptLogError,

@@ -1,0 +1,1 @@
+"""The inside of a directory of topics, below logdir, which users meet."""
