@@ -17,8 +17,9 @@ import json
 import os
 import re
 import struct
+import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -26,6 +27,9 @@ import attrs
 from logcore.config import INT32_MAX, INT64_MAX, Durability
 from logcore.errors import DiskFullError, InvalidConfigError, LogcoreError
 from logcore.fs import FS
+
+#: (topic, partition)
+Key = tuple[str, int]
 
 RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
 LOG_START: Final = "log-start-offset-checkpoint"
@@ -57,6 +61,8 @@ DIRECTORY_FILES: Final = (
     TOPICS,
     PRODUCER_IDS,
 )
+#: Those of them that grow with the number of partitions.
+_GROWING_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER, TOPICS)
 PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END)
 
 _MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything larger is not one of ours
@@ -97,7 +103,7 @@ def keep_reserve(fs: FS, directory: str) -> None:
     """Holds room on the disk for the small files that go before a deletion, so that a full disk can be emptied."""
     path = os.path.join(directory, RESERVE)
     with contextlib.suppress(LogcoreError, OSError):  # nothing is to fail for it
-        largest = max(_size_or_zero(fs, os.path.join(directory, name)) for name in DIRECTORY_FILES)
+        largest = max(_size_or_zero(fs, os.path.join(directory, name)) for name in _GROWING_FILES)
         size_bytes = _RESERVE_BYTES + largest // _RESERVE_BYTES * _RESERVE_BYTES
         if _size_or_zero(fs, path) >= size_bytes:
             return
@@ -175,7 +181,7 @@ def _checkpoint(rows: Iterable[str]) -> bytes:
     return "\n".join(["0", str(len(lines)), *lines, ""]).encode()
 
 
-def read_offsets(fs: FS, directory: str, name: str) -> dict[tuple[str, int], int]:
+def read_offsets(fs: FS, directory: str, name: str) -> dict[Key, int]:
     """An offset checkpoint: (topic, partition) -> offset. Empty when absent or damaged, as in Kafka."""
     offsets = {}
     try:
@@ -186,24 +192,63 @@ def read_offsets(fs: FS, directory: str, name: str) -> dict[tuple[str, int], int
     return offsets
 
 
-def write_offsets(
-    fs: FS,
-    directory: str,
-    name: str,
-    changes: Mapping[tuple[str, int], int | None],
-    *,
-    reserve: str | None = None,
-) -> None:
-    """Sets entries of an offset checkpoint, or removes those that are None, and keeps the others.
+class OffsetCheckpoints:
+    """The offset checkpoints of a directory that nobody else writes: parsed once, written from memory.
 
-    reserve: see write().
+    All methods may be called from several threads.
     """
-    before = read_offsets(fs, directory, name)
-    offsets = {key: offset for key, offset in {**before, **changes}.items() if offset is not None}
-    if offsets == before:
-        return
-    rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
-    write(fs, directory, name, _checkpoint(rows), reserve=reserve)
+
+    def __init__(self, fs: FS, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._files: dict[str, dict[Key, int]] = {}  # as on disk, by name; replaced whole, under _lock
+
+    def get(self, name: str, key: Key) -> int | None:
+        """The offset of a partition in a checkpoint."""
+        return self.all(name).get(key)
+
+    def all(self, name: str) -> Mapping[Key, int]:
+        """All offsets of a checkpoint; not to be changed. Raises StorageReadError."""
+        with self._lock:
+            return self._read_locked(name)
+
+    def set(
+        self,
+        name: str,
+        changes: Mapping[Key, int | None],
+        *,
+        holds: Callable[[Key, int | None], bool] | None = None,
+        may_use_reserve: bool = False,
+    ) -> None:
+        """Sets offsets of a checkpoint, or removes those that are None, and keeps the others.
+
+        holds: asked just before the write, with no other write between, whether a change is still true.
+        may_use_reserve: for a write that makes room on a full disk, or closes. Raises what write() raises.
+        """
+        with self._lock:
+            before = self._read_locked(name)
+            offsets = dict(before)
+            for key, offset in changes.items():
+                if holds is not None and not holds(key, offset):
+                    continue
+                if offset is None:
+                    offsets.pop(key, None)
+                else:
+                    offsets[key] = offset
+            if offsets == before:
+                return
+            rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
+            del self._files[name]  # a write that fails half way may have put the new file in place
+            reserve = self._directory if may_use_reserve else None
+            write(self._fs, self._directory, name, _checkpoint(rows), reserve=reserve)
+            self._files[name] = offsets
+
+    def _read_locked(self, name: str) -> dict[Key, int]:
+        known = self._files.get(name)
+        if known is None:
+            known = self._files[name] = read_offsets(self._fs, self._directory, name)
+        return known
 
 
 def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:

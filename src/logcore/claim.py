@@ -19,21 +19,20 @@ from collections.abc import Generator, Mapping
 import attrs
 
 from logcore import checkpoint, staging
+from logcore.checkpoint import Key, OffsetCheckpoints
 from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageWriteError
 from logcore.fs import FS, Lock
-
-Key = tuple[str, int]
 
 
 @attrs.define(eq=False)
 class _Common:
     """What all members know of their directory. Lives as long as this process holds its lock.
 
-    Written under the mutex of the lock, but for has_failed and is_unfinished outside claim_directory(), which members
-    only ever set to True.
+    Written under the mutex of the lock; has_failed and is_unfinished also without, but then only ever set to True.
     """
 
     was_clean: bool  # nothing that was in it when the lock was taken needs checking
+    checkpoints: OffsetCheckpoints
     has_failed: bool = False  # a member did not close well
     is_unfinished: bool = True  # there may be staged writes to roll forward
     blocked: Mapping[str, LogcoreError] = attrs.Factory(dict)  # by member: why that was not possible
@@ -45,7 +44,8 @@ class Claim:
 
     def __init__(self, fs: FS, directory: str, lock: Lock, common: _Common) -> None:
         self.directory = directory
-        self.mutex = lock.shared.mutex  # for files that the members share
+        self.checkpoints = common.checkpoints
+        self._mutex = lock.shared.mutex
         self._fs = fs
         self._lock = lock
         self._common = common
@@ -57,7 +57,7 @@ class Claim:
 
     def call_clean(self) -> None:
         """Every log in the directory was checked."""
-        with self.mutex:
+        with self._mutex:
             self._common.was_clean = True
 
     def fail(self) -> None:
@@ -72,7 +72,7 @@ class Claim:
     def gathering(self) -> Generator[dict[Key, int | None], None, None]:
         """Members that close meanwhile leave their recovery points in the mapping, to be written once for all."""
         gathered: dict[Key, int | None] = {}
-        with self.mutex:
+        with self._mutex:
             self._common.closing = gathered
         try:
             yield gathered
@@ -89,7 +89,7 @@ class Claim:
 
     def leave(self) -> None:
         """Puts the marker of a clean shutdown back, if this is the last member and all of them closed well."""
-        with self.mutex:
+        with self._mutex:
             if self._lock.is_last and self.is_clean:
                 # Without room for it the next opening checks more; all records are on disk all the same.
                 with contextlib.suppress(DiskFullError, ResourceError):
@@ -112,7 +112,7 @@ def claim_directory(fs: FS, directory: str, member: str) -> Claim:
         with lock.shared.mutex:
             common: _Common | None = lock.shared.state
             if common is None:
-                common = _Common(_take_marker(fs, directory))
+                common = _Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory))
                 lock.shared.state = common
                 checkpoint.keep_reserve(fs, directory)
             if common.is_unfinished:  # also of this process, when it failed in the middle

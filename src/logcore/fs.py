@@ -87,8 +87,7 @@ class Watch(Protocol):
 class Shared:
     """What all shares of a lock have in common, for as long as this process holds it.
 
-    mutex: for files that the partitions of the directory share. state: what logcore.claim knows of the directory; None
-    at first, written under the mutex.
+    state: what logcore.claim knows of the directory; None at first, written under the mutex.
     """
 
     mutex: threading.Lock = attrs.Factory(threading.Lock)

@@ -279,12 +279,12 @@ class Log(LogReader):
 
     def _start_writing(self, keeps_damage: bool) -> None:
         """Finds the files, cuts what is not whole, brings what is told of the rest in step with it, and begins."""
-        fs, key = self._fs, (self._topic, self._partition)
+        fs = self._fs
         names = list_names(fs, self.path)
         if any(name.endswith(".swap") for name in names):
             recovery.finish_swaps(fs, self.path)
             names = list_names(fs, self.path)
-        recovery_point = checkpoint.read_offsets(fs, self._parent, checkpoint.RECOVERY_POINT).get(key, 0)
+        recovery_point = self._own_checkpoint(checkpoint.RECOVERY_POINT)
         created = self._find_segments(names, recovery_point)
         notes = self._notes = checkpoint.read_notes(fs, self.path)
         # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
@@ -323,7 +323,7 @@ class Log(LogReader):
         self._recovery_point = min(recovery_point, self._end)
         has_producers |= self._active.has_producers or self._active.has_markers
         self._write_active_indexes(has_producers, is_clean, was_cut=report.cut_position is not None)
-        compacted_to = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get(key, 0)
+        compacted_to = self._own_checkpoint(checkpoint.CLEANER)
         dense_from = 0 if created else notes.dense_from
         has_seals = checkpoint.SEALS_HOLD in names
         if 0 < dense_from < gaps.NEVER and not has_seals:
@@ -348,8 +348,7 @@ class Log(LogReader):
         when there should be some.
         """
         fs, bases = self._fs, bases_in(names)
-        starts = checkpoint.read_offsets(fs, self._parent, checkpoint.LOG_START)
-        self._log_start = starts.get((self._topic, self._partition), 0)
+        self._log_start = self._own_checkpoint(checkpoint.LOG_START)
         created = not bases
         if created:
             if recovery_point > self._log_start:
@@ -375,6 +374,8 @@ class Log(LogReader):
 
         successor: of the active segment, when there has to be one. Raises CorruptLogError, unless damage is kept.
         """
+        cleaned_to = self._own_checkpoint(checkpoint.CLEANER)
+        dense_from = gaps.Noted.of(self._notes.dense_from, cleaned_to, has_seals=False).dense_from
         damage = recovery.check_front(self._segments, self._log_start, keeps_damage=keeps_damage)
         damage += recovery.check_sealed(
             self._fs, self._segments, recovery_point=recovery_point, keeps_damage=keeps_damage
@@ -385,7 +386,7 @@ class Log(LogReader):
                 self._active,
                 recovery_point=recovery_point,
                 policy=self._notes.policy,
-                dense=self._active.base_offset >= noted_gaps(self._fs, self.path).dense_from,
+                dense=self._active.base_offset >= dense_from,
                 indexes=indexes,
             )
             if successor is not None:
@@ -1204,14 +1205,12 @@ class Log(LogReader):
 
     def _set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
         """Sets this partition's entry in a file that all partitions of the directory share."""
-        with self._claim.mutex:
-            checkpoint.write_offsets(
-                self._fs,
-                self._parent,
-                name,
-                {(self._topic, self._partition): offset},
-                reserve=self._parent if may_use_reserve else None,
-            )
+        changes = {(self._topic, self._partition): offset}
+        self._claim.checkpoints.set(name, changes, may_use_reserve=may_use_reserve)
+
+    def _own_checkpoint(self, name: str) -> int:
+        """This partition's entry in a file that all partitions of the directory share; 0 when there is none."""
+        return self._claim.checkpoints.get(name, (self._topic, self._partition)) or 0
 
     def tick(self, now_ms: int | None = None) -> bool:
         """Does what is due: the sync of an interval policy or of flush.ms, the roll of segment.ms, the recovery point.
@@ -1605,8 +1604,7 @@ class Log(LogReader):
         if self._recovery_point > offset:
             self._recovery_point = offset  # first: a LogDir that has gathered the old one looks here before it writes
             self._set_checkpoint(checkpoint.RECOVERY_POINT, offset)
-        cleaned = checkpoint.read_offsets(fs, self._parent, checkpoint.CLEANER).get((self._topic, self._partition), 0)
-        if cleaned > offset:  # what comes in the place of what goes was never compacted
+        if self._own_checkpoint(checkpoint.CLEANER) > offset:  # the records that follow were never compacted
             self._set_checkpoint(checkpoint.CLEANER, offset)
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
@@ -1746,8 +1744,7 @@ class Rewriting:
         self.gaps = log._gaps
         self.notes = log._notes
         self.log_start = log.log_start_offset
-        offsets = checkpoint.read_offsets(self.fs, log._parent, checkpoint.CLEANER)
-        self.cleaned_to = offsets.get((log._topic, log._partition))
+        self.cleaned_to = log._claim.checkpoints.get(checkpoint.CLEANER, (log._topic, log._partition))
         self._created: ActiveSegment | None = None
 
     @property

@@ -29,7 +29,7 @@ from typing import Any, Final, Self
 import attrs
 
 from logcore import checkpoint, cleaner, staging
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key, OffsetCheckpoints
 from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.directory.agenda import Agenda
@@ -471,7 +471,8 @@ class LogDir:
     def _complete_topics(self) -> None:
         """Makes directories that a crash left unmade. One that had records is gone: opening it as a log says so."""
         present = set(self._fs.listdir(self.path))
-        had = checkpoint.read_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT)
+        assert self._claim is not None
+        had = self._claim.checkpoints.all(checkpoint.RECOVERY_POINT)
         self._make_partitions(
             (
                 topic,
@@ -532,10 +533,7 @@ class LogDir:
                             failures.append(error)
                             claim.fail()
                 try:
-                    with claim.mutex:
-                        checkpoint.write_offsets(
-                            self._fs, self.path, checkpoint.RECOVERY_POINT, recovery_points, reserve=self.path
-                        )
+                    claim.checkpoints.set(checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True)
                     self._save_high_watermarks(high_watermarks)
                 except (DiskFullError, ResourceError):  # all records are on disk: the next opening checks more, no more
                     claim.fail()
@@ -845,8 +843,9 @@ class LogDir:
                     checkpoint.write(self._fs, directory, checkpoint.PARTITION_METADATA, content)
                 points[name, number] = copy_log(log, directory)
                 starts[name, number] = min(log.log_start_offset, points[name, number] or 0) or None
-        checkpoint.write_offsets(self._fs, target, checkpoint.LOG_START, starts)
-        checkpoint.write_offsets(self._fs, target, checkpoint.RECOVERY_POINT, points)
+        copied = OffsetCheckpoints(self._fs, target)
+        copied.set(checkpoint.LOG_START, starts)
+        copied.set(checkpoint.RECOVERY_POINT, points)
         for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
             content = checkpoint.read(self._fs, self.path, file)
             if content is not None:
@@ -855,8 +854,7 @@ class LogDir:
 
     def _note(self, file: str, offsets: Mapping[tuple[str, int], int | None]) -> None:
         assert self._claim is not None
-        with self._claim.mutex:
-            checkpoint.write_offsets(self._fs, self.path, file, offsets)
+        self._claim.checkpoints.set(file, offsets)
 
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
@@ -975,9 +973,8 @@ class LogDir:
     def _forget(self, keys: Mapping[tuple[str, int], int | None]) -> None:
         """Takes partitions out of the checkpoints."""
         assert self._claim is not None
-        with self._claim.mutex:
-            for file in _CHECKPOINTS:
-                checkpoint.write_offsets(self._fs, self.path, file, keys, reserve=self.path)
+        for file in _CHECKPOINTS:
+            self._claim.checkpoints.set(file, keys, may_use_reserve=True)
 
     def _settings(self, topic: _Topic) -> LogConfig:
         """Those in force. One that was not made here, whose settings may stand elsewhere, loses nothing by default."""
@@ -1229,7 +1226,7 @@ class LogDir:
         now_ms: the wall clock, taken from the system when None. Call it from a timer, a few times a second. A log that
         an earlier error has poisoned is passed over; its next append tells its user.
         """
-        claim = self._check_writable()
+        self._check_writable()
         now_ms = self._fs.now_ms() if now_ms is None else now_ms
         if self._deleting:
             with self._lock, self._going_on("deletion", ", ".join(sorted(self._deleting))):
@@ -1272,7 +1269,7 @@ class LogDir:
             if self.upkeep.compacts and self._compact(clock_ms, now_ms):
                 return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
-            with self._lock, claim.mutex, self._going_on("checkpoints", self.path):
+            with self._lock, self._going_on("checkpoints", self.path):
                 self._save_high_watermarks(_high_watermarks(self._logs))
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
@@ -1456,17 +1453,22 @@ class LogDir:
         Not that of a log that was truncated or deleted since: a point above its end would keep it from being opened.
         """
         assert self._claim is not None
-        with self._claim.mutex, self._going_on("checkpoints", self.path):
-            kept: dict[tuple[str, int], int | None] = {
-                key: point for key, log, point in gathered if self._logs.get(key) is log and log.recovery_point == point
-            }
-            checkpoint.write_offsets(self._fs, self.path, checkpoint.RECOVERY_POINT, kept)
+        logs = {key: log for key, log, _ in gathered}
+        points: dict[Key, int | None] = {key: point for key, _, point in gathered}
+
+        def holds(key: Key, point: int | None) -> bool:
+            log = logs[key]
+            return self._logs.get(key) is log and log.recovery_point == point
+
+        with self._going_on("checkpoints", self.path):
+            self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
 
     def _save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
         """replication-offset-checkpoint: Kafka starts its high watermarks from it."""
         self._high_watermarks_saved_ms = self._fs.monotonic_ms()
         if offsets != self._saved_high_watermarks:
-            checkpoint.write_offsets(self._fs, self.path, checkpoint.HIGH_WATERMARK, offsets)
+            assert self._claim is not None
+            self._claim.checkpoints.set(checkpoint.HIGH_WATERMARK, offsets)
             self._saved_high_watermarks = offsets
 
 

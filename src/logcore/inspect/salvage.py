@@ -28,7 +28,8 @@ import attrs
 import numpy as np
 
 from logcore import checkpoint, staging
-from logcore.claim import claim_directory, make_directories
+from logcore.checkpoint import Key
+from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS
@@ -38,7 +39,7 @@ from logcore.inspect.survey import UNFINISHED, partition_of, partitions, unfinis
 from logcore.kernels import active, layout
 from logcore.partition import gaps
 from logcore.partition.gaps import Gaps
-from logcore.partition.noted import Key, Noted, is_understood, or_else
+from logcore.partition.noted import Noted, is_understood, or_else
 from logcore.partition.producers import SNAPSHOT, Producers
 from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.transactions import Transactions
@@ -164,7 +165,7 @@ def salvage(
         if staged is not None:
             _copy_directory(fs, origin, goal, done, lost, left_out)
             staged.copy(real, lost, left_out)
-        _write_checkpoints(fs, parent, done, gone)
+        _write_checkpoints(claim, done, gone)
         for one in done:
             _give_name(fs, fs.real_path(one.job.target))
         if staged is not None:
@@ -308,16 +309,16 @@ def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
     return lost
 
 
-def _write_checkpoints(fs: FS, directory: str, done: Sequence[_Saved], gone: Mapping[Key, int | None]) -> None:
+def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, int | None]) -> None:
     """Says where the copies begin and end; what other partitions have there stays."""
     starts = {one.job.key: one.report.log_start_offset or None for one in done}
     ends = {**gone, **{one.job.key: one.report.log_end_offset for one in done}}
     # Of another log that had the name.
-    stale = {one.job.key: None for one in done if one.job.known_as.get(directory) != one.job.key}
+    stale = {one.job.key: None for one in done if one.job.known_as.get(claim.directory) != one.job.key}
     for name in (checkpoint.HIGH_WATERMARK, checkpoint.CLEANER):
-        checkpoint.write_offsets(fs, directory, name, stale)
-    checkpoint.write_offsets(fs, directory, checkpoint.LOG_START, starts)
-    checkpoint.write_offsets(fs, directory, checkpoint.RECOVERY_POINT, ends)
+        claim.checkpoints.set(name, stale)
+    claim.checkpoints.set(checkpoint.LOG_START, starts)
+    claim.checkpoints.set(checkpoint.RECOVERY_POINT, ends)
 
 
 class _Staged:

@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 import attrs
 
 from logcore import checkpoint
+from logcore.checkpoint import Key
 from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError
 from logcore.fs import FS
 from logcore.partition import gaps
 
-#: (topic, number).
-Key = tuple[str, int]
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
