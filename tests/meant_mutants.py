@@ -209,12 +209,12 @@ MISTAKES: Final = (
     ),
     # -- staged writes
     Mistake(
-        "withdraws_what_another_job_published", "logcore/staging.py",
+        "withdraws_what_another_job_published", "logcore/staging/publishing.py",
         "if found is not None and found.txid != txid:", "if found is None:",
         "test_staging.py::test_what_was_withdrawn_never_was",
     ),
     Mistake(
-        "state_before_the_files", "logcore/staging.py",
+        "state_before_the_files", "logcore/staging/applying.py",
         "    _place_all(fs, directory, path, assigned)\n    # Readers",
         "    _write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Readers",
         "test_staging.py::test_a_crash_while_rolling_forward_is_rolled_forward",

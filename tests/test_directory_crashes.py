@@ -29,7 +29,9 @@ from logcore.config import LogConfig
 from logcore.inspect.verify import verify
 from logcore.kernels import Record
 from logcore.logdir import LogDir
-from logcore.staging import Manifest, StagedWriter, Staging
+from logcore.staging.manifest import Manifest
+from logcore.staging.publishing import Staging
+from logcore.staging.writing import StagedWriter
 from logcore.testing import Explorer, FoundLog, LogHistory, Report, SimulatedDisk
 from logcore.testing.disk import Kind
 

@@ -32,7 +32,7 @@ import pytest
 from crc32c import crc32c
 
 import logcore
-from logcore import checkpoint, groupoffsets, recordbatch, staging
+from logcore import checkpoint, groupoffsets, recordbatch
 from logcore.config import LogConfig
 from logcore.format import grouprecords
 from logcore.format.compression import Codec, compress, decompress
@@ -41,6 +41,7 @@ from logcore.kernels import active
 from logcore.partition.producers import Producers
 from logcore.recordbatch import read_batches
 from logcore.segment import file_name
+from logcore.staging.manifest import Manifest, StagedFile, read_state
 from logcore.testing import SimulatedDisk
 from netshim import wire
 
@@ -217,7 +218,7 @@ def small(data: bytes) -> None:
 
 
 def state(data: bytes) -> None:
-    staging.read_state(SimulatedDisk({"/d/app.state": data}), "/d", "app")
+    read_state(SimulatedDisk({"/d/app.state": data}), "/d", "app")
 
 
 def request(data: bytes) -> None:
@@ -257,7 +258,7 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
     text += [path.read_bytes() for path in sorted((DATA / "vectors").glob("partition-*/**/*point*")) if path.is_file()]
     plain = [b"abc" * 50, bytes(3000), random.Random(1).randbytes(200)]
     bodies = [b"\x02" + data[61:] for data in vectors if data[16] == 2 and not data[22] & 7]
-    manifest = staging.Manifest(**_manifest()).pack()
+    manifest = Manifest(**_manifest()).pack()
     rng = random.Random(5)
     found: dict[str, Any] = {
         "batch": (read_all, vectors, sealed),
@@ -266,7 +267,7 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         "body": (body, bodies, None),
         "small": (small, text, None),
         "producers": (partial(Producers.unpack, offset=9), [data for data in kafkas if data[:2] == b"\0\1"], resnapped),
-        "manifest": (partial(staging.Manifest.unpack, path="m"), [manifest], checked),
+        "manifest": (partial(Manifest.unpack, path="m"), [manifest], checked),
         "state": (
             state,
             [checkpoint.pack_checked({"app_id": "app", "version": 3, "txid": "x", "ranges": {}})],
@@ -320,8 +321,8 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
 
 
 def _manifest() -> dict[str, Any]:
-    one = staging.StagedFile(topic="t", partition=0, name="x/b", count=3, **_rest(staging.StagedFile))
-    return {"files": (one,), "txid": "x", **_rest(staging.Manifest), "topics": {"t": 1}}
+    one = StagedFile(topic="t", partition=0, name="x/b", count=3, **_rest(StagedFile))
+    return {"files": (one,), "txid": "x", **_rest(Manifest), "topics": {"t": 1}}
 
 
 def _rest(kind: Any) -> dict[str, Any]:

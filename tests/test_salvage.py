@@ -36,7 +36,10 @@ from logcore.kernels import layout
 from logcore.partition.producers import snapshot_entries
 from logcore.recordbatch import encode, read_batches
 from logcore.segment import file_name
-from logcore.staging import Manifest, Place, StagedWriter, Staging, apply_ready
+from logcore.staging.applying import apply_ready
+from logcore.staging.manifest import Manifest, Place
+from logcore.staging.publishing import Staging
+from logcore.staging.writing import StagedWriter
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 
 CliRunner = pytest.importorskip("click.testing").CliRunner

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 import logcore
 import pyspark_logcore
-from logcore.staging import staging_path
+from logcore.staging.manifest import staging_path
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parent.parent

@@ -41,7 +41,7 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.fs import OS, OsFS
-from logcore.staging import staging_path
+from logcore.staging.manifest import staging_path
 from pyspark_logcore import columns, options, planning
 from pyspark_logcore.planning import DataLossError, OtherDirectoryError, part_counts
 from pyspark_logcore.reader import RangePartition

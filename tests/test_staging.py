@@ -15,12 +15,16 @@ import pytest
 from crashes import Crash, CrashFS
 
 import logcore
-from logcore import checkpoint, staging
+from logcore import checkpoint
 from logcore.config import LogConfig
 from logcore.errors import CorruptLogError, InvalidConfigError, LogFailedError, LogNotFoundError
 from logcore.fs import FS, OS, OsFS
 from logcore.inspect.verify import verify
-from logcore.staging import Manifest, StagedFile, StagedWriter, Staging, apply_ready, staging_path
+from logcore.staging import applying, publishing
+from logcore.staging.applying import apply_ready
+from logcore.staging.manifest import Manifest, Place, StagedFile, manifest_name, read_manifest, read_state, staging_path
+from logcore.staging.publishing import Staging
+from logcore.staging.writing import StagedWriter
 
 PARTITIONS = (0, 1)
 SMALL = {"segment.bytes": "4000", "index.interval.bytes": "200"}
@@ -114,7 +118,7 @@ def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str
         tail = [b"after"] if partition == 0 else []
         assert values(path, partition) == [b"before", *rows("first", partition, 300), *tail]
     assert staged(path) == ["app.state"]
-    state = staging.read_state(OS, str(tmp_path / "data.staging"), "app")
+    state = read_state(OS, str(tmp_path / "data.staging"), "app")
     assert state is not None and state["ranges"] == {"t": {"0": [1, 301], "1": [1, 301]}}
     assert {one.status for one in verify(str(path))} == {"ok"}
 
@@ -278,7 +282,7 @@ def test_garbage_goes_after_a_day_and_nothing_else(data: Path) -> None:
     publish(data, "first")
     marks = checkpoint.unpack_checked((root / "logcore.garbage").read_bytes())
     assert marks is not None and list(marks) == ["left"] and (root / "left").is_dir()
-    (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"left": marks["left"] - staging.GARBAGE_MS - 1}))
+    (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"left": marks["left"] - publishing.GARBAGE_MS - 1}))
     publish(data, "second", version=1)
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["first", "running", "second"]
 
@@ -290,7 +294,7 @@ def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -
 
     class Clock(OsFS):
         def modified_ms(self, path: str) -> int:
-            return super().modified_ms(path) - days[0] * staging.GARBAGE_MS
+            return super().modified_ms(path) - days[0] * publishing.GARBAGE_MS
 
     fs = Clock()
     mine = stage(data, "mine", fs=fs)
@@ -309,13 +313,13 @@ def test_a_rotten_digit_of_a_manifest_is_never_carried_out(tmp_path: Path, ready
     path = create(tmp_path / "whole" / "data")
     publish(path, "first", count=3, tasks=1)
     root = Path(staging_path(str(path)))
-    name = staging._manifest_name("app", 0, ".json")
+    name = manifest_name("app", 0, ".json")
     if not ready:
-        read = staging._read_manifest(OS, str(root), name)
+        read = read_manifest(OS, str(root), name)
         assert read is not None
-        places = {key: staging.Place(base=1, leader_epoch=0) for key in read.partitions()}
+        places = {key: Place(base=1, leader_epoch=0) for key in read.partitions()}
         (root / name).unlink()
-        name = staging._manifest_name("app", 0, ".assigned")
+        name = manifest_name("app", 0, ".assigned")
         (root / name).write_bytes(attrs.evolve(read, places=places).pack())
     content = (root / name).read_bytes()
     digits = [at for at, byte in enumerate(content) if chr(byte).isdigit()]
@@ -337,8 +341,8 @@ def test_a_rotten_digit_of_a_manifest_is_never_carried_out(tmp_path: Path, ready
 def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(data: Path) -> None:
     one = publish(data, "first")
     root = Path(one.path)
-    (root / staging._manifest_name("app", 0, ".json")).unlink()
-    (root / staging._manifest_name("app", 0, ".assigned")).write_bytes(b"\0" * 100)
+    (root / manifest_name("app", 0, ".json")).unlink()
+    (root / manifest_name("app", 0, ".assigned")).write_bytes(b"\0" * 100)
     for _ in range(2):
         with logcore.open_dir(data) as directory:
             directory.partition("t", 0).append(b"after")
@@ -366,7 +370,7 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    assert staging.read_state(OS, str(path.parent), "app") == {
+    assert read_state(OS, str(path.parent), "app") == {
         "app_id": "app",
         "version": 3,
         "txid": "first",
@@ -375,7 +379,7 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
     }
     path.write_bytes(content[: len(content) // 2 - 1])
     with pytest.raises(CorruptLogError, match="it is not known which versions are done"):
-        staging.read_state(OS, str(path.parent), "app")
+        read_state(OS, str(path.parent), "app")
 
 
 def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
@@ -594,7 +598,7 @@ def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
         log = directory.partition("t", 0)
         publish(data, "first")
         with monkeypatch.context() as patch:
-            patch.setattr(staging, "_write_state", fail)
+            patch.setattr(applying, "write_state", fail)
             with pytest.raises(OSError, match="no state"):
                 apply_ready(OS, directory)
         with pytest.raises(LogFailedError):
@@ -611,7 +615,7 @@ def test_a_later_version_waits_for_an_earlier_one_that_failed(data: Path, monkey
     with logcore.open_dir(data) as directory:
         publish(data, "one", version=1)
         publish(data, "two", version=2)
-        real = staging._apply
+        real = applying._apply
 
         def fail_first(fs: FS, target: Any, path: str, what: Manifest) -> int:
             if what.version == 1:
@@ -619,7 +623,7 @@ def test_a_later_version_waits_for_an_earlier_one_that_failed(data: Path, monkey
             return real(fs, target, path, what)
 
         with monkeypatch.context() as patch:
-            patch.setattr(staging, "_apply", fail_first)
+            patch.setattr(applying, "_apply", fail_first)
             with pytest.raises(LogFailedError):
                 apply_ready(OS, directory)
         assert Staging(OS, str(data)).outcome("app", 2) == "pending"
@@ -634,7 +638,7 @@ def test_a_manifest_is_not_claimed_for_another_of_its_name(data: Path) -> None:
         assert one.withdraw("app", 0, "first")
         one.abort_files("first")
         publish(data, "second")
-        claimed = staging._claim(OS, staging_path(str(data)), stale)
+        claimed = applying._claim(OS, staging_path(str(data)), stale)
         assert not claimed and one.outcome("app", 0) == "pending"
         assert apply_ready(OS, directory) == 1
     assert values(data, 1) == [b"before", *rows("second", 1)]
@@ -645,13 +649,13 @@ def test_a_state_stays_while_a_manifest_of_it_does(data: Path) -> None:
     with logcore.open_dir(data):
         pass
     one = Staging(OS, str(data))
-    left = Path(staging_path(str(data))) / (staging._manifest_name("first", 0, ".assigned"))
+    left = Path(staging_path(str(data))) / (manifest_name("first", 0, ".assigned"))
     left.write_bytes(b"{}")
     one.forget("first")
-    assert staging.read_state(OS, str(left.parent), "first") is not None
+    assert read_state(OS, str(left.parent), "first") is not None
     left.unlink()
     one.forget("first")
-    assert staging.read_state(OS, str(left.parent), "first") is None
+    assert read_state(OS, str(left.parent), "first") is None
 
 
 def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from collections.abc import Generator, Mapping
 
 import attrs
 
-from logcore import checkpoint, staging
+from logcore import checkpoint
 from logcore.checkpoint import Key, OffsetCheckpoints
 from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageWriteError
 from logcore.fs import FS, Lock
+from logcore.staging import applying
 
 
 @attrs.define(eq=False)
@@ -116,7 +117,7 @@ def claim_directory(fs: FS, directory: str, member: str) -> Claim:
                 lock.shared.state = common
                 checkpoint.keep_reserve(fs, directory)
             if common.is_unfinished:  # also of this process, when it failed in the middle
-                common.blocked = staging.roll_forward(fs, directory)
+                common.blocked = applying.roll_forward(fs, directory)
                 common.is_unfinished = bool(common.blocked)
             blocked = common.blocked.get(member)
             if blocked is not None:  # offsets are given out in it for records that cannot be put in place

@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 
 import attrs
 
-from logcore import checkpoint, cleaner, staging
+from logcore import checkpoint, cleaner
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key, OffsetCheckpoints
 from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
@@ -65,6 +65,7 @@ from logcore.partition.seals import Finding, Progress, ScrubReport, finish
 from logcore.reader import Isolation, LogReader, is_partition_name, list_bases, parse_partition_name
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.segment import LOG, Segment, base_offset_of, file_name
+from logcore.staging import applying
 from logcore.table import TopicTable
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
@@ -379,10 +380,10 @@ class LogDir:
             self._complete_topics()
         self._closed = False
         if claim is not None:
-            for path in staging.damaged(fs, self.path):
+            for path in applying.damaged(fs, self.path):
                 self._met("staging", path, CorruptLogError("the manifest of a staged write is damaged", path=path))
             with self._going_on("staging", self.path):  # what cannot be done now waits, others do not wait for it
-                staging.apply_ready(fs, self)
+                applying.apply_ready(fs, self)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -940,7 +941,7 @@ class LogDir:
                             log.close()
         for key in [key for key in self._leader_epochs if key[0] in doomed]:
             del self._leader_epochs[key]
-        staging.drop_topics(self._fs, self.path, doomed)
+        applying.drop_topics(self._fs, self.path, doomed)
         self._rename_topics_away({name: topic.numbers for name, topic in doomed.items()})
         for name in doomed:
             del self._deleting[name]
@@ -1259,7 +1260,7 @@ class LogDir:
             self._gathered = []
             self._save_recovery_points(gathered)
         with self._going_on("staging", self.path):  # whoever published it is told
-            if staging.apply_ready(self._fs, self, most=1):
+            if applying.apply_ready(self._fs, self, most=1):
                 return
         clock_ms = self._fs.monotonic_ms()
         with self._lock:

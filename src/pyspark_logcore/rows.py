@@ -25,7 +25,8 @@ from logcore.format.columns import input_column
 from logcore.format.compression import Codec, codec_named
 from logcore.fs import OS
 from logcore.logdir import check_topic_name
-from logcore.staging import StagedFile, StagedWriter
+from logcore.staging.manifest import StagedFile
+from logcore.staging.writing import StagedWriter
 from pyspark_logcore.options import WriteOptions
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Rules:
   what the messages of a commit name is published.
 - Past the moment of publishing nothing is removed any more, whatever Spark calls.
 
-This module knows no format: staging.py of the library writes the files and carries the write out; rows.py says where a
+This module knows no format: logcore.staging writes the files and carries the write out; rows.py says where a
 row goes.
 """
 
@@ -25,7 +25,9 @@ import logcore
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogLockedError
 from logcore.fs import OS
 from logcore.logdir import check_topic_name
-from logcore.staging import Manifest, StagedFile, Staging, apply_ready, read_state
+from logcore.staging.applying import apply_ready
+from logcore.staging.manifest import Manifest, StagedFile, read_state
+from logcore.staging.publishing import Staging
 from pyspark_logcore.options import WriteOptions, parse_write
 from pyspark_logcore.reader import freeze
 from pyspark_logcore.rows import RowStager, check_columns

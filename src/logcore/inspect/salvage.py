@@ -27,7 +27,7 @@ from typing import Any, Final, cast
 import attrs
 import numpy as np
 
-from logcore import checkpoint, staging
+from logcore import checkpoint
 from logcore.checkpoint import Key
 from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
@@ -45,6 +45,7 @@ from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.transactions import Transactions
 from logcore.reader import list_bases, parse_partition_name
 from logcore.segment import LOG, ActiveSegment, Segment, base_offset_of, file_name
+from logcore.staging.manifest import ASSIGNED, CLAIM, DAMAGED, READY, REFUSED, STATE, Manifest, read_state, staging_path
 
 #: Files that hold batches and belong to no log, those first that were nearest to belonging to one.
 _SPARE_SUFFIXES: Final = (".log.swap", ".log.deleted", ".log.cleaned", ".quarantine")
@@ -238,7 +239,7 @@ def _check_free(fs: FS, goal: str, real: str) -> None:
         raise InvalidConfigError(_CUT_OFF, path=goal)
     if names or (fs.exists(goal) and not is_there):
         raise InvalidConfigError("there is something here already; name a new or an empty directory", path=goal)
-    beside = staging.staging_path(real)
+    beside = staging_path(real)
     if fs.exists(beside):
         raise InvalidConfigError("there are staged writes beside it already; name another directory", path=beside)
 
@@ -322,7 +323,7 @@ def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, 
 
 
 class _Staged:
-    """The writes of many tasks that stand beside a log directory (staging.py): those that were published are copied,
+    """The writes of many tasks that stand beside a log directory (staging/): those that were published are copied,
     with what says which ones are done.
 
     given: (topic, partition) -> end of the offsets that a write got which was still being put in place. Its files must
@@ -330,7 +331,7 @@ class _Staged:
     """
 
     def __init__(self, fs: FS, directory: str) -> None:
-        self.fs, self.path = fs, staging.staging_path(directory)
+        self.fs, self.path = fs, staging_path(directory)
         self.given: dict[Key, int] = {}
         self.lost: list[Part] = []
         self.kept: list[str] = []  # files of the staging directory
@@ -345,32 +346,32 @@ class _Staged:
 
     def _take(self, name: str) -> None:
         stem, suffix = os.path.splitext(name)
-        if suffix in (staging.STATE, staging.REFUSED):
+        if suffix in (STATE, REFUSED):
             self.kept.append(name)
-        elif suffix in (staging.READY, staging.CLAIM) and stem + staging.ASSIGNED not in self.names:
+        elif suffix in (READY, CLAIM) and stem + ASSIGNED not in self.names:
             self.txids.add(self._manifest(name).txid)
             self.kept.append(name)
-        elif suffix == staging.DAMAGED:
+        elif suffix == DAMAGED:
             self.lost.append(Part(path=os.path.join(self.path, name), reason="a staged write with a damaged manifest"))
-        elif suffix == staging.ASSIGNED:
+        elif suffix == ASSIGNED:
             manifest = self._manifest(name)
             self.unplaced.add(manifest.txid)
             for topic, numbers in manifest.ranges().items():
                 for number, (_, end) in numbers.items():
                     key = topic, int(number)
                     self.given[key] = max(end, self.given.get(key, 0))
-            state = staging.read_state(self.fs, self.path, manifest.app_id)
+            state = read_state(self.fs, self.path, manifest.app_id)
             if state is None or state["version"] < manifest.version:
                 reason = "a staged write that was being put in place; opening the source, where it can be, ends it"
                 self.lost.append(Part(path=os.path.join(self.path, name), reason=reason))
 
-    def _manifest(self, name: str) -> staging.Manifest:
+    def _manifest(self, name: str) -> Manifest:
         content = checkpoint.read(self.fs, self.path, name)
-        return staging.Manifest.unpack(content or b"", os.path.join(self.path, name))
+        return Manifest.unpack(content or b"", os.path.join(self.path, name))
 
     def copy(self, directory: str, lost: list[Part], left_out: list[Part]) -> None:
         """Copies what is kept beside the copy of the log directory, files before what names them."""
-        fs, target = self.fs, staging.staging_path(directory)
+        fs, target = self.fs, staging_path(directory)
         lost += self.lost
         for name in sorted(self.names):
             path = os.path.join(self.path, name)

@@ -1,0 +1,512 @@
+"""What the directory's owner does: carries out the manifests that are ready, and ends what a crash left half done.
+
+Rules:
+- Every step may be done twice: offsets are absolute, what is moved is not there to be moved again, and what is appended
+  is first cut back to the place written down.
+- Nothing of a manifest is shown before all partitions of it are in place.
+- A version at or below an application's state is done: its manifest and its files are removed, and that is success.
+
+This module works on files and on logs that are handed to it. It takes no lock of a directory, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import struct
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import attrs
+
+from logcore import checkpoint
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    InvalidNameError,
+    LogcoreError,
+)
+from logcore.fs import FS
+from logcore.kernels import active, layout
+from logcore.notices import ERROR, tell
+from logcore.reader import list_bases
+from logcore.segment import LOG, GrowingSegment, Segment, file_name
+from logcore.staging.manifest import (
+    ASSIGNED,
+    CLAIM,
+    DAMAGED,
+    READY,
+    REFUSED,
+    Manifest,
+    Place,
+    StagedFile,
+    check_directory,
+    crc32c_of,
+    manifest_name,
+    names_in,
+    read_manifest,
+    read_state,
+    remove_tree,
+    staging_path,
+    write_state,
+)
+
+_INDEXES: Final = (".index", ".timeindex")
+_STAMP: Final = struct.Struct(">qii")  # base offset, batch length, leader epoch: what precedes the magic
+_WALK_BATCHES: Final = 1 << 16
+#: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
+#: than a file of their own, are moved in place.
+_COPY_BYTES: Final = 16 << 20
+
+
+class TargetLog(Protocol):
+    """What apply_ready() asks of a log that is open for writing; log.Log has it."""
+
+    def adopting(self) -> contextlib.AbstractContextManager[Target]: ...
+
+
+class Target(Protocol):
+    """A log whose appends wait, and whose records are all on disk.
+
+    end: its log end offset. segment, size_bytes: base offset and size of its active segment. segment_bytes: how large
+    that may become. has_room: whether so many bytes up to an offset and a timestamp fit into it.
+    """
+
+    path: str
+    end: int
+    leader_epoch: int
+    segment: int
+    size_bytes: int
+    segment_bytes: int
+
+    def has_room(self, size: int, max_timestamp: int, last_offset: int) -> bool: ...
+    def seal(self) -> None: ...
+    def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None: ...
+    def show(self) -> None: ...
+    def fail(self, cause: BaseException) -> None: ...
+
+
+class TargetDirectory(Protocol):
+    """What apply_ready() asks of a log directory; logdir.LogDir has it."""
+
+    @property
+    def path(self) -> str: ...
+    def __contains__(self, topic: object) -> bool: ...
+    def create_topics(self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]]) -> None: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+    def partition(self, topic: str, number: int) -> Any: ...
+
+
+def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) -> int:
+    """Carries out the manifests that are ready, at most so many; returns how many are done.
+
+    For whoever holds the directory for writing. One whose files are not what it says is refused; one whose logs cannot
+    be written stays for later, and the first such error is raised when the others have had their turn.
+    """
+    path = staging_path(directory.path)
+    done = 0
+    failure: LogcoreError | None = None
+    waiting: set[str] = set()  # applications whose earlier version could not be carried out: the later ones wait for it
+    for name in names_in(fs, path, READY):
+        if done == most:
+            break
+        application = name.partition("@")[0]
+        if application in waiting:
+            continue
+        try:
+            manifest = read_manifest(fs, path, name)
+        except CorruptLogError as error:
+            stem = name[: -len(READY)]
+            checkpoint.write(fs, path, stem + REFUSED, str(error).encode())
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(os.path.join(path, name))
+            failure = failure or error
+            continue
+        try:
+            if manifest is not None:
+                done += _apply(fs, directory, path, manifest)
+        except LogcoreError as error:
+            failure = failure or error
+            if fs.exists(os.path.join(path, name)):  # neither done nor refused
+                waiting.add(application)
+    if failure is not None:
+        raise failure
+    return done
+
+
+def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
+    """Ends what a crash left between giving out offsets and having all files in place.
+
+    For whoever has just taken the lock of the directory, before any log of it is open. Returns the names of partition
+    directories that must not be written, each with the reason: offsets in them are given out for records that could
+    not be put in place. A manifest that is damaged is set aside as `.damaged`: where its records went is not known, so
+    no partition waits for it, and whoever asks for its outcome is told. Raises LogcoreError when the staging directory
+    itself cannot be read.
+    """
+    path = staging_path(directory)
+    blocked: dict[str, LogcoreError] = {}
+    names = set(names_in(fs, path, ""))
+    for name in sorted(names):
+        if name.endswith(CLAIM):
+            stem = name[: -len(CLAIM)]
+            if stem + ASSIGNED in names:
+                fs.unlink(os.path.join(path, name))
+            else:
+                fs.rename(os.path.join(path, name), os.path.join(path, stem + READY))
+    for name in sorted(names):
+        if not name.endswith(ASSIGNED):
+            continue
+        try:
+            manifest = read_manifest(fs, path, name)
+        except CorruptLogError as error:
+            fs.rename(os.path.join(path, name), os.path.join(path, name[: -len(ASSIGNED)] + DAMAGED))
+            fs.sync_dir(path)
+            tell("staging", ERROR, "a staged write was set aside, and may be in the log in part: %s", error)
+            continue
+        if manifest is None:
+            continue
+        try:
+            try:
+                state = read_state(fs, path, manifest.app_id)
+            except CorruptLogError:  # this version came after all that it told of, and is told of next
+                state = None
+            if state is None or state["version"] < manifest.version:
+                _finish(fs, directory, path, manifest)
+            _clear(fs, path, manifest, ASSIGNED)
+        except LogcoreError as error:
+            error.reason += f" (to give the rest of this write up, remove {os.path.join(path, name)})"
+            blocked.update((f"{topic}-{partition}", error) for topic, partition in manifest.partitions())
+    return blocked
+
+
+def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
+    """Takes topics that are being deleted out of writes that are half in place, so that these end without them."""
+    path = staging_path(directory)
+    for name in names_in(fs, path, ASSIGNED):
+        try:
+            manifest = read_manifest(fs, path, name)
+        except CorruptLogError:  # the next opening sets it aside
+            continue
+        if manifest is None or not any(file.topic in topics for file in manifest.files):
+            continue
+        assert manifest.places is not None
+        kept = attrs.evolve(
+            manifest,
+            files=[file for file in manifest.files if file.topic not in topics],
+            places={key: place for key, place in manifest.places.items() if key[0] not in topics},
+        )
+        checkpoint.write(fs, path, name, kept.pack())
+
+
+def damaged(fs: FS, directory: str) -> list[str]:
+    """Paths of manifests that were set aside, see roll_forward()."""
+    path = staging_path(directory)
+    return [os.path.join(path, name) for name in names_in(fs, path, DAMAGED)]
+
+
+def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
+    """Small pieces go into the active segment, so that many small writes do not make many small segments."""
+    size, count = sum(file.size_bytes for file in files), sum(file.count for file in files)
+    newest = max(file.max_timestamp for file in files)
+    last_offset = target.end + count - 1
+    place = Place(base=target.end, leader_epoch=target.leader_epoch)
+    if size < min(target.segment_bytes // 4, _COPY_BYTES) and target.has_room(size, newest, last_offset):
+        return attrs.evolve(place, segment=target.segment, position=target.size_bytes)
+    return place
+
+
+def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) -> int:
+    state = read_state(fs, path, manifest.app_id)
+    if state is not None and manifest.version <= state["version"]:
+        _clear(fs, path, manifest, READY)
+        return 1
+    try:
+        _check_staged(fs, path, manifest)
+        _make_topics(directory, manifest)
+    except (CorruptLogError, InvalidNameError, InvalidConfigError) as error:
+        _refuse(fs, path, manifest, str(error))
+        raise
+    logs: dict[tuple[str, int], TargetLog] = {key: directory.partition(*key) for key in manifest.partitions()}
+    with contextlib.ExitStack() as stack:
+        targets = {key: stack.enter_context(log.adopting()) for key, log in logs.items()}
+        places = {key: choose_place(targets[key], files) for key, files in manifest.partitions().items()}
+        assigned = attrs.evolve(manifest, places=places)
+        for key, place in places.items():
+            if place.segment is None:
+                targets[key].seal()
+        try:
+            if not _claim(fs, path, assigned):
+                return 0
+            placed = _place_all(fs, directory.path, path, assigned)
+            for key, bases in placed.items():
+                files = assigned.partitions()[key]
+                count, size = sum(file.count for file in files), sum(file.size_bytes for file in files)
+                targets[key].take(bases, places[key].base + count, size)
+            for target in targets.values():
+                target.show()
+            write_state(fs, path, assigned)
+        except BaseException as error:
+            if fs.exists(os.path.join(path, manifest_name(manifest.app_id, manifest.version, ASSIGNED))):
+                # These offsets are given out, whatever memory knows of it: no append may take them.
+                for target in targets.values():
+                    target.fail(error)
+            raise
+    _clear(fs, path, assigned, ASSIGNED)
+    return 1
+
+
+def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
+    check_directory(fs, os.path.join(path, manifest.txid))
+    for file in manifest.files:
+        name = os.path.join(path, file.name + LOG)
+        try:
+            with _opened(fs, name) as handle:
+                size = fs.size(handle)
+                crc = crc32c_of(fs.map(handle, size)) if size else 0
+        except FileNotFoundError as error:
+            raise CorruptLogError("a staged segment is gone", path=name) from error
+        if (size, crc) != (file.size_bytes, file.crc):
+            raise CorruptLogError(
+                "a staged segment is not what its task wrote",
+                path=name,
+                expected=f"{file.size_bytes} bytes, CRC-32C {file.crc:#010x}",
+                found=f"{size} bytes, {crc:#010x}",
+            )
+
+
+def _make_topics(directory: TargetDirectory, manifest: Manifest) -> None:
+    wanted = {name: (count, None) for name, count in manifest.topics.items() if name not in directory}
+    if wanted:
+        directory.create_topics(wanted)
+    for topic, partition in manifest.partitions():
+        if topic not in directory or partition not in directory.partitions(topic):
+            raise InvalidConfigError(
+                f"topic {topic!r} has no partition {partition}: it was made anew since the write was planned"
+            )
+
+
+def _refuse(fs: FS, path: str, manifest: Manifest, reason: str) -> None:
+    checkpoint.write(fs, path, manifest_name(manifest.app_id, manifest.version, REFUSED), reason.encode())
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(os.path.join(path, manifest_name(manifest.app_id, manifest.version, READY)))
+
+
+def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
+    """From ready to assigned; False when it was withdrawn meanwhile. On an error it is ready again, unless there is a
+    manifest that is assigned.
+    """
+    ready, claim, final = (
+        manifest_name(assigned.app_id, assigned.version, suffix) for suffix in (READY, CLAIM, ASSIGNED)
+    )
+    try:
+        fs.rename(os.path.join(path, ready), os.path.join(path, claim))
+    except FileNotFoundError:
+        return False
+    try:
+        claimed = read_manifest(fs, path, claim)
+    except CorruptLogError:
+        fs.rename(os.path.join(path, claim), os.path.join(path, ready))
+        raise
+    if claimed is None or claimed.txid != assigned.txid:  # withdrawn, and another of that name published meanwhile
+        fs.rename(os.path.join(path, claim), os.path.join(path, ready))
+        return False
+    try:
+        checkpoint.write(fs, path, final, assigned.pack())
+    except BaseException:
+        if not fs.exists(os.path.join(path, final)):  # else the sync of its name failed, and it may or may not last
+            fs.rename(os.path.join(path, claim), os.path.join(path, ready))
+        raise
+    fs.unlink(os.path.join(path, claim))
+    return True
+
+
+def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
+    assert assigned.places is not None
+    for (topic, partition), files in assigned.partitions().items():
+        target = os.path.join(directory, f"{topic}-{partition}")
+        check_directory(fs, target)
+        _check_undisturbed(fs, path, target, files, assigned.places[topic, partition])
+    _place_all(fs, directory, path, assigned)
+    # Readers elsewhere are held back by this file, until here in all partitions alike.
+    for (topic, partition), files in assigned.partitions().items():
+        name = os.path.join(directory, f"{topic}-{partition}", checkpoint.DURABLE_END)
+        end = assigned.places[topic, partition].base + sum(file.count for file in files)
+        with contextlib.suppress(FileNotFoundError), _opened(fs, name, write=True) as handle:
+            fs.pwrite(handle, checkpoint.pack_durable_end(end), 0)
+            fs.fsync(handle)
+    write_state(fs, path, assigned)
+
+
+def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
+    """Nobody may have appended since the offsets were given out, such as a Kafka that was started after the crash."""
+    ends = list(itertools.accumulate((file.count for file in files), initial=0))
+    ours = {place.base + before for before in ends}
+    bases = list_bases(fs, target)
+    foreign = None
+    for base in bases:
+        name = os.path.join(target, file_name(base, LOG))
+        if place.segment is not None:
+            is_foreign = base > place.segment
+        elif base >= place.base:
+            is_foreign = base not in ours and fs.file_size(name) > 0
+        else:
+            is_foreign = (
+                base == max(one for one in bases if one < place.base) and _end_of(fs, target, base) > place.base
+            )
+        foreign = foreign or (name if is_foreign else None)
+    if place.segment is None:
+        # One of ours that is in place and not the last must be as it was staged: else its offsets go on into the next.
+        waiting = [fs.exists(os.path.join(path, file.name + LOG)) for file in files]
+        for number, file in enumerate(files):
+            name = os.path.join(target, file_name(place.base + ends[number], LOG))
+            if not waiting[number] and any(waiting[number:]) and fs.exists(name):
+                foreign = foreign or (name if fs.file_size(name) != file.size_bytes else None)
+    if foreign:
+        raise CorruptLogError(
+            "another program appended while a write from Spark was half in place", path=foreign, offset=place.base
+        )
+
+
+def _end_of(fs: FS, target: str, base: int) -> int:
+    segment: Segment = GrowingSegment(fs, target, base)
+    return segment.next_offset()
+
+
+def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tuple[str, int], list[int]]:
+    """Moves or appends all staged files; (topic, partition) -> base offsets of the segments that are new."""
+    assert assigned.places is not None
+    placed = {}
+    for (topic, partition), files in assigned.partitions().items():
+        place, target = assigned.places[topic, partition], os.path.join(directory, f"{topic}-{partition}")
+        if place.segment is None:
+            placed[topic, partition] = _move(fs, path, target, files, place)
+        else:
+            _append(fs, path, target, files, place)
+            placed[topic, partition] = []
+        fs.sync_dir(target)
+    return placed
+
+
+def _move(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> list[int]:
+    bases, base = [], place.base
+    for file in files:
+        source, final = os.path.join(path, file.name), os.path.join(target, file_name(base, LOG))
+        if fs.exists(source + LOG):
+            if fs.exists(final) and fs.file_size(final) and not _same_batches(fs, source + LOG, final):
+                raise CorruptLogError("another program appended where staged records belong", path=final)
+            _stamp(fs, source + LOG, file, base, place.leader_epoch)
+            for suffix in _INDEXES:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.rename(source + suffix, os.path.join(target, file_name(base, suffix)))
+            fs.rename(source + LOG, final)
+        elif not fs.exists(final) or fs.file_size(final) < file.size_bytes:
+            raise CorruptLogError("a staged segment is gone and not in its place", path=source + LOG)
+        bases.append(base)
+        base += file.count
+    return bases
+
+
+def _append(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
+    assert place.segment is not None and place.position is not None
+    final = os.path.join(target, file_name(place.segment, LOG))
+    with _opened(fs, final, write=True) as handle:
+        size, at, base = fs.size(handle), place.position, place.base
+        if size < at:
+            raise CorruptLogError("the segment is shorter than it was", path=final, expected=at, found=size)
+        stamped = []
+        for file in files:
+            data = bytearray(_read(fs, os.path.join(path, file.name + LOG), file))
+            for position, head in _stamps(data, file, base, place.leader_epoch):
+                data[position : position + len(head)] = head
+            stamped.append(data)
+            base += file.count
+        ours = b"".join(stamped)
+        if size > at:
+            found = fs.pread(handle, size - at, at)
+            if not found.startswith(ours):
+                # It must be what a crash left of ours, whole or torn, and no other program's batch.
+                _, end, _ = active.walk(found, 0, len(found), layout.INT32_MAX, True)
+                if found[:end] != ours[:end]:
+                    raise CorruptLogError(
+                        "another program appended where staged records belong", path=final, position=at
+                    )
+                fs.truncate(handle, at)
+                size = at
+        if size == at:
+            fs.pwrite(handle, ours, at)
+        fs.fsync(handle)
+
+
+def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) -> None:
+    """Writes the real offsets into the batch heads of a staged segment, durably.
+
+    Not over the lengths that stand between offset and epoch, for a crash may leave zeros of what is written: without
+    them nobody would find the next head.
+    """
+    with _opened(fs, name, write=True) as handle:
+        view = fs.map(handle, fs.size(handle))
+        for position, head in _stamps(view, file, base, leader_epoch):
+            for start, stop in ((0, 8), (12, 16)):
+                if view[position + start : position + stop] != head[start:stop]:
+                    fs.pwrite(handle, head[start:stop], position + start)
+        fs.fsync(handle)
+
+
+def _stamps(
+    data: memoryview | bytearray, file: StagedFile, base: int, leader_epoch: int
+) -> Generator[tuple[int, bytes], None, None]:
+    """(position, new head) of each batch: offsets by how many records came before, whatever stands there now."""
+    at, count, batches = 0, 0, 0
+    while at < len(data):
+        facts, stop, _ = active.walk(data, at, len(data), _WALK_BATCHES, False)
+        if not len(facts):
+            break
+        spans = (facts["last_offset"] - facts["base_offset"] + 1).tolist()
+        for position, size, span in zip(facts["position"].tolist(), facts["size_bytes"].tolist(), spans, strict=True):
+            yield position, _STAMP.pack(base + count, size - layout.LOG_OVERHEAD, leader_epoch)
+            count += span
+        batches += len(facts)
+        at = stop
+    if (at, count, batches) != (file.size_bytes, file.count, file.batches):
+        raise CorruptLogError(
+            "a staged segment is not what its task wrote",
+            path=file.name,
+            position=at,
+            expected=f"{file.batches} batches of {file.count} records in {file.size_bytes} bytes",
+            found=f"{batches} of {count} in {at}",
+        )
+
+
+def _same_batches(fs: FS, one: str, other: str) -> bool:
+    """Whether two segments differ in their offsets at most: a rename that a power cut left half done."""
+    crcs = []
+    for name in (one, other):
+        with _opened(fs, name) as handle:
+            size = fs.size(handle)
+            view = fs.map(handle, size) if size else memoryview(b"")
+            facts, end, _ = active.walk(view, 0, size, layout.INT32_MAX, False)
+            crcs.append((size, end, facts["crc"].tolist()))
+    return crcs[0] == crcs[1]
+
+
+def _read(fs: FS, name: str, file: StagedFile) -> bytes:
+    with _opened(fs, name) as handle:
+        return fs.pread(handle, file.size_bytes, 0)
+
+
+@contextlib.contextmanager
+def _opened(fs: FS, name: str, *, write: bool = False) -> Generator[int, None, None]:
+    handle = fs.open(name, write=write)
+    try:
+        yield handle
+    finally:
+        fs.close(handle)
+
+
+def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
+    """The end of a manifest that is done: it goes first, so that its files are never missed."""
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(os.path.join(path, manifest_name(manifest.app_id, manifest.version, suffix)))
+    fs.sync_dir(path)
+    remove_tree(fs, os.path.join(path, manifest.txid))

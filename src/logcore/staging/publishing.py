@@ -1,0 +1,217 @@
+"""What a driver does: begins a write, publishes its manifest, asks what became of it, and removes what is old.
+
+Rules:
+- From publish() on, all of a write will be there; nothing of it is shown yet.
+- What no manifest names is garbage after a day: attempts that lost, or came late. It is removed when two looks a day
+  apart found it old, so that one jump of the wall clock removes nothing.
+
+This module takes no lock and gives out no offset: applying.py does, for whoever holds the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Iterable
+from typing import Final, Literal
+
+from logcore import checkpoint
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    LogcoreError,
+)
+from logcore.fs import FS
+from logcore.staging.manifest import (
+    ASSIGNED,
+    CLAIM,
+    DAMAGED,
+    READY,
+    REFUSED,
+    STATE,
+    Manifest,
+    app_name,
+    check_directory,
+    check_txid,
+    manifest_name,
+    names_in,
+    read_manifest,
+    read_state,
+    remove_tree,
+    staging_path,
+)
+
+_MARKS: Final = "logcore.garbage"
+#: Staged files that no manifest names, and the state of applications that write no more, are removed at these ages.
+GARBAGE_MS: Final = 24 * 3_600_000
+STATE_MS: Final = 30 * 24 * 3_600_000
+MANIFEST_BYTES: Final = 32 << 20
+
+
+class Staging:
+    """The staging directory of one log directory, as those who write into it through tasks see it."""
+
+    def __init__(self, fs: FS, directory: str) -> None:
+        self._fs = fs
+        self.directory = fs.real_path(directory)
+        self.path = staging_path(self.directory)
+
+    def begin(self, txid: str) -> None:
+        """Makes the directory that tasks stage in. Raises InvalidConfigError when its files could not be moved into the
+        log directory, because that lies on another file system.
+        """
+        fs = self._fs
+        for path in (self.path, os.path.join(self.path, check_txid(txid))):
+            with contextlib.suppress(FileExistsError):
+                fs.mkdir(path)
+                fs.sync_dir(os.path.dirname(path))
+            check_directory(fs, path)
+        if fs.identity(self.path)[0] != fs.identity(self.directory)[0]:
+            raise InvalidConfigError(
+                "the log directory is the root of a file system of its own, so segments staged beside it cannot be "
+                f"moved into it; use a directory inside it, such as {os.path.join(self.directory, 'data')}"
+            )
+
+    def publish(self, manifest: Manifest) -> None:
+        """Makes the write one that will be there. Durable when this returns; nothing of it is shown yet."""
+        check_directory(self._fs, self.path)
+        self._check_undamaged(manifest.app_id, manifest.version)
+        with contextlib.suppress(LogcoreError, OSError):  # others may clean up too; no write is to fail for it
+            self._collect_garbage(manifest.txid)
+        content = manifest.pack()
+        if len(content) > MANIFEST_BYTES:
+            raise InvalidConfigError(
+                "too many staged files for one write; use fewer tasks or partitions",
+                expected=f"a manifest of at most {MANIFEST_BYTES} bytes",
+                found=len(content),
+            )
+        with contextlib.suppress(FileNotFoundError):  # what became of an earlier attempt, whose driver did not ask
+            self._fs.unlink(os.path.join(self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)))
+        checkpoint.write(self._fs, self.path, manifest_name(manifest.app_id, manifest.version, READY), content)
+
+    def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
+        """What has become of a write. Raises CorruptLogError when it was refused, which is forgotten with this, and
+        when its manifest was damaged after offsets had been given out, which is not.
+        """
+        self._check_undamaged(app_id, version)
+        pending = any(
+            self._fs.exists(os.path.join(self.path, manifest_name(app_id, version, suffix)))
+            for suffix in (READY, CLAIM, ASSIGNED)
+        )
+        state = read_state(self._fs, self.path, app_id)
+        if state is not None and version <= state["version"]:
+            return "done"
+        if pending:
+            return "pending"
+        name = manifest_name(app_id, version, REFUSED)
+        reason = checkpoint.read(self._fs, self.path, name)
+        if reason is not None:
+            self._fs.unlink(os.path.join(self.path, name))
+            raise CorruptLogError(f"the write was refused: {reason.decode(errors='replace')}", path=self.path)
+        return "unknown"
+
+    def withdraw(self, app_id: str, version: int, txid: str) -> bool:
+        """Takes a manifest back, as if it had never been published; False when a writer has claimed it, or is done, or
+        when another job has published one of that name.
+        """
+        name = manifest_name(app_id, version, READY)
+        path = os.path.join(self.path, name)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rename(path, path + ".withdrawn")
+            found = read_manifest(self._fs, self.path, name + ".withdrawn")
+            if found is not None and found.txid != txid:
+                self._fs.rename(path + ".withdrawn", path)
+                return False
+            self._fs.sync_dir(self.path)
+            self._fs.unlink(path + ".withdrawn")
+            return True
+        return False
+
+    def abort(self, app_id: str, version: int, txid: str) -> None:
+        """Removes all that was staged for a write, unless it has been published."""
+        damaged = os.path.join(self.path, manifest_name(app_id, version, DAMAGED))
+        if not self._fs.exists(damaged) and self.outcome(app_id, version) == "unknown":
+            self.abort_files(txid)
+
+    def abort_files(self, txid: str) -> None:
+        """Removes what was staged for a write that is not going to be published."""
+        remove_tree(self._fs, os.path.join(self.path, check_txid(txid)))
+
+    def forget(self, app_id: str) -> None:
+        """Removes the state of an application that will not come again, unless a manifest of it is still there: without
+        its state that would be carried out once more.
+        """
+        mine = app_name(app_id) + "@"
+        if any(name.startswith(mine) for name in names_in(self._fs, self.path, "")):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(os.path.join(self.path, app_name(app_id) + STATE))
+
+    def _check_undamaged(self, app_id: str, version: int) -> None:
+        """Raises CorruptLogError when part of a write may be in place and no file says which."""
+        path = os.path.join(self.path, manifest_name(app_id, version, DAMAGED))
+        if self._fs.exists(path):
+            raise CorruptLogError(
+                f"the manifest of version {version} of {app_id!r} was damaged when offsets had been given out; parts "
+                "of the write may be in the log. Look there, then remove this file to write that version again",
+                path=path,
+            )
+
+    def _collect_garbage(self, txid: str) -> None:
+        """Removes what no manifest names and has been old for a day of looks; never what belongs to txid."""
+        fs, now_ms = self._fs, self._fs.now_ms()
+        names = fs.listdir(self.path)
+        old = [name for name in names if name != txid and self._is_old(name, now_ms)]
+        if any(fs.is_directory(os.path.join(self.path, name)) for name in old):
+            kept = {manifest.txid for manifest in self._manifests(names)}
+            old = [name for name in old if name not in kept]
+        before = checkpoint.unpack_checked(checkpoint.read(fs, self.path, _MARKS) or b"") or {}
+        marks = {}
+        for name in old:
+            since = before.get(name)
+            # A mark of the future is one of a clock that was wrong: it begins again.
+            since = since if isinstance(since, int) and since <= now_ms else now_ms
+            if now_ms - since > GARBAGE_MS:
+                self._remove(name)
+            else:
+                marks[name] = since
+        if marks != before:
+            checkpoint.write(fs, self.path, _MARKS, checkpoint.pack_checked(marks))
+
+    def _is_old(self, name: str, now_ms: int) -> bool:
+        fs = self._fs
+        path = os.path.join(self.path, name)
+        if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)) or name == _MARKS:
+            return False
+        try:
+            newest = fs.modified_ms(path)
+            if fs.is_directory(path):
+                inside = (fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path))
+                newest = max(newest, *inside, 0)
+        except FileNotFoundError:
+            return False  # others clean up too
+        if name.endswith(STATE):
+            return now_ms - newest > STATE_MS and _is_unnamed(fs, self.path, name)
+        return now_ms - newest > GARBAGE_MS
+
+    def _remove(self, name: str) -> None:
+        path = os.path.join(self.path, name)
+        if self._fs.is_directory(path):
+            remove_tree(self._fs, path)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.unlink(path)
+
+    def _manifests(self, names: Iterable[str]) -> Generator[Manifest, None, None]:
+        """Raises CorruptLogError when one is damaged: the files that it names are not known then."""
+        for name in names:
+            if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)):
+                found = read_manifest(self._fs, self.path, name)
+                if found is not None:
+                    yield found
+
+
+def _is_unnamed(fs: FS, path: str, name: str) -> bool:
+    """Whether a state is of a write without a name, which nobody can repeat; that of a name is kept for ever."""
+    state = checkpoint.unpack_checked(checkpoint.read(fs, path, name) or b"") or {}
+    return state.get("app_id") is not None and state.get("app_id") == state.get("txid")

@@ -1,0 +1,165 @@
+"""What a task does: stages records as segments whose offsets begin at 0, under names no other attempt has.
+
+This module publishes nothing; a driver does, with what all tasks say they have staged (publishing.py).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logcore.config import LogConfig
+from logcore.errors import (
+    LogNotFoundError,
+)
+from logcore.format.columns import InputColumn
+from logcore.format.compression import Codec
+from logcore.fs import FS
+from logcore.kernels import active, layout
+from logcore.recordbatch import check_timestamps, compressor, target_codec
+from logcore.segment import LOG, ActiveSegment
+from logcore.staging.manifest import (
+    StagedFile,
+    check_txid,
+    crc32c_of,
+    staging_path,
+)
+
+
+class _StagedSegment(ActiveSegment):
+    """An active segment of base offset 0 under a name of its own."""
+
+    def __init__(self, fs: FS, directory: str, stem: str, config: LogConfig) -> None:
+        self._stem = stem
+        super().__init__(fs, directory, 0, config, create=True)
+
+    def file(self, suffix: str) -> str:
+        return os.path.join(self.directory, self._stem + suffix)
+
+
+class StagedWriter:
+    """What one attempt of a task writes to one partition: a chain of staged segments, rolled as a log is.
+
+    stem: <topic>-<partition>.<task>.<attempt>, which no other attempt has. codec: what records are compressed with
+    where the topic says "producer". batch_bytes: size at which a batch is closed.
+    """
+
+    def __init__(
+        self,
+        fs: FS,
+        directory: str,
+        txid: str,
+        topic: str,
+        partition: int,
+        attempt: str,
+        config: LogConfig,
+        *,
+        codec: Codec = Codec.NONE,
+        batch_bytes: int = 64 << 10,
+    ) -> None:
+        self._fs, self._txid = fs, txid
+        self._directory = os.path.join(staging_path(fs.real_path(directory)), check_txid(txid))
+        self._topic, self._partition, self._attempt = topic, partition, attempt
+        self._config = config
+        codec = target_codec(config, codec)
+        most = min(config.max_message_bytes, config.segment_bytes)
+        attributes = int(codec) | layout.APPEND_TIME_BIT * config.is_append_time
+        no_producer = (-1, -1, -1)
+        self._encoding = (min(batch_bytes, most), most, attributes, *no_producer, compressor(codec, config))
+        self._scratch = bytearray(1 << 16)
+        self._segment: _StagedSegment | None = None
+        self._done: list[StagedFile] = []
+        self._crc = self._batches = 0
+
+    def append_columns(
+        self,
+        keys: InputColumn | None,
+        values: InputColumn | None,
+        timestamps_ms: npt.NDArray[np.int64] | None,
+        count: int,
+    ) -> None:
+        """Stages rows given as columns, see columns.input_column(); timestamps_ms: now for all when None.
+
+        Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError, DiskFullError, StorageWriteError.
+        """
+        now_ms = self._fs.now_ms()
+        if timestamps_ms is not None and not self._config.is_append_time:
+            check_timestamps(timestamps_ms, now_ms, self._config)
+        end, require_key = self._end, self._config.is_compacted
+        size, batches = active.encode_columns(
+            self._scratch, keys, values, timestamps_ms, count, end, 0, now_ms, *self._encoding, require_key
+        )
+        self._store(size, batches, now_ms)
+
+    def append_records(self, records: Sequence[Any]) -> None:
+        """Stages (key, value, headers, timestamp_ms) tuples. Errors as append_columns()."""
+        now_ms = self._fs.now_ms()
+        given = [layout.milliseconds(row[3]) for row in records if row[3] is not None]
+        if given and not self._config.is_append_time:
+            check_timestamps(np.array(given, np.int64), now_ms, self._config)
+        end, require_key = self._end, self._config.is_compacted
+        size, batches = active.encode_records(self._scratch, records, end, 0, now_ms, *self._encoding, require_key)
+        self._store(size, batches, now_ms)
+
+    @property
+    def _end(self) -> int:
+        return 0 if self._segment is None else self._segment.last_offset + 1
+
+    def _store(self, size: int, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
+        """Writes what was encoded, in as few pieces as segments allow."""
+        if not batches:
+            return
+        newest, end = max(batch[3] for batch in batches), self._end
+        segment = self._segment
+        if segment is None:
+            segment = self._begin()
+        if not segment.is_full(size, newest, batches[-1][2], now_ms) and size <= self._config.segment_bytes:
+            self._write(segment, memoryview(self._scratch)[:size], batches)
+            return
+        moved, start = 0, end  # what a roll takes from the offsets that were encoded, and where the next batch begins
+        for at, length, last, time in batches:
+            if segment.is_full(length, time, last - moved, now_ms):
+                self._seal()
+                segment = self._begin()
+                moved = start
+            struct.pack_into(">q", self._scratch, at, start - moved)
+            part = memoryview(self._scratch)[at : at + length]
+            self._write(segment, part, [(0, length, last - moved, time)])
+            start = last + 1
+
+    def _begin(self) -> _StagedSegment:
+        stem = f"{self._topic}-{self._partition}.{self._attempt}.{len(self._done)}"
+        try:
+            self._segment = _StagedSegment(self._fs, self._directory, stem, self._config)
+        except FileNotFoundError as error:
+            raise LogNotFoundError(
+                "this write was aborted: its staging directory is gone", path=self._directory
+            ) from error
+        self._crc = self._batches = 0
+        return self._segment
+
+    def _write(self, segment: _StagedSegment, data: memoryview, batches: Sequence[layout.EncodedBatch]) -> None:
+        segment.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
+        self._crc = crc32c_of(data, self._crc)
+        self._batches += len(batches)
+
+    def _seal(self) -> None:
+        segment, self._segment = self._segment, None
+        assert segment is not None
+        segment.seal()
+        name = f"{self._txid}/{os.path.basename(segment.path)[: -len(LOG)]}"
+        count, size, newest = segment.last_offset + 1, segment.size_bytes, segment.largest_timestamp
+        self._done.append(StagedFile(self._topic, self._partition, name, count, size, self._batches, newest, self._crc))
+
+    def close(self) -> list[StagedFile]:
+        """Brings all of it to the disk and says what there is, in order; nothing for a writer without rows."""
+        if self._segment is not None:
+            self._seal()
+        if self._done:
+            self._fs.sync_dir(self._directory)
+        return self._done
