@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore.inspect.dump import dump, shown, unshown
-from logcore.inspect.survey import LIFE_SUFFIXES, describe, kind_of, partitions
+from logcore.inspect.survey import describe, kind_of, partitions
 from logcore.inspect.verify import verify
+from logcore.names import STATES
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 CLEAN = VECTORS / "partition-clean" / "orders-0"
@@ -185,7 +186,7 @@ def test_dump_reads_checkpoints_and_small_files(own):
         assert rows(own / "logcore.durable") == [{"type": "durable_end", "offset": 19}]
 
 
-@pytest.mark.parametrize("life", LIFE_SUFFIXES)
+@pytest.mark.parametrize("life", STATES)
 def test_dump_reads_files_that_are_going_or_coming(life, tmp_path):
     for suffix in (".log", ".index", ".timeindex", ".txnindex"):
         copy = Path(shutil.copy(CLEAN / f"{FIRST}{suffix}", tmp_path / f"{FIRST}{suffix}{life}"))

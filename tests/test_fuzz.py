@@ -38,9 +38,9 @@ from logcore.format import grouprecords
 from logcore.format.compression import Codec, compress, decompress
 from logcore.inspect.dump import DUMPERS, dump
 from logcore.kernels import active
+from logcore.names import file_name
 from logcore.partition.producers import Producers
 from logcore.recordbatch import read_batches
-from logcore.segment import file_name
 from logcore.staging.manifest import Manifest, StagedFile, read_state
 from logcore.testing import SimulatedDisk
 from netshim import wire

@@ -33,9 +33,9 @@ from logcore.inspect import searching
 from logcore.inspect.salvage import Part, PartitionReport, salvage
 from logcore.inspect.verify import verify
 from logcore.kernels import layout
+from logcore.names import file_name
 from logcore.partition.producers import snapshot_entries
 from logcore.recordbatch import encode, read_batches
-from logcore.segment import file_name
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import Manifest, Place
 from logcore.staging.publishing import Staging

@@ -21,10 +21,10 @@ from conftest import EXPECTED, VECTORS
 import logcore
 from logcore.inspect.dump import dump
 from logcore.inspect.verify import verify
+from logcore.names import LOG, SEAL, file_name
 from logcore.partition import seals
 from logcore.partition.seals import Seal
 from logcore.recordbatch import encode
-from logcore.segment import LOG, SEAL, file_name
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from logcore.testing.oracle import recover_log
 

@@ -20,8 +20,9 @@ import logcore
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.fs import OsFS
 from logcore.inspect.dump import dump
-from logcore.inspect.survey import SEGMENT_SUFFIXES, kind_of
+from logcore.inspect.survey import kind_of
 from logcore.inspect.verify import Verdict, verify
+from logcore.names import SUFFIXES
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 
@@ -30,7 +31,7 @@ CLEAN = VECTORS / "partition-clean" / "orders-0"
 CRASH = VECTORS / "partition-crash" / "orders-0"
 T0 = 1700000000000
 FIRST, SECOND = "00000000000000000000", "00000000000000000016"
-KINDS = [*(f"{SECOND}{suffix}" for suffix in SEGMENT_SUFFIXES), *DIRECTORY_FILES, *PARTITION_FILES]
+KINDS = [*(f"{SECOND}{suffix}" for suffix in SUFFIXES), *DIRECTORY_FILES, *PARTITION_FILES]
 
 
 def verdicts(path):

@@ -62,26 +62,29 @@ from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
 from logcore.kernels import active, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
+from logcore.names import (
+    CLEANED,
+    INDEXES,
+    LOG,
+    SEAL,
+    SEGMENT_FILES,
+    SNAPSHOT,
+    SWAP,
+    base_offset_of,
+    bases_in,
+    file_name,
+    parse_partition_name,
+)
 from logcore.notices import ERROR, INFO, WARNING, tell
 from logcore.partition import epochs, gaps, recovery, seals
 from logcore.partition.gaps import Gaps
 from logcore.partition.groupcommit import GroupCommit
-from logcore.partition.producers import SNAPSHOT, SequencedBatch
+from logcore.partition.producers import SequencedBatch
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.scan import slot_of
 from logcore.partition.segmentfiles import SegmentFiles
 from logcore.partition.transactions import Transactions
-from logcore.reader import (
-    Isolation,
-    LogReader,
-    bases_in,
-    begin,
-    control_types,
-    list_names,
-    noted_gaps,
-    parse_partition_name,
-    segments_gone,
-)
+from logcore.reader import Isolation, LogReader, begin, control_types, list_names, noted_gaps, segments_gone
 from logcore.recordbatch import (
     check_timestamps,
     compressor,
@@ -91,17 +94,7 @@ from logcore.recordbatch import (
     target_codec,
     transaction_marker,
 )
-from logcore.segment import (
-    INDEXES,
-    LOG,
-    SEAL,
-    SEGMENT_FILES,
-    ActiveSegment,
-    GrowingSegment,
-    Segment,
-    base_offset_of,
-    file_name,
-)
+from logcore.segment import ActiveSegment, GrowingSegment, Segment
 from logcore.table import Table
 
 if TYPE_CHECKING:
@@ -281,7 +274,7 @@ class Log(LogReader):
         """Finds the files, cuts what is not whole, brings what is told of the rest in step with it, and begins."""
         fs = self._fs
         names = list_names(fs, self.path)
-        if any(name.endswith(".swap") for name in names):
+        if any(name.endswith(SWAP) for name in names):
             recovery.finish_swaps(fs, self.path)
             names = list_names(fs, self.path)
         recovery_point = self._own_checkpoint(checkpoint.RECOVERY_POINT)
@@ -1782,7 +1775,7 @@ class Rewriting:
                 raise LogLockedError("the log is being compacted already", path=self.path, pid=None, host=None)
             log._rewriter = self
         self._remove_cleaned()
-        self._created = ActiveSegment(self.fs, self.path, base_offset, log.config, create=True, state=".cleaned")
+        self._created = ActiveSegment(self.fs, self.path, base_offset, log.config, create=True, state=CLEANED)
         return self._created
 
     def keep_aborted(self, marker_offset: int) -> None:
@@ -1845,7 +1838,7 @@ class Rewriting:
     def _remove_cleaned(self) -> None:
         self._created = None
         for name in self.fs.listdir(self.path):
-            if name.endswith(".cleaned"):
+            if name.endswith(CLEANED):
                 self.fs.unlink(os.path.join(self.path, name))
 
 

@@ -18,7 +18,6 @@ import contextlib
 import functools
 import operator
 import os
-import re
 import threading
 import uuid
 import warnings
@@ -60,19 +59,27 @@ from logcore.log import (
     check_path,
     open_log,
 )
+from logcore.names import (
+    LOG,
+    base_offset_of,
+    check_topic_name,
+    deleted_partition_name,
+    file_name,
+    is_deleted_partition,
+    is_topic_name,
+    partition_name,
+    partition_of,
+)
 from logcore.notices import INFO, WARNING, Incident, tell
 from logcore.partition.seals import Finding, Progress, ScrubReport, finish
-from logcore.reader import Isolation, LogReader, is_partition_name, list_bases, parse_partition_name
+from logcore.reader import Isolation, LogReader, list_bases
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
-from logcore.segment import LOG, Segment, base_offset_of, file_name
+from logcore.segment import Segment
 from logcore.staging import applying
 from logcore.table import TopicTable
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
-_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
-#: What Kafka and logcore rename a partition directory to before they delete it.
-_DELETED: Final = re.compile(r".*\.[0-9a-f]{32}-delete")
 _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
 #: What one tick() may do that touches the disk, as long as that took less than this, and how many logs it looks at.
 _TICK_ACTIONS: Final = 4
@@ -189,7 +196,7 @@ class _Topic:
         """
         facts: dict[str, Any] = row if isinstance(row, dict) else {}
         name = facts.get("topic")
-        if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+        if not is_topic_name(name):
             raise ValueError(f"a row whose topic is {name!r:.80}")
         count = facts.get("partitions")
         adding = facts.get("adding", 0)
@@ -277,7 +284,7 @@ def _check_kind(fs: FS, real: str, create: bool) -> None:
     if create or not names or any(name in DIRECTORY_FILES for name in names):
         return
     if not any(
-        (is_partition_name(name) or _DELETED.fullmatch(name)) and fs.is_directory(os.path.join(real, name))
+        (partition_of(name) is not None or is_deleted_partition(name)) and fs.is_directory(os.path.join(real, name))
         for name in names
     ):
         raise LogNotFoundError(
@@ -287,15 +294,6 @@ def _check_kind(fs: FS, real: str, create: bool) -> None:
             expected="directories like orders-0",
             found=", ".join(sorted(names)[:5]),
         )
-
-
-def check_topic_name(name: object) -> str:
-    """The name, if Kafka takes it. Raises InvalidNameError, which says what a name may be."""
-    if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidNameError(
-            "not a topic name", expected="1 to 249 of letters, digits, '.', '_' and '-'", found=repr(name)
-        )
-    return name
 
 
 def id_text(topic_id: uuid.UUID) -> str:
@@ -429,7 +427,7 @@ class LogDir:
             self._rename_topics_away(undone)
             self._write_topics(attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting)
         for name in self._fs.listdir(self.path):
-            if _DELETED.fullmatch(name):
+            if is_deleted_partition(name):
                 with self._going_on("deletion", name):
                     self._remove_tree(name)
 
@@ -437,11 +435,11 @@ class LogDir:
         """Topic -> numbers of its partitions, by the directories that are there."""
         found: dict[str, list[int]] = {}
         for name in self._fs.listdir(self.path):
-            if "-" in name and not name.startswith("."):
-                with contextlib.suppress(InvalidNameError):
-                    topic, number = parse_partition_name(name)
-                    if name == f"{topic}-{number}" and self._fs.is_directory(os.path.join(self.path, name)):
-                        found.setdefault(topic, []).append(number)
+            key = None if name.startswith(".") else partition_of(name)
+            if key is None or name != partition_name(*key):
+                continue
+            if self._fs.is_directory(os.path.join(self.path, name)):
+                found.setdefault(key[0], []).append(key[1])
         return found
 
     def _look(self) -> None:
@@ -772,7 +770,7 @@ class LogDir:
             }
             self._save(deleting=[made])  # until it is whole, a crash undoes it
             # Until they are whole, copies have names that are none of a partition, and that the next opening removes.
-            away = {number: self._doomed_name(f"{new_topic}-{number}") for number in made.numbers}
+            away = {number: self._doomed_name(partition_name(new_topic, number)) for number in made.numbers}
             try:
                 self._forget({(new_topic, number): None for number in made.numbers})
                 points: dict[tuple[str, int], int | None] = {}
@@ -837,7 +835,7 @@ class LogDir:
             self.topic_id(name)
             for number in self._numbers(name):
                 log = self.partition(name, number)
-                directory = os.path.join(target, f"{name}-{number}")
+                directory = os.path.join(target, partition_name(name, number))
                 self._fs.mkdir(directory)
                 content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
                 if content is not None:
@@ -903,7 +901,7 @@ class LogDir:
             for (of, number), log in self._logs.items():
                 if of == name and not log.is_closed:
                     with self._going_on(
-                        "settings", f"{of}-{number}"
+                        "settings", partition_name(of, number)
                     ):  # a poisoned one has them when it is opened again
                         log.reconfigure(settings)
 
@@ -917,7 +915,7 @@ class LogDir:
             topic = self._topic(name)
             for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
                 if self.opened(name, number) is None:
-                    claims.callback(self._fs.lock(self.path, f"{name}-{number}").release)
+                    claims.callback(self._fs.lock(self.path, partition_name(name, number)).release)
             self._save(deleting=[topic], makes_room=True)
             self._deleting[name] = self._topics.pop(name)
             tell("topics", INFO, "%s: topic %s deleted", self.path, name)
@@ -937,7 +935,7 @@ class LogDir:
                     log = self._logs.pop((topic.name, number), None)
                     if log is not None:
                         self._stop_compacting(log)
-                        with self._going_on("deletion", f"{topic.name}-{number}"):
+                        with self._going_on("deletion", partition_name(topic.name, number)):
                             log.close()
         for key in [key for key in self._leader_epochs if key[0] in doomed]:
             del self._leader_epochs[key]
@@ -956,7 +954,7 @@ class LogDir:
         assert self._claim is not None
         keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
         away = [
-            self._rename_away(f"{name}-{number}")
+            self._rename_away(partition_name(name, number))
             for name, number in keys
             if self._fs.is_directory(self._partition_path(name, number))
         ]
@@ -1123,7 +1121,7 @@ class LogDir:
         return {key: log for key, log in self._logs.copy().items() if not log.is_closed}
 
     def _partition_path(self, topic: str, number: int) -> str:
-        return os.path.join(self.path, f"{topic}-{number}")
+        return os.path.join(self.path, partition_name(topic, number))
 
     def _make_partitions(self, wanted: Iterable[tuple[_Topic, Iterable[int]]]) -> None:
         made: dict[tuple[str, int], int | None] = {}
@@ -1160,9 +1158,8 @@ class LogDir:
             )
 
     def _doomed_name(self, name: str) -> str:
-        """As Kafka names a partition directory that is being deleted: each opening removes it."""
-        suffix = f".{self._fs.random_bytes(16).hex()}-delete"
-        return name[: 255 - len(suffix)] + suffix
+        """For a partition directory that is being deleted: each opening removes it."""
+        return deleted_partition_name(name, self._fs.random_bytes(16))
 
     def _rename_away(self, name: str) -> str:
         """First step of deleting a partition directory, as Kafka does it, so that a crash leaves no half of one."""
@@ -1340,13 +1337,13 @@ class LogDir:
         facts = {}
         for name in self.topics():
             for number in self._numbers(name):
-                with self._going_on("retention", f"{name}-{number}"):
+                with self._going_on("retention", partition_name(name, number)):
                     # The only segment of a partition does not go, so there is no use in opening it.
                     if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
                         facts[name, number] = self.partition(name, number).retention_facts(now_ms)
         acted = False
         for (name, number), count in to_fit(facts, excess_bytes).items():
-            with self._going_on("retention", f"{name}-{number}"):
+            with self._going_on("retention", partition_name(name, number)):
                 acted |= self.partition(name, number).retain(now_ms, segments=count) > 0
         return acted
 
@@ -1367,7 +1364,7 @@ class LogDir:
         if "delete" not in config.cleanup_policy:
             return
         path = self._partition_path(name, number)
-        with self._going_on("retention", f"{name}-{number}"):
+        with self._going_on("retention", partition_name(name, number)):
             bases = list_bases(self._fs, path)
             if len(bases) < 2 and not (bases and self.size_bytes(name, number)):
                 return

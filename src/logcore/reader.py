@@ -15,9 +15,8 @@ import functools
 import itertools
 import operator
 import os
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
@@ -39,13 +38,14 @@ from logcore.errors import (
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import Record, layout
+from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, parse_partition_name, partition_of
 from logcore.partition import gaps
 from logcore.partition.gaps import Gaps
 from logcore.partition.noted import Noted
 from logcore.partition.scan import Scan, Stretch, slot_of
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
-from logcore.segment import LOG, GrowingSegment, Segment, base_offset_of
+from logcore.segment import GrowingSegment, Segment
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -56,29 +56,6 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 _LOOKS: Final = 100
 #: File systems tell the time of a change to 10 ms or better.
 _SETTLING_MS: Final = 50
-
-_SEGMENT_FILE: Final = re.compile(r"\d{20}\.")
-_PARTITION_NAME: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
-
-
-def parse_partition_name(name: str) -> tuple[str, int]:
-    """(topic, partition) of a partition directory's name. Raises InvalidNameError for what Kafka would refuse."""
-    found = _PARTITION_NAME.fullmatch(name)
-    if found is None or found[1] in (".", "..") or len(name) > 255 or int(found[2]) > layout.INT32_MAX:
-        raise InvalidNameError(
-            "a partition directory is named <topic>-<number>, the topic of letters, digits, '.', '_' and '-'",
-            expected="a name like 'orders-0'",
-            found=repr(name),
-        )
-    return found[1], int(found[2])
-
-
-def is_partition_name(name: str) -> bool:
-    try:
-        parse_partition_name(name)
-    except InvalidNameError:
-        return False
-    return True
 
 
 def check_is_partition(fs: FS, directory: str) -> None:
@@ -91,11 +68,13 @@ def check_is_partition(fs: FS, directory: str) -> None:
         raise LogNotFoundError("there is no partition directory here", path=directory)
     names = fs.listdir(real)
     ours = checkpoint.PARTITION_FILES
-    if any(name.removesuffix(".tmp") in ours or _SEGMENT_FILE.match(name) for name in names):
+    if any(name.removesuffix(".tmp") in ours or is_file_of_log(name) for name in names):
         return
-    if not names and is_partition_name(os.path.basename(real)):
+    if not names and partition_of(os.path.basename(real)) is not None:
         return
-    inside = sorted(name for name in names if is_partition_name(name) and fs.is_directory(os.path.join(real, name)))
+    inside = sorted(
+        name for name in names if partition_of(name) is not None and fs.is_directory(os.path.join(real, name))
+    )
     if inside:
         raise LogNotFoundError(
             f"this is a directory of partitions: open it with logcore.open_dir(), or one of them, such as "
@@ -116,11 +95,6 @@ def list_names(fs: FS, directory: str) -> list[str]:
         return sorted(fs.listdir(directory))
     except FileNotFoundError:
         raise LogNotFoundError("the partition directory is gone", path=directory) from None
-
-
-def bases_in(names: Iterable[str]) -> list[int]:
-    """Base offsets of the segments among some names, rising."""
-    return sorted(base for name in names if (base := base_offset_of(name)) is not None)
 
 
 def list_bases(fs: FS, directory: str) -> list[int]:
@@ -252,8 +226,8 @@ class LogReader:
         From the moment when the first of the old segments is out of the way, the new one is the log: for the
         milliseconds that it takes, or until the log is opened for writing after a crash.
         """
-        found = [base for name in names if (base := base_offset_of(name, LOG + ".swap")) is not None]
-        segments = [Segment(self._fs, self.path, base, ".swap") for base in found if base not in bases]
+        found = [base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None]
+        segments = [Segment(self._fs, self.path, base, SWAP) for base in found if base not in bases]
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
     def _noted_start(self) -> int:

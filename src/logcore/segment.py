@@ -36,13 +36,9 @@ from logcore.fs import FS
 from logcore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex, load
 from logcore.kernels import Record, active, layout
 from logcore.kernels.layout import EncodedBatch
+from logcore.names import DELETED, INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name
 from logcore.recordbatch import RecordBatch
 
-LOG: Final = ".log"
-SEAL: Final = ".seal"
-INDEXES: Final = (".index", ".timeindex", ".txnindex")
-#: What belongs to a segment, in the order in which compaction renames it (storage format section 9.7).
-SEGMENT_FILES: Final = (LOG, *INDEXES, SEAL)
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
 _WALK_BATCHES: Final = 4096
@@ -56,19 +52,6 @@ _LOOK_ENTRIES: Final = 512
 _UNREADABLE: Final = "a part of the file cannot be read: another program shortened it, or the disk fails"
 #: Later than every timestamp.
 _NEVER: Final = 1 << 64
-
-
-def file_name(base_offset: int, suffix: str) -> str:
-    """Base offset as 20 digits, then the suffix."""
-    return f"{base_offset:020d}{suffix}"
-
-
-def base_offset_of(name: str, suffix: str = LOG) -> int | None:
-    """The base offset in a file name, None for other files."""
-    stem = name[: -len(suffix)]
-    if not (name.endswith(suffix) and len(stem) == 20 and stem.isascii() and stem.isdigit()):
-        return None
-    return int(stem) if int(stem) <= INT64_MAX else None
 
 
 @attrs.frozen
@@ -138,14 +121,14 @@ class Segment:
     @property
     def offset_index(self) -> OffsetIndex:
         if self._offset_index is None:
-            path = self.file(".index")
+            path = self.file(INDEX)
             self._offset_index = OffsetIndex(path, load(self.fs, path, OffsetIndex))
         return self._offset_index
 
     @property
     def time_index(self) -> TimeIndex:
         if self._time_index is None:
-            path = self.file(".timeindex")
+            path = self.file(TIME_INDEX)
             self._time_index = TimeIndex(path, load(self.fs, path, TimeIndex))
         return self._time_index
 
@@ -164,7 +147,7 @@ class Segment:
     def _open_file(self) -> int:
         """The file, also under the name that its writer gave it meanwhile: a new one, or one that is to go soon."""
         plain = self._plain + LOG
-        for path in (self.path, plain, plain + ".deleted"):
+        for path in (self.path, plain, plain + DELETED):
             with contextlib.suppress(FileNotFoundError):
                 return self.fs.open(path)
         raise OffsetOutOfRangeError("the segment was removed by its writer", path=self.path, offset=self.base_offset)
@@ -459,14 +442,14 @@ class GrowingSegment(Segment):
     @property
     def offset_index(self) -> OffsetIndex:
         if self._offset_index is None:
-            path = self.file(".index")  # copied, because its writer may shorten the file at any time
+            path = self.file(INDEX)  # copied, because its writer may shorten the file at any time
             self._offset_index = OffsetIndex(path, memoryview(bytes(_read(self.fs, path, OffsetIndex))))
         return self._offset_index
 
     @property
     def time_index(self) -> TimeIndex:
         if self._time_index is None:
-            path = self.file(".timeindex")
+            path = self.file(TIME_INDEX)
             self._time_index = TimeIndex(path, memoryview(bytes(_read(self.fs, path, TimeIndex))))
         return self._time_index
 
@@ -547,9 +530,9 @@ class ActiveSegment(GrowingSegment):
 
     def reset(self, *, is_synced: bool = False) -> None:
         """Forgets the indexes and all that was learnt from the batches. is_synced: the indexes' files are on disk."""
-        self._offset_index = OffsetIndex(self.file(".index"), bytearray(), is_synced=is_synced)
-        self._time_index = TimeIndex(self.file(".timeindex"), bytearray(), is_synced=is_synced)
-        self._aborted = TransactionIndex(self.file(".txnindex"), bytearray())
+        self._offset_index = OffsetIndex(self.file(INDEX), bytearray(), is_synced=is_synced)
+        self._time_index = TimeIndex(self.file(TIME_INDEX), bytearray(), is_synced=is_synced)
+        self._aborted = TransactionIndex(self.file(TXN_INDEX), bytearray())
         self.since_entry_bytes = 0
         self.has_producers = False  # batches of idempotent producers, of those found by walking
         self.has_markers = False  # control batches of transactions, of those found by walking
@@ -574,7 +557,7 @@ class ActiveSegment(GrowingSegment):
         other entries are looked at when they are used (start_position). is_whole: the files lack nothing. After a crash
         one of them may, so that the heads from the last time entry on are walked for one that is younger.
         """
-        paths = self.file(".index"), self.file(".timeindex")
+        paths = self.file(INDEX), self.file(TIME_INDEX)
         offsets = OffsetIndex(paths[0], bytearray(_read(self.fs, paths[0], OffsetIndex)), is_synced=is_whole)
         times = TimeIndex(paths[1], bytearray(_read(self.fs, paths[1], TimeIndex)), is_synced=is_whole)
         relative, position = (offsets.array()[name].astype(np.int64) for name in ("relative_offset", "position"))
@@ -653,7 +636,7 @@ class ActiveSegment(GrowingSegment):
         """
         if self.has_markers and not is_whole:
             return False
-        path = self.file(".txnindex")
+        path = self.file(TXN_INDEX)
         index = TransactionIndex(path, bytearray(load(self.fs, path, TransactionIndex)), is_synced=is_whole)
         markers = index.array()["last_offset"].astype(np.int64)
         if np.any(markers < self.base_offset) or np.any(markers >= end) or not _rises(markers):
@@ -779,7 +762,7 @@ class ActiveSegment(GrowingSegment):
 
     def set_aborted(self, entries: Iterable[AbortedTransaction]) -> None:
         """All aborted transactions whose markers stand in this segment; a file that says otherwise goes."""
-        self._aborted = TransactionIndex(self.file(".txnindex"), bytearray())
+        self._aborted = TransactionIndex(self.file(TXN_INDEX), bytearray())
         for entry in entries:
             self._aborted.add(*entry)
         if not len(self._aborted):

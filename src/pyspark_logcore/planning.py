@@ -31,6 +31,7 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.fs import OS
+from logcore.names import partition_name
 from logcore.reader import LogReader
 from logcore.segment import Segment
 from pyspark_logcore.options import EARLIEST, LATEST, At, OffsetMap, ReadOptions
@@ -71,7 +72,7 @@ class Identity:
     def of(cls, path: str, topic: str, partition: int) -> Identity:
         """As it is here and now. Raises LogcoreError."""
         properties = checkpoint.properties(checkpoint.read(OS, path, checkpoint.META_PROPERTIES) or b"")
-        where = os.path.join(path, f"{topic}-{partition}")
+        where = os.path.join(path, partition_name(topic, partition))
         metadata = checkpoint.read(OS, where, checkpoint.PARTITION_METADATA)
         found = cls(
             properties.get("directory.id", ""), properties.get("cluster.id", ""), checkpoint.topic_id(metadata or b"")

@@ -24,7 +24,7 @@ from logcore.errors import InvalidConfigError, InvalidRecordError
 from logcore.format.columns import input_column
 from logcore.format.compression import Codec, codec_named
 from logcore.fs import OS
-from logcore.logdir import check_topic_name
+from logcore.names import check_topic_name
 from logcore.staging.manifest import StagedFile
 from logcore.staging.writing import StagedWriter
 from pyspark_logcore.options import WriteOptions

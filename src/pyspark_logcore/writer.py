@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 import logcore
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogLockedError
 from logcore.fs import OS
-from logcore.logdir import check_topic_name
+from logcore.names import check_topic_name
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import Manifest, StagedFile, read_state
 from logcore.staging.publishing import Staging

@@ -61,8 +61,8 @@ from logcore.errors import (
     StorageReadError,
 )
 from logcore.logdir import id_text, unopened
+from logcore.names import parse_partition_name, partition_name
 from logcore.partition.seals import Progress
-from logcore.reader import parse_partition_name
 
 _T = TypeVar("_T")
 
@@ -673,7 +673,7 @@ def _partitions_to_open(
         raise LogNotFoundError("there is no such partition", path=directory)
     logdir = stack.enter_context(logcore.open_dir(real, config=settings))
     return [
-        (os.path.join(real, f"{name}-{number}"), functools.partial(logdir.partition, name, number))
+        (os.path.join(real, partition_name(name, number)), functools.partial(logdir.partition, name, number))
         for name in logdir.topics()
         for number in logdir.partitions(name)
     ]
@@ -792,7 +792,7 @@ def retention(
     with contextlib.ExitStack() as stack, Lines() as out:
         rows = []
         logs = _open_partitions(stack, directory, configs)
-        offsets_logs = [log for log in logs if os.path.basename(log.path).rpartition("-")[0] == OFFSETS_TOPIC]
+        offsets_logs = [log for log in logs if parse_partition_name(os.path.basename(log.path))[0] == OFFSETS_TOPIC]
         committed = committed_in([*offsets_logs]) if groups else {}
         for log in logs:
             known = committed.get(parse_partition_name(os.path.basename(log.path)), {})

@@ -19,10 +19,10 @@ from logcore import checkpoint
 from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError
 from logcore.fs import FS
 from logcore.log import Log, Rewriting
+from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
 from logcore.partition import epochs
-from logcore.partition.producers import SNAPSHOT
 from logcore.partition.segmentfiles import write_front
-from logcore.segment import LOG, SEGMENT_FILES, Segment, file_name
+from logcore.segment import Segment
 
 #: A copy goes in pieces of this.
 _PIECE_BYTES: Final = 1 << 20
@@ -115,7 +115,8 @@ def _copy_notes(view: Rewriting, end: int, directory: str) -> None:
     checkpoint.write_epochs(fs, directory, kept)
     checkpoint.write_notes(fs, directory, view.notes)
     for name in fs.listdir(view.path):
-        if name.endswith(SNAPSHOT) and name[: -len(SNAPSHOT)].isdigit() and int(name[: -len(SNAPSHOT)]) <= end:
+        offset = base_offset_of(name, SNAPSHOT)
+        if offset is not None and offset <= end:
             content = checkpoint.read(fs, view.path, name)
             if content is not None:
                 checkpoint.write(fs, directory, name, content)

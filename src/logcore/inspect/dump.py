@@ -30,12 +30,13 @@ from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogN
 from logcore.format.grouprecords import OFFSETS_TOPIC, described
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
-from logcore.inspect.survey import OFFSET_CHECKPOINTS, SEGMENT_SUFFIXES, kind_of, living_name
+from logcore.inspect.survey import OFFSET_CHECKPOINTS, kind_of, living_name
 from logcore.kernels import Record, layout
+from logcore.names import LOG, SUFFIXES, base_offset_of, partition_of
 from logcore.partition import seals
 from logcore.partition.producers import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
 from logcore.recordbatch import RecordBatch
-from logcore.segment import LOG, GrowingSegment, base_offset_of
+from logcore.segment import GrowingSegment
 
 #: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.
 _MAX_SIZE: Final = 256 << 20
@@ -105,7 +106,7 @@ def dump(path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS) ->
         raise InvalidNameError(
             "not a file of a log",
             path=where,
-            expected=f"an offset of 20 digits (at most {INT64_MAX}) and {' or '.join(SEGMENT_SUFFIXES)}, or {known}",
+            expected=f"an offset of 20 digits (at most {INT64_MAX}) and {' or '.join(SUFFIXES)}, or {known}",
             found=repr(os.path.basename(where)),
         )
     if not fs.exists(where):
@@ -128,8 +129,8 @@ class LogFile(GrowingSegment):
 
 def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:
     segment = LogFile(fs, path)
-    topic = os.path.basename(os.path.dirname(fs.real_path(path))).rpartition("-")[0]
-    is_group_log = topic == OFFSETS_TOPIC
+    key = partition_of(os.path.basename(os.path.dirname(fs.real_path(path))))
+    is_group_log = key is not None and key[0] == OFFSETS_TOPIC
     position = 0
     while position < segment.size_bytes:
         try:

@@ -35,20 +35,37 @@ from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS
 from logcore.inspect.dump import DUMPERS
 from logcore.inspect.searching import WALK_BATCHES, ZEROS, Damage, Extent, Search, Source
-from logcore.inspect.survey import UNFINISHED, partition_of, partitions, unfinished
+from logcore.inspect.survey import partitions
 from logcore.kernels import active, layout
+from logcore.names import (
+    CLEANED,
+    DELETED,
+    LOG,
+    QUARANTINE,
+    SNAPSHOT,
+    SWAP,
+    UNFINISHED,
+    base_offset_of,
+    bases_in,
+    file_name,
+    leading_offset,
+    parse_partition_name,
+    partition_of,
+    quarantined_position,
+    unfinished,
+)
 from logcore.partition import gaps
 from logcore.partition.gaps import Gaps
 from logcore.partition.noted import Noted, is_understood, or_else
-from logcore.partition.producers import SNAPSHOT, Producers
+from logcore.partition.producers import Producers
 from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.transactions import Transactions
-from logcore.reader import list_bases, parse_partition_name
-from logcore.segment import LOG, ActiveSegment, Segment, base_offset_of, file_name
+from logcore.reader import list_bases
+from logcore.segment import ActiveSegment, Segment
 from logcore.staging.manifest import ASSIGNED, CLAIM, DAMAGED, READY, REFUSED, STATE, Manifest, read_state, staging_path
 
 #: Files that hold batches and belong to no log, those first that were nearest to belonging to one.
-_SPARE_SUFFIXES: Final = (".log.swap", ".log.deleted", ".log.cleaned", ".quarantine")
+_SPARE_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
 #: What stands in the place of the file of topics until the copy of a log directory is whole.
 _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
 _PIECE_BYTES: Final = 1 << 20
@@ -425,9 +442,11 @@ class _Partition:
         self.fs, self.job, self.source, self.tick, self.given = fs, job, job.source, tick, given
         self.work = unfinished(fs.real_path(job.target))
         self.names = sorted(fs.listdir(self.source))
-        self.bases = sorted(base for name in self.names if (base := base_offset_of(name)) is not None)
+        self.bases = bases_in(self.names)
         spares = [name for suffix in _SPARE_SUFFIXES for name in self.names if name.endswith(suffix)]
-        self.spares: dict[str, Source | None] = dict.fromkeys(name for name in spares if _base_in(name) is not None)
+        self.spares: dict[str, Source | None] = dict.fromkeys(
+            name for name in spares if leading_offset(name) is not None
+        )
         self.files = 0
         self.lost: list[Part] = []
         self.left_out: list[Part] = []
@@ -556,8 +575,8 @@ class _Partition:
         of those that they replace (recovery.decide_swap). A damaged one is left among the spare files.
         """
         taken: dict[int, Source] = {}
-        for name in [name for name in self.spares if name.endswith(".log.swap")]:
-            base = _base_in(name)
+        for name in [name for name in self.spares if name.endswith(LOG + SWAP)]:
+            base = leading_offset(name)
             source = None if base is None or base in self.bases else self._open(name)
             if base is None or source is None:
                 continue
@@ -623,7 +642,7 @@ class _Partition:
                 # Not across the border of a segment.
                 borders = [gap_low, *(base for base in self.bases if gap_low < base < gap_high), gap_high]
                 for part_low, part_high in itertools.pairwise(borders):
-                    base = _base_in(name) or 0
+                    base = leading_offset(name) or 0
                     if not part_low <= base < part_high:
                         base = max([base for base in self.bases if base <= part_low], default=part_low)
                     for one in spare:
@@ -653,12 +672,12 @@ class _Partition:
         """
         if name not in self.read_spares:
             source = self.spares[name] = self.spares[name] or self._open(name)
-            low = _base_in(name) or 0
+            low = leading_offset(name) or 0
             theirs = [] if source is None else Search(source, low, low, _limit(low), is_marked=True).extents
             # <base>.<position of the cut>.quarantine: whatever stands there now has its offsets.
-            cut = name.split(".")[1] if name.endswith(".quarantine") else ""
-            goes_on = cut.isdecimal() and any(
-                one.base > low or (one.base == low and one.end > int(cut)) for one in self.found
+            cut = quarantined_position(name)
+            goes_on = cut is not None and any(
+                one.base > low or (one.base == low and one.end > cut) for one in self.found
             )
             same = True
             if not self.gaps.dense_from and theirs:
@@ -696,11 +715,6 @@ class _Partition:
                 self.losses.append(INT64_MAX)
             else:
                 self.left_out.append(part)
-
-
-def _base_in(name: str) -> int | None:
-    """The base offset that the name of any file of a segment begins with."""
-    return base_offset_of(name[:20] + LOG)
 
 
 def _limit(base: int) -> int:

@@ -17,22 +17,13 @@ import numpy as np
 
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
-from logcore.config import INT64_MAX
-from logcore.errors import InvalidNameError, LogNotFoundError
+from logcore.errors import LogNotFoundError
 from logcore.format.compression import Codec
 from logcore.fs import FS, OS
 from logcore.kernels import layout
 from logcore.log import Log, open_log
-from logcore.reader import parse_partition_name
-from logcore.segment import LOG, SEAL, base_offset_of
+from logcore.names import parse_file_name, partition_of, without_state
 
-#: Files of a segment or of a point in the log: base offset, then one of these.
-SEGMENT_SUFFIXES: Final = (LOG, ".index", ".timeindex", ".txnindex", ".snapshot", SEAL)
-#: What Kafka puts behind the name of a file that is going or coming (section 3.1).
-LIFE_SUFFIXES: Final = (".deleted", ".cleaned", ".swap")
-#: Behind the name of a partition directory that `logcore recover` has not finished. No opening takes it for a
-#: partition, and Kafka does not start over it.
-UNFINISHED: Final = ".recovering"
 OFFSET_CHECKPOINTS: Final = (
     checkpoint.RECOVERY_POINT,
     checkpoint.LOG_START,
@@ -69,30 +60,13 @@ def kind_of(name: str) -> str | None:
     names in DIRECTORY_FILES and PARTITION_FILES; None for any other file."""
     if name in DIRECTORY_FILES or name in PARTITION_FILES:
         return name
-    living = living_name(name)
-    return next((suffix[1:] for suffix in SEGMENT_SUFFIXES if base_offset_of(living, suffix) is not None), None)
-
-
-def is_misnamed(name: str) -> bool:
-    """Whether a name is a segment file's but for its digits, which are no offset: Kafka fails over it."""
-    stem, dot, suffix = name.partition(".")
-    digits = len(stem) == 20 and stem.isascii() and stem.isdigit()
-    return digits and dot + suffix in SEGMENT_SUFFIXES and dot + suffix != SEAL and int(stem) > INT64_MAX
+    file = parse_file_name(name)
+    return None if file is None else file.suffix[1:]
 
 
 def living_name(name: str) -> str:
     """A name without the suffixes of files that are going or coming."""
-    if name == checkpoint.SEALS_HOLD:
-        return name
-    for suffix in LIFE_SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name
-
-
-def unfinished(path: str) -> str:
-    """Where the copy of a partition is made until it is whole; cut in front where no file system takes the name."""
-    directory, name = os.path.split(path)
-    return os.path.join(directory, name[-(255 - len(UNFINISHED)) :] + UNFINISHED)
+    return name if name == checkpoint.SEALS_HOLD else without_state(name)
 
 
 def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
@@ -118,14 +92,6 @@ def _is_partition(fs: FS, directory: str, names: list[str]) -> bool:
     if any(kind_of(name) == "log" or name in PARTITION_FILES for name in names):
         return True
     return not names and partition_of(os.path.basename(fs.real_path(directory))) is not None
-
-
-def partition_of(name: str) -> tuple[str, int] | None:
-    """(topic, partition) of a partition directory's name, None for any other name."""
-    try:
-        return parse_partition_name(name)
-    except InvalidNameError:
-        return None
 
 
 def _by_partition(path: str) -> tuple[str, int]:

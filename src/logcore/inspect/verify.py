@@ -37,20 +37,31 @@ from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, Sto
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.inspect.dump import DUMPERS, IndexTable, LogFile
-from logcore.inspect.survey import (
-    UNFINISHED,
-    is_misnamed,
-    kind_of,
-    living_name,
-    partition_of,
-    partitions,
-)
+from logcore.inspect.survey import kind_of, living_name, partitions
 from logcore.kernels import layout
+from logcore.names import (
+    DELETED,
+    INDEX,
+    LOG,
+    QUARANTINE,
+    SEAL,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TXN_INDEX,
+    UNFINISHED,
+    base_offset_of,
+    bases_in,
+    file_name,
+    is_misnamed,
+    partition_name,
+    partition_of,
+)
 from logcore.partition import recovery, seals
 from logcore.partition.gaps import Gaps
 from logcore.partition.noted import Noted, or_else
 from logcore.partition.recovery import Action, TailFacts, decide
-from logcore.segment import LOG, SEAL, ActiveSegment, GrowingSegment, Segment, base_offset_of, file_name
+from logcore.segment import ActiveSegment, GrowingSegment, Segment
 
 Status = Literal["ok", "warning", "damaged"]
 
@@ -135,7 +146,7 @@ def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
     """
     missing = _missing(fs, directory) and _missing(fs, directory)
     for (topic, number), end in missing.items():
-        path = os.path.join(directory, f"{topic}-{number}")
+        path = os.path.join(directory, partition_name(topic, number))
         detail = f"the directory of a partition that reached offset {end} is gone"
         yield Verdict(path=path, kind="other", status="damaged", detail=detail)
 
@@ -157,7 +168,7 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
         if end > starts.get(key, 0)
         and key not in present
         and key[0] not in half
-        and not any(name.startswith("{}-{}.".format(*key)) for name in going)
+        and not any(name.startswith(partition_name(*key) + ".") for name in going)
     }
 
 
@@ -208,12 +219,12 @@ class _Look:
 
     @functools.cached_property
     def bases(self) -> list[int]:
-        return sorted(base for name in self.names if (base := base_offset_of(name)) is not None)
+        return bases_in(self.names)
 
     @functools.cached_property
     def swaps(self) -> list[int]:
         """Base offsets of what a compaction is putting in the place of other segments."""
-        return [base for name in self.names if (base := base_offset_of(name, LOG + ".swap")) is not None]
+        return [base for name in self.names if (base := base_offset_of(name, LOG + SWAP)) is not None]
 
     @functools.cached_property
     def files(self) -> dict[str, list[str]]:
@@ -334,10 +345,10 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
         detail = "its 20 digits are no offset, and Kafka fails over such a name; move the file away"
         return Verdict(path=path, kind="other", status="damaged", detail=detail, size_bytes=size)
     if name != living_name(name):
-        if name.endswith(".swap"):
+        if name.endswith(SWAP):
             detail = "a compaction was interrupted; Kafka finishes it when it opens the partition"
             return Verdict(path=path, kind=kind or "other", status="warning", detail=detail, size_bytes=size)
-        what = "waits for deletion" if name.endswith(".deleted") else "left by a compaction"
+        what = "waits for deletion" if name.endswith(DELETED) else "left by a compaction"
         return Verdict(path=path, kind=kind or "other", status="ok", detail=f"{what}; not checked", size_bytes=size)
     base = None if kind is None else base_offset_of(name, f".{kind}")
     if kind is not None and base is not None and base not in bases:
@@ -345,7 +356,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
             return _verify_small(fs, path, kind)
         detail = "belongs to no .log file"
         return Verdict(path=path, kind=kind, status="warning", detail=detail, size_bytes=size)
-    if kind is None and name.endswith(".quarantine"):
+    if kind is None and name.endswith(QUARANTINE):
         detail = "what a recovery cut off; kept for you"
         return Verdict(path=path, kind="other", status="ok", detail=detail, size_bytes=size)
     return None
@@ -356,7 +367,7 @@ def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[
     names, place = look.files_of(base), look.place(base)
     checks: list[_Check] = []
     early: list[Verdict] = []
-    for suffix, kind in ((".index", _IndexCheck), (".timeindex", _TimeCheck), (".txnindex", _TxnCheck)):
+    for suffix, kind in ((INDEX, _IndexCheck), (TIME_INDEX, _TimeCheck), (TXN_INDEX, _TxnCheck)):
         name = file_name(base, suffix)
         if name in names:
             try:
@@ -372,8 +383,8 @@ def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[
         yield check.verdict()
     if file_name(base, SEAL) in names:
         yield _verify_seal(fs, os.path.join(directory, file_name(base, SEAL)), base, place.noted.log_start)
-    if file_name(base, ".snapshot") in names:
-        yield _verify_small(fs, os.path.join(directory, file_name(base, ".snapshot")), "snapshot")
+    if file_name(base, SNAPSHOT) in names:
+        yield _verify_small(fs, os.path.join(directory, file_name(base, SNAPSHOT)), "snapshot")
 
 
 def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:

@@ -48,7 +48,6 @@ SNAPSHOT_ENTRY: Final = np.dtype(
 )
 #: Where in a snapshot the bytes begin that its CRC covers.
 SNAPSHOT_CRC_START: Final = 6
-SNAPSHOT: Final = ".snapshot"
 assert SNAPSHOT_HEAD.itemsize == 10 and SNAPSHOT_ENTRY.itemsize == 46
 
 

@@ -31,9 +31,10 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.kernels import layout
 from logcore.kernels.layout import EncodedBatch
-from logcore.partition.producers import SNAPSHOT, Producers, SequencedBatch, last_sequence
+from logcore.names import SNAPSHOT, base_offset_of, file_name
+from logcore.partition.producers import Producers, SequencedBatch, last_sequence
 from logcore.partition.scan import slot_of
-from logcore.segment import Segment, base_offset_of, file_name
+from logcore.segment import Segment
 
 #: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
 _PRODUCER: Final = struct.Struct(">qhii")

@@ -28,8 +28,19 @@ from logcore.config import Durability
 from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
 from logcore.fs import FS
 from logcore.kernels import active, layout
+from logcore.names import (
+    CLEANED,
+    LOG,
+    SEGMENT_FILES,
+    SNAPSHOT,
+    SWAP,
+    base_offset_of,
+    file_name,
+    parse_file_name,
+    quarantine_name,
+)
 from logcore.partition.gaps import front_missing
-from logcore.segment import LOG, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name, in_order
+from logcore.segment import ActiveSegment, Segment, in_order
 
 #: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.
 IndexState = Literal["whole", "fronts", "none"]
@@ -361,10 +372,10 @@ def finish_swaps(fs: FS, directory: str) -> None:
     Raises CorruptLogError, with nothing changed, where neither is.
     """
     names = fs.listdir(directory)
-    cleaned = [base for name in names if (base := _base_of(name, ".cleaned")) is not None]
+    cleaned = [base for name in names if (base := _base_of(name, CLEANED)) is not None]
     plans: list[tuple[int, int, SwapAction]] = []
-    for base in sorted(base for name in names if (base := base_offset_of(name, LOG + ".swap")) is not None):
-        new = Segment(fs, directory, base, ".swap")
+    for base in sorted(base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None):
+        new = Segment(fs, directory, base, SWAP)
         end, is_whole = base + 1, True
         for facts, _, why in new.walk(0, crc=True):
             end = int(facts["last_offset"][-1]) + 1 if len(facts) else end
@@ -377,38 +388,38 @@ def finish_swaps(fs: FS, directory: str) -> None:
             )
         plans.append((base, end, action))
     # A crash may keep any of the first renamings, also the one of an index and not that of its .log.
-    begun = {base for name in names if (base := base_offset_of(name, LOG + ".cleaned")) is not None}
+    begun = {base for name in names if (base := base_offset_of(name, LOG + CLEANED)) is not None}
     plans += [(base, base, SwapAction.DISCARD) for base in begun - {base for base, _, _ in plans}]
     # Whoever made these names may have died, or failed, before they were durable; what they stand for goes next.
     fs.sync_dir(directory)
     for base, end, action in plans:
         if action is SwapAction.DISCARD:
             for name in names:
-                if _base_of(name, ".swap") == base:
+                if _base_of(name, SWAP) == base:
                     fs.unlink(os.path.join(directory, name))
             continue
         for name in names:
-            number = name.partition(".")[0]
-            is_old = len(number) == 20 and number.isdigit() and base <= int(number) < end
+            file = parse_file_name(name)
+            is_old = file is not None and not file.state and base <= file.base_offset < end
             # The snapshot at the base is of what lies before it, and holds.
-            if is_old and name.endswith((*SEGMENT_FILES, ".snapshot")) and name != file_name(base, ".snapshot"):
+            if is_old and name != file_name(base, SNAPSHOT):
                 fs.unlink(os.path.join(directory, name))
     fs.sync_dir(directory)
     for name in fs.listdir(directory):
-        target = os.path.join(directory, name.removesuffix(".swap"))
-        if name.endswith(".swap") and not fs.exists(target):
+        target = os.path.join(directory, name.removesuffix(SWAP))
+        if name.endswith(SWAP) and not fs.exists(target):
             fs.rename(os.path.join(directory, name), target)
-        elif name.endswith(".swap"):
+        elif name.endswith(SWAP):
             fs.unlink(os.path.join(directory, name))
     fs.sync_dir(directory)
 
 
 def _base_of(name: str, state: str) -> int | None:
     """The base offset of a segment's file in a state, None for other files."""
-    stem = name.removesuffix(state)
-    if stem == name:
+    file = parse_file_name(name)
+    if file is None or file.state != state or file.suffix not in SEGMENT_FILES:
         return None
-    return next((base for suffix in SEGMENT_FILES if (base := base_offset_of(stem, suffix)) is not None), None)
+    return file.base_offset
 
 
 def rebuild(segment: ActiveSegment) -> None:
@@ -565,11 +576,10 @@ def _copy_anew(fs: FS, path: str, size: int) -> None:
 
 def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
     """Copies what is about to be cut to a file beside the segment, durably."""
-    stem = f"{segment.path[: -len('.log')]}.{position}"
-    numbers = itertools.count(1)
-    path = f"{stem}.quarantine"
-    while fs.exists(path):  # what an earlier recovery put aside stays
-        path = f"{stem}.{next(numbers)}.quarantine"
+    numbers = itertools.count()
+    path = ""
+    while not path or fs.exists(path):  # what an earlier recovery put aside stays
+        path = os.path.join(segment.directory, quarantine_name(segment.base_offset, position, next(numbers)))
     handle = fs.open(path, write=True, create=True, exclusive=True)
     try:
         at = position

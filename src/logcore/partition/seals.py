@@ -32,7 +32,8 @@ from logcore.config import INT32_MAX
 from logcore.errors import DiskFullError, ResourceError, StorageReadError, StorageWriteError
 from logcore.fs import FS
 from logcore.kernels import layout
-from logcore.segment import LOG, SEAL, GrowingSegment, base_offset_of, file_name, in_order
+from logcore.names import LOG, SEAL, SWAP, base_offset_of, file_name
+from logcore.segment import GrowingSegment, in_order
 
 Report = TypeVar("Report")
 
@@ -146,7 +147,7 @@ def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int
     # Compaction may be giving a new segment the name of an old one: .swap is there from before the old one goes until
     # the new one has the name, so that one look at each in this order, and one more at the name, miss neither.
     path = os.path.join(directory, file_name(seal.next_base_offset, LOG))
-    if fs.exists(path) or fs.exists(path + ".swap") or fs.exists(path):
+    if fs.exists(path) or fs.exists(path + SWAP) or fs.exists(path):
         return ""
     return f"the next segment, which begins at offset {seal.next_base_offset}, is gone"
 

@@ -21,7 +21,8 @@ from typing import Final
 from logcore import checkpoint
 from logcore.errors import LogcoreError
 from logcore.fs import FS
-from logcore.segment import INDEXES, LOG, SEAL, SEGMENT_FILES, ActiveSegment, Segment, base_offset_of, file_name
+from logcore.names import CLEANED, DELETED, INDEXES, LOG, SEAL, SEGMENT_FILES, STATES, SWAP, base_offset_of, file_name
+from logcore.segment import ActiveSegment, Segment
 
 #: A copy of part of a segment goes in pieces of this.
 _COPY_BYTES: Final = 1 << 20
@@ -49,12 +50,12 @@ class SegmentFiles:
         """Renames the files of a segment, or those of them with a suffix, to .deleted; returns their new paths."""
         prefix = file_name(base_offset, ".")
         names = [name for name in self._fs.listdir(self._path) if name.startswith(prefix)]
-        names = [name for name in names if not name.endswith((".deleted", ".cleaned", ".swap"))]
+        names = [name for name in names if not name.endswith(STATES)]
         if suffixes is not None:
             names = [name for name in names if name[len(prefix) - 1 :] in suffixes]
         paths = []
         for name in sorted(names, key=lambda name: not name.endswith(LOG)):
-            paths.append(os.path.join(self._path, name + ".deleted"))
+            paths.append(os.path.join(self._path, name + DELETED))
             self._fs.rename(os.path.join(self._path, name), paths[-1])
         return paths
 
@@ -91,7 +92,7 @@ class SegmentFiles:
         for name in names:
             stem, suffix = os.path.splitext(name)
             is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
-            is_left = suffix in (".deleted", ".cleaned", ".tmp") and name != checkpoint.SEALS_HOLD
+            is_left = suffix in (DELETED, CLEANED, ".tmp") and name != checkpoint.SEALS_HOLD
             if is_left or (is_index and stem not in logs):
                 with contextlib.suppress(FileNotFoundError):  # recovery may have made the same name anew
                     self._fs.unlink(os.path.join(self._path, name))
@@ -138,7 +139,7 @@ class SegmentFiles:
         paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
         try:
             for path in paths:
-                fs.rename(path + ".cleaned", path + ".swap")
+                fs.rename(path + CLEANED, path + SWAP)
         except BaseException:
             self._take_back(paths, failed)
             raise
@@ -149,7 +150,7 @@ class SegmentFiles:
                 away += self._put_away(segment.base_offset)
             fs.sync_dir(self._path)
             for path in paths:
-                fs.rename(path + ".swap", path)
+                fs.rename(path + SWAP, path)
             fs.sync_dir(self._path)
         except BaseException as error:
             failed(error)
@@ -163,7 +164,7 @@ class SegmentFiles:
         try:
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
-                    self._fs.unlink(path + ".swap")
+                    self._fs.unlink(path + SWAP)
         except BaseException as error:
             failed(error)
             raise

@@ -29,9 +29,10 @@ from logcore.errors import (
 )
 from logcore.fs import FS
 from logcore.kernels import active, layout
+from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
 from logcore.notices import ERROR, tell
 from logcore.reader import list_bases
-from logcore.segment import LOG, GrowingSegment, Segment, file_name
+from logcore.segment import GrowingSegment, Segment
 from logcore.staging.manifest import (
     ASSIGNED,
     CLAIM,
@@ -52,7 +53,6 @@ from logcore.staging.manifest import (
     write_state,
 )
 
-_INDEXES: Final = (".index", ".timeindex")
 _STAMP: Final = struct.Struct(">qii")  # base offset, batch length, leader epoch: what precedes the magic
 _WALK_BATCHES: Final = 1 << 16
 #: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
@@ -176,7 +176,7 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
             _clear(fs, path, manifest, ASSIGNED)
         except LogcoreError as error:
             error.reason += f" (to give the rest of this write up, remove {os.path.join(path, name)})"
-            blocked.update((f"{topic}-{partition}", error) for topic, partition in manifest.partitions())
+            blocked.update((partition_name(topic, partition), error) for topic, partition in manifest.partitions())
     return blocked
 
 
@@ -324,13 +324,13 @@ def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
 def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     assert assigned.places is not None
     for (topic, partition), files in assigned.partitions().items():
-        target = os.path.join(directory, f"{topic}-{partition}")
+        target = os.path.join(directory, partition_name(topic, partition))
         check_directory(fs, target)
         _check_undisturbed(fs, path, target, files, assigned.places[topic, partition])
     _place_all(fs, directory, path, assigned)
     # Readers elsewhere are held back by this file, until here in all partitions alike.
     for (topic, partition), files in assigned.partitions().items():
-        name = os.path.join(directory, f"{topic}-{partition}", checkpoint.DURABLE_END)
+        name = os.path.join(directory, partition_name(topic, partition), checkpoint.DURABLE_END)
         end = assigned.places[topic, partition].base + sum(file.count for file in files)
         with contextlib.suppress(FileNotFoundError), _opened(fs, name, write=True) as handle:
             fs.pwrite(handle, checkpoint.pack_durable_end(end), 0)
@@ -378,7 +378,7 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
     assert assigned.places is not None
     placed = {}
     for (topic, partition), files in assigned.partitions().items():
-        place, target = assigned.places[topic, partition], os.path.join(directory, f"{topic}-{partition}")
+        place, target = assigned.places[topic, partition], os.path.join(directory, partition_name(topic, partition))
         if place.segment is None:
             placed[topic, partition] = _move(fs, path, target, files, place)
         else:
@@ -396,7 +396,7 @@ def _move(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Pl
             if fs.exists(final) and fs.file_size(final) and not _same_batches(fs, source + LOG, final):
                 raise CorruptLogError("another program appended where staged records belong", path=final)
             _stamp(fs, source + LOG, file, base, place.leader_epoch)
-            for suffix in _INDEXES:
+            for suffix in (INDEX, TIME_INDEX):
                 with contextlib.suppress(FileNotFoundError):
                     fs.rename(source + suffix, os.path.join(target, file_name(base, suffix)))
             fs.rename(source + LOG, final)

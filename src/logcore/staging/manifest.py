@@ -28,7 +28,7 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.reader import parse_partition_name
+from logcore.names import parse_partition_name, partition_name
 
 #: Suffixes of the names, as the package's first lines explain them.
 READY: Final = ".json"
@@ -141,7 +141,7 @@ class Manifest:
             found = cls(**facts)
             check_txid(found.txid)
             for file in found.files:
-                parse_partition_name(f"{file.topic}-{file.partition}")
+                parse_partition_name(partition_name(file.topic, file.partition))
                 directory, _, stem = file.name.partition("/")
                 if directory != found.txid or not re.fullmatch(r"[A-Za-z0-9._-]+", stem) or file.count < 1:
                     raise ValueError

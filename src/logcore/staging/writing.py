@@ -21,8 +21,9 @@ from logcore.format.columns import InputColumn
 from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import active, layout
+from logcore.names import LOG
 from logcore.recordbatch import check_timestamps, compressor, target_codec
-from logcore.segment import LOG, ActiveSegment
+from logcore.segment import ActiveSegment
 from logcore.staging.manifest import (
     StagedFile,
     check_txid,

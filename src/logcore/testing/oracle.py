@@ -29,6 +29,7 @@ from logcore.index import TransactionIndex, load
 from logcore.inspect.verify import Verdict, verify
 from logcore.kernels import Record
 from logcore.log import Log, open_log
+from logcore.names import STATES, TXN_INDEX
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.recovery import rebuild
 from logcore.partition.transactions import Transactions
@@ -39,7 +40,7 @@ from logcore.testing.known import Known
 
 Found = TypeVar("Found")
 
-_TEMPORARY = (".tmp", ".cleaned", ".swap", ".deleted")
+_TEMPORARY = (".tmp", *STATES)
 
 
 @attrs.frozen
@@ -453,7 +454,7 @@ def check_memory(log: Log) -> None:
         index = TransactionIndex("", bytearray())
         for entry in replayed.entries_between(segment.base_offset, end):
             index.add(*entry)
-        stored = bytes(load(log._fs, segment.file(".txnindex"), TransactionIndex))
+        stored = bytes(load(log._fs, segment.file(TXN_INDEX), TransactionIndex))
         assert stored == bytes(index.data), f"the transaction index of {segment} is not what its batches say"
     with log._lock:
         remembered = log._producers.known()

@@ -16,7 +16,7 @@ from typing import Any, Final
 from logcore import InvalidNameError, LogConfig, LogcoreError, TopicExistsError
 from logcore.config import CONFIGS, config_text
 from logcore.format.grouprecords import OFFSETS_TOPIC
-from logcore.logdir import check_topic_name
+from logcore.names import check_topic_name
 from netshim import wire
 from netshim.handlers.data import INTERNAL_TOPICS
 from netshim.handlers.failures import code_of, message_of
