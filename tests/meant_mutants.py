@@ -221,53 +221,85 @@ MISTAKES: Final = (
     ),
     # -- groups
     Mistake(
-        "assignment_of_an_older_generation", "netshim/groups.py",
-        "if group.state != COMPLETING or group.generation != generation:", "if group.state != COMPLETING:",
+        "assignment_of_an_older_generation", "logcore/coordination/membership.py",
+        "if group.state != COMPLETING or group.generation != done.generation:", "if group.state != COMPLETING:",
         "test_groups.py::test_an_assignment_of_an_older_generation_is_not_given_out",
     ),
     Mistake(
-        "static_name_of_who_left_stays", "netshim/groups.py",
+        "static_name_of_who_left_stays", "logcore/coordination/group.py",
         "            del self.static[member.instance_id]\n", "            pass\n",
         "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
-        "heartbeat_renews_nothing", "netshim/groups.py",
-        "        self._renew(group, group.members[request.member_id], call.now_ms)\n", "",
+        "heartbeat_renews_nothing", "logcore/coordination/membership.py",
+        "    step.renew(group.members[member_id])\n    return GroupError", "    return GroupError",
         "test_groups.py::test_who_never_syncs_is_dropped",
     ),
     Mistake(
-        "commit_seen_before_it_is_on_disk", "netshim/groups.py",
-        "        group.storing.update(offsets.keys())\n",
-        "        group.storing.update(offsets.keys())\n        for key, committed in offsets.items():\n"
-        "            group.put(key, committed)\n",
+        "commit_seen_before_it_is_on_disk", "logcore/coordination/offsets.py",
+        "    group.storing.update(offsets.keys())\n",
+        "    group.storing.update(offsets.keys())\n    for key, each in offsets.items():\n"
+        "        group.put(key, each)\n",
         "test_groups.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
     ),
     Mistake(
-        "commit_outlives_its_topic", "netshim/groups.py",
-        "            keys += [key for key in group.storing if key[0] in names and key not in keys]\n", "",
+        "commit_outlives_its_topic", "logcore/coordination/offsets.py",
+        "    keys += [key for key in group.storing if key[0] in names and key not in keys]\n", "",
         "test_groups.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
     ),
     Mistake(
-        "sync_timer_of_the_last_generation_stays", "netshim/groups.py",
-        "        self._cancel_sync_timer(group)\n        group.is_first", "        group.is_first",
+        "sync_timer_of_the_last_generation_stays", "logcore/coordination/membership.py",
+        "        self.cancel_sync_timer()\n        group.is_first", "        group.is_first",
         "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
-        "session_not_begun_after_a_restart", "netshim/groups.py",
-        "                group.add(member, value.protocol_type)\n                self._renew(group, member, now_ms)\n",
-        "                group.add(member, value.protocol_type)\n",
+        "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
+        "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n", "",
         "test_groups.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
     ),
     Mistake(
-        "waiting_member_expires", "netshim/groups.py",
+        "waiting_member_expires", "logcore/coordination/membership.py",
         "elif member.is_new or not member.is_waiting:", "else:",
         "test_groups.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
     ),
     Mistake(
-        "replaced_member_keeps_others_waiting", "netshim/groups.py",
-        "            group.unsynced.discard(old.member_id)\n            group.unsynced.add(new.member_id)\n",
+        "replaced_member_keeps_others_waiting", "logcore/coordination/group.py",
+        "            self.unsynced.discard(old.member_id)\n            self.unsynced.add(new.member_id)\n",
         "            pass\n",
         "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+    ),
+    Mistake(
+        "static_member_answered_again_after_a_rebalance", "logcore/coordination/membership.py",
+        "        if member.joining is not done.waiter or group.generation != done.generation "
+        "or group.state != STABLE:\n",
+        "        if group.state == DEAD:\n",
+        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+    ),
+    Mistake(
+        "join_timer_outlives_its_rebalance", "logcore/coordination/membership.py",
+        "        self.cancel_join_timer()\n        assert group.state == PREPARING",
+        "        self.group.join_timer = None\n        assert group.state == PREPARING",
+        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+    ),
+    Mistake(
+        "session_timer_outlives_its_member", "logcore/coordination/membership.py",
+        "        self.cancel_session(member)\n        self.group.take_out(member)\n",
+        "        self.group.take_out(member)\n",
+        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+    ),
+    Mistake(
+        "assigned_before_it_is_stored", "logcore/coordination/membership.py",
+        "            self.effects.append(Store(group, (group.record(request.assignments),), done))\n",
+        "            self.effects.append(Store(group, (group.record(request.assignments),), done))\n"
+        "            self.assigned(done, None)\n",
+        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+    ),
+    Mistake(
+        "members_that_joined_are_not_renewed", "logcore/coordination/membership.py",
+        "                member.joining = None\n                self.renew(member)\n"
+        "            member.is_new = False\n",
+        "                member.joining = None\n            member.is_new = False\n",
+        "test_coordination.py",
     ),
     # -- requests
     Mistake(

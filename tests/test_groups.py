@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import LogDir
+from logcore.coordination import group as machine
 from logcore.format.grouprecords import (
     OFFSETS_TOPIC,
     Committed,
@@ -30,7 +31,6 @@ from logcore.format.grouprecords import (
     group_key,
     group_value,
 )
-from netshim import groups as machine
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS
@@ -1344,7 +1344,7 @@ def check_group(group: machine.Group) -> None:
         assert member.member_id == member_id
         assert member.syncing is None or group.state == machine.COMPLETING
         assert member.joining is None or group.state in (machine.PREPARING, machine.STABLE)
-        assert member.timer is not None or member.is_waiting
+        assert member.timer_ms is not None or member.is_waiting
     if group.state == machine.EMPTY:
         assert not group.members
     if group.state in (machine.COMPLETING, machine.STABLE):

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from logcore import Log, LogcoreError, Receipt, RecordTooLargeError, TopicExistsError
+from logcore.coordination.effects import GroupError
 from logcore.format.grouprecords import OFFSETS_TOPIC, Record, partition_of
 from logcore.groupoffsets import StoredGroups, stored_groups
 from netshim.state import State
-from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
 
@@ -33,7 +33,7 @@ class OffsetsTopic:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._unsynced: dict[Log, deque[tuple[int, Callable[[int], None]]]] = {}
+        self._unsynced: dict[Log, deque[tuple[int, Callable[[GroupError | None], None]]]] = {}
 
     @property
     def exists(self) -> bool:
@@ -47,8 +47,10 @@ class OffsetsTopic:
             _log.warning("%s: %d records are not understood and left as they are", OFFSETS_TOPIC, found.not_understood)
         return found
 
-    def append(self, group_id: str, records: list[Record], now_ms: int, done: Callable[[int], None]) -> None:
-        """Calls done(0) once the records are on disk, or done(code) when they are not; for one log in its order."""
+    def append(
+        self, group_id: str, records: list[Record], now_ms: int, done: Callable[[GroupError | None], None]
+    ) -> None:
+        """Calls done(None) once the records are on disk, or done(error) when they are not; for one log in its order."""
         state = self._state
         rows = [(key, value, (), now_ms) for key, value in records]
 
@@ -66,7 +68,7 @@ class OffsetsTopic:
 
         def written(result: Any) -> None:
             if isinstance(result, Exception):
-                done(_code_of(group_id, result))
+                done(_error_of(group_id, result))
                 return
             log, number, receipt = result
             end = receipt.last_offset + 1
@@ -94,17 +96,17 @@ class OffsetsTopic:
 
     def _settle(self, group_id: str, log: Log, end: int, error: LogcoreError | None) -> None:
         """Tells all who wrote below end: a sync may be noticed by a later writer first."""
-        code = codes.NONE if error is None else _code_of(group_id, error)
+        result = None if error is None else _error_of(group_id, error)
         waiting = self._unsynced.get(log)
         while waiting and waiting[0][0] <= end:
-            waiting.popleft()[1](code)
+            waiting.popleft()[1](result)
         if not waiting:
             self._unsynced.pop(log, None)
 
 
-def _code_of(group_id: str, error: Exception) -> int:
+def _error_of(group_id: str, error: Exception) -> GroupError:
     """What clients take for a reason to try again, except for records that will never fit."""
     _log.error("%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
     if isinstance(error, RecordTooLargeError):
-        return codes.INVALID_COMMIT_OFFSET_SIZE
-    return codes.COORDINATOR_NOT_AVAILABLE
+        return GroupError.RECORD_TOO_LARGE
+    return GroupError.COORDINATOR_NOT_AVAILABLE

@@ -11,7 +11,6 @@ This module speaks no protocol (handlers do) and opens no socket (server.py does
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import logging
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Any, Final
 import attrs
 
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
+from logcore.coordination import timers
 from netshim.journal import Journal
 
 _log = logging.getLogger("netshim")
@@ -156,10 +156,10 @@ class _InLine:
 
 
 class Timers:
-    """What is to happen at a time. A timer that is not wanted any more is cancelled by its token."""
+    """Actions that are to happen at a time. A timer that is not wanted any more is cancelled by its token."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []
+        self._timers: timers.Timers[int] = timers.Timers()
         self._actions: dict[int, Callable[[int], None]] = {}
         self._tokens = itertools.count(1)
 
@@ -167,28 +167,21 @@ class Timers:
         """Has action(now_ms) called at or after the deadline; returns the token."""
         token = next(self._tokens)
         self._actions[token] = action
-        heapq.heappush(self._heap, (deadline_ms, token))
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._actions):  # mostly cancelled ones
-            self._heap = [entry for entry in self._heap if entry[1] in self._actions]
-            heapq.heapify(self._heap)
+        self._timers.at(deadline_ms, token)
         return token
 
     def cancel(self, token: int) -> None:
-        self._actions.pop(token, None)
+        if self._actions.pop(token, None) is not None:
+            self._timers.cancel(token)
 
     @property
     def next_ms(self) -> int | None:
         """When the next one is due."""
-        while self._heap and self._heap[0][1] not in self._actions:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        return self._timers.next_ms
 
     def run(self, now_ms: int) -> None:
-        while self._heap and self._heap[0][0] <= now_ms:
-            _, token = heapq.heappop(self._heap)
-            action = self._actions.pop(token, None)
-            if action is not None:
-                _guarded(action, now_ms)
+        for token in self._timers.due(now_ms):
+            _guarded(self._actions.pop(token), now_ms)
 
 
 class Waiting:

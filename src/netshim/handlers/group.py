@@ -1,18 +1,22 @@
 """Requests of consumer groups: who coordinates them, their members, their offsets, what admin tools ask and delete.
 
 Rules (wire protocol section 7):
-- Shapes that differ by version are made here; what a request means for a group is decided in groups.py.
+- Shapes and codes that differ by version are made here; what a request means for a group is decided in
+  logcore.coordination.
 - The first request waits until what is stored of groups has been read. If it cannot be read, all are told to come back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
+from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Result, Sync, Synced
+from logcore.coordination.group import DEAD, EMPTY, STABLE, Group
 from logcore.format.grouprecords import Committed
 from netshim import wire
-from netshim.groups import DEAD, EMPTY, STABLE, Group, Groups
+from netshim.groups import Groups
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
@@ -22,6 +26,30 @@ _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8
 _NOT_ASKED: Final = -(2**31)
 #: What a record's text can hold, whatever the settings say.
 _METADATA_BYTES_MAX: Final = 32_000
+
+#: The codes of errors that are named otherwise in the protocol; all others have the protocol's names.
+_OTHER_CODES: Final = {GroupError.RECORD_TOO_LARGE: codes.INVALID_COMMIT_OFFSET_SIZE}
+_CODES: Final = {error: _OTHER_CODES.get(error) or getattr(codes, error.name) for error in GroupError}
+#: What a version of an API calls otherwise: (error, API) -> (up to which version, code).
+_CODES_BY_VERSION: Final = {
+    # Kafka names a missing group since OffsetCommit 9, where members may be of the new protocol.
+    (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (8, codes.ILLEGAL_GENERATION),
+    # The error of a commit would mean nothing to who asked for an assignment.
+    (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
+}
+#: Since which version of JoinGroup a new dynamic member is told its id first, an error has no protocol name, and a
+#: leader may be told not to assign.
+_MEMBER_ID_SINCE: Final = 4
+_NULL_PROTOCOL_SINCE: Final = 7
+_SKIP_ASSIGNMENT_SINCE: Final = 9
+
+
+def _code_of(error: GroupError | None, call: Call) -> int:
+    if error is None:
+        return codes.NONE
+    last, code = _CODES_BY_VERSION.get((error, call.api_key), (-1, codes.NONE))
+    return code if call.version <= last else _CODES[error]
+
 
 Refuse = Callable[[Any, Call, int], Any]
 Handler = Callable[[Any, Call, State], Any]
@@ -37,9 +65,12 @@ def _when_loaded(refuse: Refuse) -> Callable[[Callable[[Any, Call, Groups, State
                 return handler(request, call, groups, state)
             answer = Answer()
 
-            def go_on(code: int) -> None:
+            def go_on(error: GroupError | None) -> None:
                 try:
-                    result = refuse(request, call, code) if code else handler(request, call, groups, state)
+                    if error is not None:
+                        result = refuse(request, call, _code_of(error, call))
+                    else:
+                        result = handler(request, call, groups, state)
                 except Exception as error:  # the broker answers and logs it, as that of a request that did not wait
                     result = error
                 if isinstance(result, Answer):
@@ -80,24 +111,92 @@ def find_coordinator(request: Any, call: Call, state: State) -> Any:
 
 
 def _refuse_join(request: Any, call: Call, code: int) -> Any:
+    return _join_failure(call, code, request.member_id)
+
+
+def _join_failure(call: Call, code: int, member_id: str) -> Any:
     return wire.JOIN_GROUP.Response(
-        error_code=code, member_id=request.member_id, protocol_name=None if call.version >= 7 else ""
+        error_code=code, member_id=member_id, protocol_name=None if call.version >= _NULL_PROTOCOL_SINCE else ""
     )
 
 
 @_when_loaded(_refuse_join)
 def join_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
-    return groups.join(request, call)
+    join = Join(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        instance_id=request.group_instance_id,
+        client_id=call.client_id,
+        client_host="/" + call.peer,
+        protocol_type=request.protocol_type,
+        protocols=tuple((protocol.name, protocol.metadata) for protocol in request.protocols),
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        takes_id_first=call.version >= _MEMBER_ID_SINCE,
+        may_skip_assignment=call.version >= _SKIP_ASSIGNMENT_SINCE,
+    )
+    answer = Answer()
+    groups.join(join, call.now_ms, lambda result: answer.set(_join_response(result, call)))
+    return _given(answer)
+
+
+def _join_response(result: Result, call: Call) -> Any:
+    if isinstance(result, JoinRefused):
+        return _join_failure(call, _code_of(result.error, call), result.member_id)
+    assert isinstance(result, Joined), result
+    response_type = wire.JOIN_GROUP.Response
+    return response_type(
+        generation_id=result.generation,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol,
+        leader=result.leader,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
+        members=[
+            response_type.Member(
+                member_id=member.member_id, group_instance_id=member.instance_id, metadata=member.metadata
+            )
+            for member in result.members
+        ],
+    )
+
+
+def _given(answer: Answer) -> Any:
+    """The response if it is known already, else the answer that will hold it."""
+    return answer.value if answer.is_set else answer
 
 
 @_when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
 def sync_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
-    return groups.sync(request, call)
+    sync = Sync(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        instance_id=request.group_instance_id,
+        generation=request.generation_id,
+        protocol_type=request.protocol_type,
+        protocol=request.protocol_name,
+        assignments={each.member_id: each.assignment for each in request.assignments},
+    )
+    answer = Answer()
+    groups.sync(sync, call.now_ms, lambda result: answer.set(_sync_response(result, call)))
+    return _given(answer)
+
+
+def _sync_response(result: Result, call: Call) -> Any:
+    if isinstance(result, GroupError):
+        return wire.SYNC_GROUP.Response(error_code=_code_of(result, call))
+    assert isinstance(result, Synced), result
+    return wire.SYNC_GROUP.Response(
+        protocol_type=result.protocol_type, protocol_name=result.protocol, assignment=result.assignment
+    )
 
 
 @_when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
 def heartbeat(request: Any, call: Call, groups: Groups, state: State) -> Any:
-    return wire.HEARTBEAT.Response(error_code=groups.heartbeat(request, call))
+    error = groups.heartbeat(
+        request.group_id, request.member_id, request.group_instance_id, request.generation_id, call.now_ms
+    )
+    return wire.HEARTBEAT.Response(error_code=_code_of(error, call))
 
 
 @_when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
@@ -107,13 +206,14 @@ def leave_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
     if call.version < 3:
-        return response_type(error_code=groups.leave(request.group_id, [(request.member_id, None)], call.now_ms)[0])
+        (error,) = groups.leave(request.group_id, [(request.member_id, None)], call.now_ms)
+        return response_type(error_code=_code_of(error, call))
     asked = [(member.member_id, member.group_instance_id) for member in request.members]
     results = groups.leave(request.group_id, asked, call.now_ms)
     return response_type(
         members=[
-            response_type.Member(member_id=member_id, group_instance_id=instance_id, error_code=code)
-            for (member_id, instance_id), code in zip(asked, results, strict=True)
+            response_type.Member(member_id=member_id, group_instance_id=instance_id, error_code=_code_of(error, call))
+            for (member_id, instance_id), error in zip(asked, results, strict=True)
         ]
     )
 
@@ -151,10 +251,16 @@ def offset_commit(request: Any, call: Call, groups: Groups, state: State) -> Any
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
     if not known:
         return response
-    code = groups.check_commit(
-        request.group_id, request.generation_id_or_member_epoch, request.member_id, request.group_instance_id, call
+    error = groups.check_commit(
+        request.group_id,
+        request.generation_id_or_member_epoch,
+        request.member_id,
+        request.group_instance_id,
+        call.now_ms,
     )
-    now_ms, retention_ms = call.now_ms, request.retention_time_ms
+    code = _code_of(error, call)
+    now_ms = call.now_ms
+    retention_ms = request.retention_time_ms
     offsets: dict[tuple[str, int], Committed] = {}
     stored = []
     for name, partition, result in known:
@@ -177,9 +283,9 @@ def offset_commit(request: Any, call: Call, groups: Groups, state: State) -> Any
         return response
     answer = Answer()
 
-    def done(code: int) -> None:
+    def done(error: GroupError | None) -> None:
         for result in stored:
-            result.error_code = code
+            result.error_code = _code_of(error, call)
         answer.set(response)
 
     groups.commit(request.group_id, offsets, now_ms, done)
@@ -280,9 +386,9 @@ def offset_delete(request: Any, call: Call, groups: Groups, state: State) -> Any
         topics.append(response_type.Topic(name=topic.name, partitions=results))
     answer = Answer()
 
-    def done(code: int) -> None:
+    def done(error: GroupError | None) -> None:
         for result in stored:
-            result.error_code = code
+            result.error_code = _code_of(error, call)
         answer.set(response_type(topics=topics))
 
     groups.delete_offsets(group, keys, call.now_ms, done)
@@ -368,13 +474,13 @@ def delete_groups(request: Any, call: Call, groups: Groups, state: State) -> Any
         return response
     answer = Answer()
 
-    def done(result: Any, code: int) -> None:
+    def done(result: Any, error: GroupError | None) -> None:
         nonlocal left
-        result.error_code = code
+        result.error_code = _code_of(error, call)
         left -= 1
         if not left:
             answer.set(response)
 
     for result in response.results:
-        groups.delete(result.group_id, call.now_ms, lambda code, result=result: done(result, code))  # type: ignore[misc]
+        groups.delete(result.group_id, call.now_ms, partial(done, result))
     return answer

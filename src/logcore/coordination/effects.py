@@ -1,0 +1,278 @@
+"""What a transition asks for, and the values it speaks in. No codes and no shapes of any protocol.
+
+An effect is one of
+    Reply      a request ends: tell whoever waits
+    Store      append records to the group's partition of `__consumer_offsets`; then tell Coordinator.stored()
+    At, Cancel a timer: at its time, tell Coordinator.timed_out(). A timer of the same name is replaced
+    an event   something a person may want to read about
+
+Effects are carried out in their order, and those of one transition before those of the next.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from logcore.format.grouprecords import Committed, Record
+
+if TYPE_CHECKING:
+    from logcore.coordination.group import Group, Member
+
+#: What the caller knows a request by. It comes back in the Reply, and is compared for identity only.
+Waiter = Hashable
+OffsetKey = tuple[str, int]  # topic, partition
+
+
+class GroupError(enum.Enum):
+    """Why a request fails. The names are Kafka's."""
+
+    COORDINATOR_NOT_AVAILABLE = enum.auto()  # what is stored cannot be read or written: try again
+    NOT_COORDINATOR = enum.auto()  # this one is stopping, or its groups are gone
+    INVALID_GROUP_ID = enum.auto()
+    INVALID_REQUEST = enum.auto()
+    INVALID_SESSION_TIMEOUT = enum.auto()
+    GROUP_ID_NOT_FOUND = enum.auto()
+    GROUP_MAX_SIZE_REACHED = enum.auto()
+    NON_EMPTY_GROUP = enum.auto()
+    INCONSISTENT_GROUP_PROTOCOL = enum.auto()
+    UNKNOWN_MEMBER_ID = enum.auto()
+    MEMBER_ID_REQUIRED = enum.auto()  # join again, with the id that comes along
+    FENCED_INSTANCE_ID = enum.auto()
+    ILLEGAL_GENERATION = enum.auto()
+    REBALANCE_IN_PROGRESS = enum.auto()
+    RECORD_TOO_LARGE = enum.auto()  # no record can hold it: it is not worth trying again
+
+
+# -- requests and their results --------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Join:
+    """A member wants to be in the next generation. member_id: "" when it has none yet.
+
+    rebalance_timeout_ms: -1 for the session's. takes_id_first: a dynamic member is told its id by an error and joins
+    again with it, so that a lost response leaves no member behind. may_skip_assignment: the member understands that it
+    leads and need not assign.
+    """
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    takes_id_first: bool
+    may_skip_assignment: bool
+
+
+@attrs.frozen(kw_only=True)
+class Sync:
+    """A member of a generation asks what it is assigned. The leader brings the assignments of all."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignments: Mapping[str, bytes] = attrs.Factory(dict[str, bytes])
+
+
+@attrs.frozen
+class JoinedMember:
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@attrs.frozen(kw_only=True)
+class Joined:
+    """The generation a member is in. members: of all, for the leader; empty for others."""
+
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    member_id: str
+    members: tuple[JoinedMember, ...] = ()
+    skip_assignment: bool = False
+
+
+@attrs.frozen
+class JoinRefused:
+    """member_id: to join with again after MEMBER_ID_REQUIRED, else the one that was refused."""
+
+    error: GroupError
+    member_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Synced:
+    protocol_type: str
+    protocol: str | None
+    assignment: bytes
+
+
+#: How a request ends; None for success with nothing to tell.
+Result = Joined | JoinRefused | Synced | GroupError | None
+
+
+# -- timers ----------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class SessionEnds:
+    """A member has been silent, if it was not heard in the meantime."""
+
+    member_id: str
+
+
+@attrs.frozen
+class PendingEnds:
+    """A member never came back with the id it was given."""
+
+    member_id: str
+
+
+@attrs.frozen
+class DelayEnds:
+    """The first members of a group have waited for others. left_ms: how much longer they may wait if others came."""
+
+    left_ms: int
+
+
+@attrs.frozen
+class JoinEnds:
+    """Members that have not rejoined are not waited for any longer."""
+
+
+@attrs.frozen
+class SyncEnds:
+    """Members of this generation that have not asked for their assignment are not waited for any longer."""
+
+    generation: int
+
+
+Timeout = SessionEnds | PendingEnds | DelayEnds | JoinEnds | SyncEnds
+
+
+# -- what becomes true once records are on disk ----------------------------------------------------------------------
+
+
+@attrs.frozen
+class Assigned:
+    """The leader's assignment, of this generation."""
+
+    generation: int
+    assignments: Mapping[str, bytes]
+
+
+@attrs.frozen(eq=False)
+class Replaced:
+    """A static member came back: `new` in the place of `old`. leader_before: as it was when `new` joined."""
+
+    old: Member
+    new: Member
+    waiter: Waiter
+    generation: int
+    leader_before: str | None
+    may_skip_assignment: bool
+
+
+@attrs.frozen
+class OffsetsCommitted:
+    offsets: Mapping[OffsetKey, Committed]
+    waiter: Waiter
+
+
+@attrs.frozen
+class OffsetsDeleted:
+    keys: tuple[OffsetKey, ...]
+    waiter: Waiter | None
+
+
+@attrs.frozen
+class GroupDeleted:
+    waiter: Waiter
+
+
+Pending = Assigned | Replaced | OffsetsCommitted | OffsetsDeleted | GroupDeleted
+
+
+# -- effects ---------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Reply:
+    waiter: Waiter
+    result: Result
+
+
+@attrs.frozen(eq=False)
+class Store:
+    """then: what becomes true once the records are on disk, None when nobody waits for them."""
+
+    group: Group
+    records: tuple[Record, ...]
+    then: Pending | None = None
+
+
+@attrs.frozen
+class At:
+    group: Group
+    timeout: Timeout
+    at_ms: int
+
+
+@attrs.frozen
+class Cancel:
+    group: Group
+    timeout: Timeout
+
+
+@attrs.frozen(kw_only=True)
+class GroupFormed:
+    group_id: str
+    generation: int
+    member_count: int
+    protocol: str | None
+
+
+@attrs.frozen
+class GroupRebalances:
+    group_id: str
+
+
+@attrs.frozen
+class GroupEmptied:
+    group_id: str
+
+
+@attrs.frozen
+class SessionEnded:
+    group_id: str
+    member_id: str
+
+
+Event = GroupFormed | GroupRebalances | GroupEmptied | SessionEnded
+Effect = Reply | Store | At | Cancel | Event
+
+
+@attrs.frozen(kw_only=True)
+class Rules:
+    """Limits and delays, by the names of Kafka's settings.
+
+    rebalance_delay_ms: how long the first members of a group wait for others.
+    """
+
+    min_session_timeout_ms: int
+    max_session_timeout_ms: int
+    group_max_size: int = 2**31 - 1
+    rebalance_delay_ms: int = 0

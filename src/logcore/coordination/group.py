@@ -1,0 +1,331 @@
+"""A group and its members: what is known of them, what can be decided from it, and small changes.
+
+A group's states and what moves it from one to the next (wire protocol section 7):
+
+    Empty                --join-->              PreparingRebalance
+    PreparingRebalance   --all have rejoined, or their time is over-->  CompletingRebalance, Empty if none is left
+    CompletingRebalance  --the leader's assignment is on disk-->        Stable
+    CompletingRebalance, Stable  --a member joins, leaves or expires--> PreparingRebalance
+    Empty                --deleted, or expired-->  Dead: no request finds it any more
+
+Which change follows on what is decided in membership.py and offsets.py. Nothing here asks for an effect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from logcore.coordination.effects import (
+    DelayEnds,
+    GroupError,
+    Joined,
+    JoinedMember,
+    JoinEnds,
+    OffsetKey,
+    Synced,
+    SyncEnds,
+    Waiter,
+)
+from logcore.format.grouprecords import (
+    Committed,
+    Record,
+    StoredGroup,
+    StoredMember,
+    group_key,
+    group_value,
+    subscribed_topics,
+)
+
+EMPTY: Final = "Empty"
+PREPARING: Final = "PreparingRebalance"
+COMPLETING: Final = "CompletingRebalance"
+STABLE: Final = "Stable"
+DEAD: Final = "Dead"
+
+CONSUMER: Final = "consumer"
+_RETENTION_MS: Final = 7 * 24 * 3_600_000
+
+
+@attrs.define(eq=False)
+class Member:
+    """One member of a group.
+
+    joining, syncing: its requests that wait; never more than one of each kind. is_new: until it is told its first
+    generation. deadline_ms: when its session ends. timer_ms: when it is next checked whether it has; that may be
+    earlier, because a renewed session leaves the timer as it is. None when no timer is set.
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes = b""
+    is_new: bool = False
+    joining: Waiter | None = None
+    syncing: Waiter | None = None
+    deadline_ms: int = 0
+    timer_ms: int | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.joining is not None or self.syncing is not None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+
+@attrs.define(eq=False)
+class Group:
+    """What is known of a group.
+
+    state_ms: since when it has been in its state. static: instance id -> member id. pending: ids given out to members
+    that have not joined with them. unsynced: members of this generation that have not asked for their assignment.
+    topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
+    on their way to the disk. is_first: the rebalance under way began in an empty group. join_timer, sync_timer: those
+    that are set.
+    """
+
+    group_id: str
+    state: str = EMPTY
+    state_ms: int = -1
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = attrs.Factory(dict[str, Member])
+    static: dict[str, str] = attrs.Factory(dict[str, str])
+    pending: set[str] = attrs.Factory(set[str])
+    unsynced: set[str] = attrs.Factory(set[str])
+    topics: frozenset[str] | None = None
+    offsets: dict[str, dict[int, Committed]] = attrs.Factory(dict[str, dict[int, Committed]])
+    storing: Counter[OffsetKey] = attrs.Factory(Counter[OffsetKey])
+    is_first: bool = False
+    has_newcomer: bool = False
+    join_timer: JoinEnds | DelayEnds | None = None
+    sync_timer: SyncEnds | None = None
+
+    # -- decisions
+
+    def check_member(self, member_id: str, instance_id: str | None) -> GroupError | None:
+        if instance_id is not None:
+            present = self.static.get(instance_id)
+            if present is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            if present != member_id:
+                return GroupError.FENCED_INSTANCE_ID
+        return None if member_id in self.members else GroupError.UNKNOWN_MEMBER_ID
+
+    def check_generation(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+        error = self.check_member(member_id, instance_id)
+        if error is None and generation != self.generation:
+            return GroupError.ILLEGAL_GENERATION
+        return error
+
+    def has_room(self, member_id: str, instance_id: str | None, most: int) -> bool:
+        if self.state == PREPARING:
+            waiting = sum(member.joining is not None for member in self.members.values())
+            member = self.members.get(member_id)
+            return (member is not None and member.joining is not None) or waiting < most
+        if self.state == EMPTY or member_id in self.members or len(self.members) < most:
+            return True
+        # A static member that comes back without its id takes the place it had.
+        return not member_id and instance_id in self.static
+
+    def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Whether a member with these protocols could be in the group: one of them has to be everybody's."""
+        if not self.members:
+            return bool(protocol_type) and any(True for _ in names)
+        common = self.common_protocols()
+        return protocol_type == self.protocol_type and any(name in common for name in names)
+
+    def common_protocols(self) -> set[str]:
+        return set.intersection(*({name for name, _ in member.protocols} for member in self.members.values()))
+
+    def vote(self) -> str:
+        """The protocol that most members like best among those that all of them have; of equals, the first voter's."""
+        common = self.common_protocols()
+        votes = (next(name for name, _ in member.protocols if name in common) for member in self.members.values())
+        return Counter(votes).most_common(1)[0][0]
+
+    def subscribed(self) -> frozenset[str] | None:
+        """Topics that its members subscribe to; None when that cannot be known, as in a group of no consumers."""
+        if self.protocol_type != CONSUMER:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            subscribed = subscribed_topics(member.metadata(self.protocol))
+            if subscribed is None:
+                return None
+            topics.update(subscribed)
+        return frozenset(topics)
+
+    def may_use(self, topic: str) -> bool:
+        """Whether a member subscribes to a topic, as far as one can tell."""
+        if self.protocol_type != CONSUMER:
+            return False
+        return bool(self.members) and (self.topics is None or topic in self.topics)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no member ever joined it and nothing was committed in it."""
+        return (
+            self.state == EMPTY
+            and not self.generation
+            and not (self.members or self.pending or self.offsets or self.storing)
+        )
+
+    def has_offset(self, topic: str, partition: int) -> bool:
+        """Whether an offset is committed, or about to be."""
+        return partition in self.offsets.get(topic, ()) or (topic, partition) in self.storing
+
+    def offset_keys(self) -> list[OffsetKey]:
+        """All that is committed, or about to be."""
+        present = {(topic, partition) for topic, partitions in self.offsets.items() for partition in partitions}
+        return [*present, *(key for key in self.storing if key not in present)]
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all known members have joined the rebalance under way."""
+        return not self.pending and all(member.joining is not None for member in self.members.values())
+
+    def expired(self, now_ms: int) -> list[OffsetKey]:
+        """Offsets that have been kept long enough (wire protocol section 7, Offsets).
+
+        Retention counts from the commit, in a group that once had members from when it became empty. A consumer group
+        that is in use keeps what its members subscribe to.
+        """
+        since_ms = None
+        kept: frozenset[str] = frozenset()
+        if self.protocol_type:
+            if self.state == EMPTY:
+                since_ms = None if self.state_ms < 0 else self.state_ms
+            elif self.state == STABLE and self.protocol_type == CONSUMER and self.topics is not None:
+                kept = self.topics
+            else:
+                return []
+
+        def expires_ms(committed: Committed) -> int:
+            if committed.expire_ms >= 0:
+                return committed.expire_ms
+            return (committed.commit_ms if since_ms is None else since_ms) + _RETENTION_MS
+
+        return [
+            (topic, partition)
+            for topic, partitions in self.offsets.items()
+            if topic not in kept
+            for partition, committed in partitions.items()
+            if now_ms >= expires_ms(committed)
+        ]
+
+    # -- views
+
+    def joined(self, member: Member) -> Joined:
+        """What a member is told of its generation; the leader also of the other members."""
+        members: Iterator[Member] = iter(self.members.values() if self.leader == member.member_id else ())
+        return Joined(
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol=self.protocol or "",
+            leader=self.leader or "",
+            member_id=member.member_id,
+            members=tuple(
+                JoinedMember(each.member_id, each.instance_id, each.metadata(self.protocol)) for each in members
+            ),
+        )
+
+    def synced(self, member: Member) -> Synced:
+        return Synced(protocol_type=self.protocol_type, protocol=self.protocol, assignment=member.assignment)
+
+    def record(self, assignments: Mapping[str, bytes] | None = None) -> Record:
+        """The record of the group as it stands, or as it will be with these assignments."""
+        members = tuple(
+            StoredMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                session_timeout_ms=member.session_timeout_ms,
+                subscription=member.metadata(self.protocol),
+                assignment=member.assignment if assignments is None else assignments.get(member.member_id, b""),
+            )
+            for member in self.members.values()
+        )
+        stored = StoredGroup(
+            protocol_type=self.protocol_type,
+            generation=self.generation,
+            protocol=self.protocol,
+            leader=self.leader,
+            state_ms=self.state_ms,
+            members=members,
+        )
+        return group_key(self.group_id), group_value(stored)
+
+    # -- small changes
+
+    def enter(self, state: str, now_ms: int) -> None:
+        self.state = state
+        self.state_ms = now_ms
+
+    def elect(self) -> bool:
+        """Keeps the leader if it has rejoined, else takes the first member that has; False when none has."""
+        leader = self.members.get(self.leader or "")
+        if leader is None or leader.joining is None:
+            joined = (member for member in self.members.values() if member.joining is not None)
+            leader = next(joined, None)
+        if leader is None:
+            return False
+        self.leader = leader.member_id
+        return True
+
+    def add(self, member: Member, protocol_type: str) -> None:
+        if not self.members:
+            self.protocol_type = protocol_type
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static[member.instance_id] = member.member_id
+
+    def take_out(self, member: Member) -> None:
+        self.members.pop(member.member_id, None)
+        self.unsynced.discard(member.member_id)
+        if member.instance_id is not None and self.static.get(member.instance_id) == member.member_id:
+            del self.static[member.instance_id]
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members), None)
+
+    def swap(self, old: Member, new: Member) -> None:
+        """Puts one member in the place of another, also in the order of joining."""
+        members = [new if member is old else member for member in self.members.values()]
+        self.members = {member.member_id: member for member in members}
+        if new.instance_id is not None:
+            self.static[new.instance_id] = new.member_id
+        if self.leader == old.member_id:
+            self.leader = new.member_id
+        if old.member_id in self.unsynced:
+            self.unsynced.discard(old.member_id)
+            self.unsynced.add(new.member_id)
+
+    def put(self, key: OffsetKey, committed: Committed) -> None:
+        topic, partition = key
+        self.offsets.setdefault(topic, {})[partition] = committed
+
+    def forget(self, keys: Iterable[OffsetKey]) -> None:
+        for topic, partition in keys:
+            partitions = self.offsets.get(topic)
+            if partitions is not None:
+                partitions.pop(partition, None)
+                if not partitions:
+                    del self.offsets[topic]

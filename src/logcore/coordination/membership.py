@@ -1,0 +1,575 @@
+"""Who is in a group: joining, syncing, heartbeats, leaving, and what happens when their time is over.
+
+Rules (the classic protocol, wire protocol section 7; group.py draws the states):
+- A member's request that has to wait for others is kept as its waiter; a second one of its kind ends the first.
+- What is stored comes first: a group is Stable once its record is on disk.
+- A lost connection removes no member. A session ends only by its timeout, which requests renew and waiting suspends.
+- What members hand to one another in bytes is not interpreted, except for the topics they subscribe to.
+
+Each function changes one group and returns the effects. If the group is Dead afterwards, no request is to find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+
+from logcore.coordination.effects import (
+    Assigned,
+    At,
+    Cancel,
+    DelayEnds,
+    Effect,
+    GroupEmptied,
+    GroupError,
+    GroupFormed,
+    GroupRebalances,
+    Join,
+    JoinEnds,
+    JoinRefused,
+    PendingEnds,
+    Replaced,
+    Reply,
+    Result,
+    Rules,
+    SessionEnded,
+    SessionEnds,
+    Store,
+    Sync,
+    SyncEnds,
+    Timeout,
+    Waiter,
+)
+from logcore.coordination.group import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, Group, Member
+
+#: How long a new member may wait for its first generation; it cannot send heartbeats, having no id yet.
+_NEW_MEMBER_MS: Final = 300_000
+#: The least time between two checks whether static members that have not rejoined are still waited for.
+_LEAST_WAIT_MS: Final = 1_000
+_LAST_GENERATION: Final = 2**31 - 1
+#: What fits into the texts of records, whose length is an int16, with room for what ids are made longer by.
+_TEXT_BYTES: Final = 32_000
+_CLIENT_ID_CHARACTERS: Final = 255
+
+
+def is_too_long(text: str) -> bool:
+    """Whether no record could hold a text."""
+    return len(text) > _TEXT_BYTES // 4 and len(text.encode("utf-8", "surrogatepass")) > _TEXT_BYTES
+
+
+def check_join(request: Join, rules: Rules) -> GroupError | None:
+    """What can be said of a request to join without its group."""
+    if not request.group_id or is_too_long(request.group_id):
+        return GroupError.INVALID_GROUP_ID
+    if not rules.min_session_timeout_ms <= request.session_timeout_ms <= rules.max_session_timeout_ms:
+        return GroupError.INVALID_SESSION_TIMEOUT
+    if is_too_long(request.instance_id or "") or is_too_long(request.protocol_type):
+        return GroupError.INVALID_REQUEST
+    if any(is_too_long(name) for name, _ in request.protocols):
+        return GroupError.INVALID_REQUEST
+    return None
+
+
+# -- transitions -----------------------------------------------------------------------------------------------------
+
+
+def join(
+    group: Group, request: Join, waiter: Waiter, now_ms: int, *, rules: Rules, new_id: Callable[[], str]
+) -> list[Effect]:
+    """Lets a request that check_join() passed wait for the next generation, or refuses it."""
+    step = Step(group, rules, now_ms)
+    step.join(request, waiter, new_id)
+    return step.effects
+
+
+def sync(group: Group, request: Sync, waiter: Waiter, now_ms: int, *, rules: Rules) -> list[Effect]:
+    step = Step(group, rules, now_ms)
+    step.sync(request, waiter)
+    return step.effects
+
+
+def heartbeat(
+    group: Group, member_id: str, instance_id: str | None, generation: int, now_ms: int, *, rules: Rules
+) -> tuple[GroupError | None, list[Effect]]:
+    error = group.check_generation(member_id, instance_id, generation)
+    if error is not None:
+        return error, []
+    step = Step(group, rules, now_ms)
+    step.renew(group.members[member_id])
+    return GroupError.REBALANCE_IN_PROGRESS if group.state == PREPARING else None, step.effects
+
+
+def leave(
+    group: Group, members: Sequence[tuple[str, str | None]], now_ms: int, *, rules: Rules
+) -> tuple[list[GroupError | None], list[Effect]]:
+    """Takes (member id, instance id) pairs out; an error or None for each. An instance id alone is enough."""
+    step = Step(group, rules, now_ms)
+    results = [step.leave(member_id, instance_id) for member_id, instance_id in members]
+    if any(error is None for error in results):
+        if group.state in (STABLE, COMPLETING):
+            step.prepare()
+        else:
+            step.after_pending()
+    return results, step.effects
+
+
+def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> list[Effect]:
+    """The time of an At has come."""
+    step = Step(group, rules, now_ms)
+    match timeout:
+        case SessionEnds(member_id):
+            step.end_session(group.members[member_id])
+        case PendingEnds(member_id):
+            group.pending.discard(member_id)
+            step.after_pending()
+        case DelayEnds(left_ms):
+            group.join_timer = None
+            step.end_delay(left_ms)
+        case JoinEnds():
+            group.join_timer = None
+            step.complete_join()
+        case SyncEnds(generation):
+            group.sync_timer = None
+            step.end_syncs(generation)
+    return step.effects
+
+
+def assigned(group: Group, done: Assigned, error: GroupError | None, now_ms: int, *, rules: Rules) -> list[Effect]:
+    """The leader's assignment is on disk, or could not be stored."""
+    step = Step(group, rules, now_ms)
+    step.assigned(done, error)
+    return step.effects
+
+
+def replaced(group: Group, done: Replaced, error: GroupError | None, now_ms: int, *, rules: Rules) -> list[Effect]:
+    """The record of a group in which a static member came back is on disk, or could not be stored."""
+    step = Step(group, rules, now_ms)
+    step.replaced(done, error)
+    return step.effects
+
+
+def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
+    """Begins the sessions of all members of a group that was read from disk."""
+    step = Step(group, rules, now_ms)
+    for member in group.members.values():
+        step.renew(member)
+    return step.effects
+
+
+def turn_away(group: Group) -> list[Effect]:
+    """Ends what members wait for: another coordinator is to be asked."""
+    step = Step(group, None, 0)
+    for member in group.members.values():
+        step.end_join(member, GroupError.NOT_COORDINATOR)
+        step.end_sync(member, GroupError.NOT_COORDINATOR)
+    return step.effects
+
+
+def bury(group: Group) -> list[Effect]:
+    """Makes a group Dead, with all its timers and nobody told."""
+    step = Step(group, None, 0)
+    for member in group.members.values():
+        step.cancel_session(member)
+    for member_id in sorted(group.pending):
+        step.effects.append(Cancel(group, PendingEnds(member_id)))
+    group.pending.clear()
+    step.cancel_join_timer()
+    step.cancel_sync_timer()
+    group.state = DEAD
+    return step.effects
+
+
+class Step:
+    """One transition under way: the group it changes, its time, and the effects so far."""
+
+    def __init__(self, group: Group, rules: Rules | None, now_ms: int) -> None:
+        self.group = group
+        self.now_ms = now_ms
+        self.effects: list[Effect] = []
+        self._rules = rules
+
+    @property
+    def rules(self) -> Rules:
+        assert self._rules is not None, "this transition depends on no rules"
+        return self._rules
+
+    def reply(self, waiter: Waiter, result: Result) -> None:
+        self.effects.append(Reply(waiter, result))
+
+    # -- joining
+
+    def join(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
+        group = self.group
+        member_id = request.member_id
+        if not group.has_room(member_id, request.instance_id, self.rules.group_max_size):
+            if member_id in group.members:
+                self.remove(group.members[member_id])
+                self.rebalance_after_loss()
+            self.reply(waiter, JoinRefused(GroupError.GROUP_MAX_SIZE_REACHED, ""))
+        elif not group.supports(request.protocol_type, (name for name, _ in request.protocols)):
+            self.reply(waiter, JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, member_id))
+        elif not member_id:
+            self._join_unknown(request, waiter, new_id)
+        elif member_id in group.pending:
+            self._join_pending(request, waiter)
+        else:
+            error = group.check_member(member_id, request.instance_id)
+            if error is not None:
+                self.reply(waiter, JoinRefused(error, member_id))
+            else:
+                self._join_known(group.members[member_id], request, waiter)
+
+    def _join_unknown(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
+        group = self.group
+        instance_id = request.instance_id
+        if instance_id is None:
+            member_id = f"{request.client_id[:_CLIENT_ID_CHARACTERS]}-{new_id()}"
+            if request.takes_id_first:
+                group.pending.add(member_id)
+                self.effects.append(At(group, PendingEnds(member_id), self.now_ms + request.session_timeout_ms))
+                self.reply(waiter, JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id))
+                return
+        else:
+            member_id = f"{instance_id}-{new_id()}"
+            present = group.static.get(instance_id)
+            if present is not None:
+                self._replace_static(group.members[present], member_id, request, waiter)
+                return
+        self._join_new(member_id, request, waiter)
+
+    def _join_pending(self, request: Join, waiter: Waiter) -> None:
+        if request.instance_id is not None:  # such an id was given to a dynamic member
+            self.reply(waiter, JoinRefused(GroupError.UNKNOWN_MEMBER_ID, request.member_id))
+            return
+        self._forget_pending(request.member_id)
+        self._join_new(request.member_id, request, waiter)
+
+    def _forget_pending(self, member_id: str) -> None:
+        self.group.pending.discard(member_id)
+        self.effects.append(Cancel(self.group, PendingEnds(member_id)))
+
+    def _join_new(self, member_id: str, request: Join, waiter: Waiter) -> None:
+        group = self.group
+        member = Member(
+            member_id=member_id,
+            instance_id=request.instance_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            rebalance_timeout_ms=0,
+            session_timeout_ms=0,
+            protocols=(),
+            is_new=True,
+        )
+        self._park_join(member, request, waiter)
+        if group.state == PREPARING and group.is_first:
+            group.has_newcomer = True
+        group.add(member, request.protocol_type)
+        self.renew(member, _NEW_MEMBER_MS)
+        self._rebalance()
+
+    def _park_join(self, member: Member, request: Join, waiter: Waiter) -> None:
+        """Lets the request wait for the next generation, with what it says of the member."""
+        self.end_join(member, GroupError.REBALANCE_IN_PROGRESS)  # it asks again over another connection
+        member.protocols = request.protocols
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        if request.rebalance_timeout_ms < 0:
+            member.rebalance_timeout_ms = request.session_timeout_ms
+        member.joining = waiter
+
+    def _join_known(self, member: Member, request: Join, waiter: Waiter) -> None:
+        group = self.group
+        is_leader = group.leader == member.member_id
+        is_settled = group.state == COMPLETING or (group.state == STABLE and not is_leader)
+        if is_settled and member.protocols == request.protocols:
+            # Its last response may have been lost, so it is told once more. A leader that joins a Stable group wants a
+            # rebalance: something changed that only it knows of, such as the partitions of a topic.
+            self.renew(member)
+            self.reply(waiter, group.joined(member))
+            return
+        self._park_join(member, request, waiter)
+        self.renew(member)
+        self._rebalance()
+
+    def _replace_static(self, old: Member, member_id: str, request: Join, waiter: Waiter) -> None:
+        """A static member came back without its id: it gets a new one, and the assignment of the old one."""
+        group = self.group
+        leader_before = group.leader
+        self.cancel_session(old)
+        self.end_join(old, GroupError.FENCED_INSTANCE_ID)
+        self.end_sync(old, GroupError.FENCED_INSTANCE_ID)
+        member = attrs.evolve(
+            old, member_id=member_id, client_id=request.client_id, client_host=request.client_host, is_new=False
+        )
+        group.swap(old, member)
+        self._park_join(member, request, waiter)
+        self.renew(member)
+        if group.state != STABLE or group.vote() != group.protocol:
+            self._rebalance()
+            return
+        group.topics = group.subscribed()
+        done = Replaced(old, member, waiter, group.generation, leader_before, request.may_skip_assignment)
+        self.effects.append(Store(group, (group.record(),), done))
+
+    def replaced(self, done: Replaced, error: GroupError | None) -> None:
+        group = self.group
+        member = done.new
+        if member.joining is not done.waiter or group.generation != done.generation or group.state != STABLE:
+            return  # a rebalance has begun, and answers it
+        member.joining = None
+        if error is not None:
+            self.cancel_session(member)
+            group.swap(member, done.old)
+            self.renew(done.old)
+            self.reply(done.waiter, JoinRefused(error, ""))
+            return
+        self.renew(member)
+        joined = group.joined(member)
+        if done.may_skip_assignment:
+            joined = attrs.evolve(joined, skip_assignment=group.leader == member.member_id)
+        else:  # it must not learn that it leads, or it would assign again
+            joined = attrs.evolve(joined, members=(), leader=done.leader_before or "")
+        self.reply(done.waiter, joined)
+
+    # -- rebalancing
+
+    def _rebalance(self) -> None:
+        """Begins a rebalance, or ends the one under way if it waited for nothing else."""
+        if self.group.state != PREPARING:
+            self.prepare()
+        elif self.group.is_complete and not self.group.is_first:
+            self.complete_join()
+
+    def rebalance_after_loss(self) -> None:
+        if self.group.state in (STABLE, COMPLETING, PREPARING):
+            self._rebalance()
+
+    def prepare(self) -> None:
+        """Begins a rebalance: all members are to join again."""
+        group = self.group
+        ended = [member for member in group.members.values() if member.syncing is not None]
+        if group.state == COMPLETING:
+            for member in group.members.values():
+                member.assignment = b""
+        self.cancel_sync_timer()
+        group.is_first = group.state == EMPTY
+        group.has_newcomer = False
+        if not group.is_first:
+            self.effects.append(GroupRebalances(group.group_id))
+        group.enter(PREPARING, self.now_ms)
+        delay_ms = self.rules.rebalance_delay_ms
+        if group.is_first and delay_ms:
+            left_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+            self._set_join_timer(DelayEnds(left_ms), delay_ms)
+        elif group.is_first or group.is_complete:
+            self.complete_join()
+        else:
+            self._set_join_timer(JoinEnds(), group.rebalance_timeout_ms)
+        for member in ended:
+            if member.syncing is not None:
+                self.renew(member)
+                self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
+
+    def _set_join_timer(self, timeout: JoinEnds | DelayEnds, wait_ms: int) -> None:
+        self.group.join_timer = timeout
+        self.effects.append(At(self.group, timeout, self.now_ms + wait_ms))
+
+    def cancel_join_timer(self) -> None:
+        if self.group.join_timer is not None:
+            self.effects.append(Cancel(self.group, self.group.join_timer))
+            self.group.join_timer = None
+
+    def end_delay(self, left_ms: int) -> None:
+        """The first members have waited; if others came meanwhile, they wait on for more."""
+        group = self.group
+        if not (group.has_newcomer and left_ms):
+            self.complete_join()
+            return
+        group.has_newcomer = False
+        delay_ms = self.rules.rebalance_delay_ms
+        self._set_join_timer(DelayEnds(max(left_ms - delay_ms, 0)), min(delay_ms, left_ms))
+
+    def complete_join(self) -> None:
+        """Ends the phase of joining: those who came make the next generation."""
+        group = self.group
+        self.cancel_join_timer()
+        assert group.state == PREPARING, group.state
+        for member in list(group.members.values()):
+            if member.joining is None and member.instance_id is None:
+                self.remove(member)
+        if group.members and not group.elect():
+            # Only static members are left, and none has come: their sessions decide.
+            self._set_join_timer(JoinEnds(), max(group.rebalance_timeout_ms, _LEAST_WAIT_MS))
+            return
+        group.generation = group.generation % _LAST_GENERATION + 1
+        group.is_first = False
+        group.unsynced.clear()
+        if group.members:
+            self._begin_generation()
+        else:
+            self._empty()
+
+    def _empty(self) -> None:
+        group = self.group
+        group.protocol = None
+        group.leader = None
+        group.topics = group.subscribed()
+        group.enter(EMPTY, self.now_ms)
+        self.effects.append(GroupEmptied(group.group_id))
+        self.effects.append(Store(group, (group.record(),)))
+
+    def _begin_generation(self) -> None:
+        group = self.group
+        group.protocol = group.vote()
+        group.topics = group.subscribed()
+        group.enter(COMPLETING, self.now_ms)
+        group.unsynced.update(group.members)
+        group.sync_timer = SyncEnds(group.generation)
+        self.effects.append(At(group, group.sync_timer, self.now_ms + group.rebalance_timeout_ms))
+        for member in group.members.values():
+            if member.joining is not None:
+                self.reply(member.joining, group.joined(member))
+                member.joining = None
+                self.renew(member)
+            member.is_new = False
+
+    def end_syncs(self, generation: int) -> None:
+        """Removes members that joined and then never asked for their assignment: they hold up the others."""
+        group = self.group
+        if group.generation != generation or group.state not in (COMPLETING, STABLE) or not group.unsynced:
+            return
+        for member_id in sorted(group.unsynced):
+            if member_id in group.members:
+                self.remove(group.members[member_id])
+        self.prepare()
+
+    def cancel_sync_timer(self) -> None:
+        if self.group.sync_timer is not None:
+            self.effects.append(Cancel(self.group, self.group.sync_timer))
+            self.group.sync_timer = None
+
+    # -- syncing
+
+    def sync(self, request: Sync, waiter: Waiter) -> None:
+        group = self.group
+        error = self._check_sync(request)
+        if error is not None:
+            self.reply(waiter, error)
+            return
+        member = group.members[request.member_id]
+        self.renew(member)
+        if group.state == PREPARING:
+            self.reply(waiter, GroupError.REBALANCE_IN_PROGRESS)
+            return
+        group.unsynced.discard(member.member_id)
+        if group.state == STABLE:
+            self.reply(waiter, group.synced(member))
+            return
+        self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)  # it asks again over another connection
+        member.syncing = waiter
+        if group.leader == member.member_id:
+            done = Assigned(group.generation, request.assignments)
+            self.effects.append(Store(group, (group.record(request.assignments),), done))
+
+    def _check_sync(self, request: Sync) -> GroupError | None:
+        group = self.group
+        error = group.check_generation(request.member_id, request.instance_id, request.generation)
+        if error is not None:
+            return error
+        if request.protocol_type not in (None, group.protocol_type) or request.protocol not in (None, group.protocol):
+            return GroupError.INCONSISTENT_GROUP_PROTOCOL
+        return None
+
+    def assigned(self, done: Assigned, error: GroupError | None) -> None:
+        group = self.group
+        if group.state != COMPLETING or group.generation != done.generation:
+            return  # a member has joined or left meanwhile, and all were told
+        waiting = [member for member in group.members.values() if member.syncing is not None]
+        if error is not None:
+            for member in waiting:
+                self.renew(member)
+                self.end_sync(member, error)
+            self._rebalance()
+            return
+        for member in group.members.values():
+            member.assignment = done.assignments.get(member.member_id, b"")
+        group.enter(STABLE, self.now_ms)
+        self.effects.append(
+            GroupFormed(
+                group_id=group.group_id,
+                generation=group.generation,
+                member_count=len(group.members),
+                protocol=group.protocol,
+            )
+        )
+        for member in waiting:
+            waiter = member.syncing
+            member.syncing = None
+            self.renew(member)
+            self.reply(waiter, group.synced(member))
+
+    # -- leaving and sessions
+
+    def leave(self, member_id: str, instance_id: str | None) -> GroupError | None:
+        group = self.group
+        if not member_id and instance_id is not None:
+            member_id = group.static.get(instance_id, "")
+        if member_id in group.pending:
+            self._forget_pending(member_id)
+            return None
+        error = group.check_member(member_id, instance_id)
+        if error is None:
+            self.remove(group.members[member_id])
+        return error
+
+    def after_pending(self) -> None:
+        if self.group.state == PREPARING:
+            self._rebalance()
+        elif self.group.is_unused:
+            self.group.state = DEAD
+
+    def renew(self, member: Member, timeout_ms: int | None = None) -> None:
+        """Begins the session again. A timer that will come too early is left, and renews itself when it does.
+
+        So most heartbeats set no timer.
+        """
+        member.deadline_ms = self.now_ms + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
+        if member.timer_ms is None or member.timer_ms > member.deadline_ms:
+            self._set_session(member)
+
+    def _set_session(self, member: Member) -> None:
+        member.timer_ms = member.deadline_ms
+        self.effects.append(At(self.group, SessionEnds(member.member_id), member.deadline_ms))
+
+    def cancel_session(self, member: Member) -> None:
+        if member.timer_ms is not None:
+            self.effects.append(Cancel(self.group, SessionEnds(member.member_id)))
+            member.timer_ms = None
+
+    def end_session(self, member: Member) -> None:
+        member.timer_ms = None
+        if self.now_ms < member.deadline_ms:
+            self._set_session(member)
+        elif member.is_new or not member.is_waiting:
+            # A member that waits for us cannot send heartbeats; its reply renews the session.
+            self.effects.append(SessionEnded(self.group.group_id, member.member_id))
+            self.remove(member)
+            self.rebalance_after_loss()
+
+    def remove(self, member: Member) -> None:
+        self.cancel_session(member)
+        self.group.take_out(member)
+        self.end_join(member, GroupError.UNKNOWN_MEMBER_ID)
+        self.end_sync(member, GroupError.UNKNOWN_MEMBER_ID)
+
+    def end_join(self, member: Member, error: GroupError) -> None:
+        if member.joining is not None:
+            self.reply(member.joining, JoinRefused(error, member.member_id))
+            member.joining = None
+
+    def end_sync(self, member: Member, error: GroupError) -> None:
+        if member.syncing is not None:
+            self.reply(member.syncing, error)
+            member.syncing = None

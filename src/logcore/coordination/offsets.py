@@ -1,0 +1,113 @@
+"""The offsets of a group: commits, their deletion and their expiry.
+
+Rules:
+- A commit is seen, and answered, once its record is on disk.
+- Until then it counts as about to be there: who deletes the group or the topic meanwhile deletes it too.
+
+Which topics exist and how long metadata may be is the caller's to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from logcore.coordination import membership
+from logcore.coordination.effects import (
+    Effect,
+    GroupDeleted,
+    GroupError,
+    OffsetKey,
+    OffsetsCommitted,
+    OffsetsDeleted,
+    Reply,
+    Rules,
+    Store,
+    Waiter,
+)
+from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
+from logcore.format.grouprecords import Committed, Record, commit_key, commit_value, group_key
+
+
+def check_commit(
+    group: Group, generation: int, member_id: str, instance_id: str | None, now_ms: int, *, rules: Rules
+) -> tuple[GroupError | None, list[Effect]]:
+    """Whether this member may commit now; generation -1 stands for a committer that is no member.
+
+    A member's commit renews its session.
+    """
+    if generation < 0:
+        if group.state == EMPTY:
+            return None, []
+        if not member_id and instance_id is None:
+            return GroupError.UNKNOWN_MEMBER_ID, []
+    error = group.check_generation(member_id, instance_id, generation)
+    if error is not None:
+        return error, []
+    if group.state == COMPLETING:
+        return GroupError.REBALANCE_IN_PROGRESS, []
+    step = membership.Step(group, rules, now_ms)
+    step.renew(group.members[member_id])
+    return None, step.effects
+
+
+def commit(group: Group, offsets: Mapping[OffsetKey, Committed], waiter: Waiter) -> list[Effect]:
+    """Stores offsets that check_commit() let pass; the reply comes once they are on disk and seen."""
+    records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
+    group.storing.update(offsets.keys())
+    return [Store(group, records, OffsetsCommitted(offsets, waiter))]
+
+
+def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) -> list[Effect]:
+    for key, each in done.offsets.items():
+        group.storing[key] -= 1
+        if not group.storing[key]:
+            del group.storing[key]
+        if error is None:
+            group.put(key, each)
+    if group.is_unused:
+        group.state = DEAD
+    return [Reply(done.waiter, error)]
+
+
+def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> list[Effect]:
+    """Deletes offsets; waiter: None when nobody is to be told."""
+    those = tuple(keys)
+    if those:
+        return [Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter))]
+    return [] if waiter is None else [Reply(waiter, None)]
+
+
+def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> list[Effect]:
+    if error is None:
+        group.forget(done.keys)
+    return [] if done.waiter is None else [Reply(done.waiter, error)]
+
+
+def forget_topics(group: Group, names: set[str]) -> list[Effect]:
+    """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any."""
+    keys = [(topic, partition) for topic in names for partition in group.offsets.get(topic, ())]
+    keys += [key for key in group.storing if key[0] in names and key not in keys]
+    group.forget(keys)
+    return delete(group, keys, None)
+
+
+def expire(group: Group, now_ms: int) -> list[Effect]:
+    """Deletes offsets that have been kept long enough, and with the last of them a group without members."""
+    keys = group.expired(now_ms)
+    is_all = len(keys) == sum(map(len, group.offsets.values()))
+    if group.state == EMPTY and is_all and not (group.pending or group.storing):
+        return delete_group(group, None)
+    return delete(group, keys, None)
+
+
+def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
+    """Makes an empty group Dead and deletes its records."""
+    assert group.state == EMPTY, group.state
+    keys = group.offset_keys()
+    records: tuple[Record, ...] = (*_tombstones(group, keys), (group_key(group.group_id), None))
+    then = None if waiter is None else GroupDeleted(waiter)
+    return [*membership.bury(group), Store(group, records, then)]
+
+
+def _tombstones(group: Group, keys: Iterable[OffsetKey]) -> tuple[Record, ...]:
+    return tuple((commit_key(group.group_id, *key), None) for key in keys)
