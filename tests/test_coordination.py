@@ -1,0 +1,642 @@
+"""logcore.coordination by itself: no broker, no log, a clock that is a number and a disk that is a list.
+
+Goal: every transition returns what it should, and in any order of requests, timeouts and syncs the invariants hold that
+World names. Method: World carries out the effects. A Store waits in it until the test says that the disk is done, or
+has failed; so requests, timeouts and syncs interleave as the test, or hypothesis, wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logcore.coordination import membership
+from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.effects import (
+    Assigned,
+    At,
+    Cancel,
+    Effect,
+    GroupDeleted,
+    GroupError,
+    GroupFormed,
+    Join,
+    Joined,
+    JoinEnds,
+    JoinRefused,
+    PendingEnds,
+    Reply,
+    Rules,
+    SessionEnds,
+    Store,
+    Sync,
+    Synced,
+    SyncEnds,
+    Timeout,
+)
+from logcore.coordination.group import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, Group
+from logcore.coordination.timers import Timers
+from logcore.format.grouprecords import Committed, commit_key, commit_value, group_key, read_group
+from logcore.groupoffsets import StoredGroups
+
+T0 = 1_700_000_000_000
+SESSION_MS = 10_000
+REBALANCE_MS = 20_000
+DAY_MS = 24 * 3_600_000
+#: After so long every session, rebalance and delay that was under way is over.
+LONG_MS = 3 * 300_000
+PARTITIONS = range(6)
+
+
+class World:
+    """A coordinator with its time, its disk and those who wait. Invariants, checked after every step:
+
+    one answer        no request is answered twice
+    stored first      a member is told its assignment, and a commit is seen, when the record is on disk
+    one owner         in one generation no partition is assigned to two members
+    a timer each      whoever may be silent has a session timer; a phase that waits for others has its timer;
+                      no other timer exists
+    a group's shape   leader, static ids, unsynced members and waiters fit the members and the state
+    no way back       a generation never falls
+    """
+
+    def __init__(self, *, delay_ms: int = 0) -> None:
+        self.now_ms = T0
+        self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=1_800_000, rebalance_delay_ms=delay_ms)
+        self.durable: dict[bytes, bytes | None] = {}
+        self.kept_deleted = False
+        self.waiters = 0
+        self.ids = 0
+        self.start()
+
+    def start(self) -> None:
+        self.coordinator = Coordinator(self.rules, self.new_id)
+        self.timers: Timers[tuple[Group, Timeout]] = Timers()
+        self.set: set[tuple[Group, Timeout]] = set()
+        self.stores: list[Store] = []
+        self.asked: dict[int, str] = {}  # waiter -> the member that asks, "" when it has no id
+        self.replies: dict[int, Any] = {}
+        self.owners: dict[tuple[int, int], str] = {}  # generation, partition -> owner
+        self.generations: dict[Group, int] = {}
+
+    def restart(self) -> None:
+        """The process ends, and another one starts with what is on disk."""
+        self.start()
+        found = StoredGroups()
+        found.take(self.durable)
+        self.act(self.coordinator.load(found.groups, found.offsets, self.now_ms))
+
+    def new_id(self) -> str:
+        self.ids += 1
+        return f"{self.ids:03}"
+
+    def waiter(self, member_id: str = "") -> int:
+        self.waiters += 1
+        self.asked[self.waiters] = member_id
+        return self.waiters
+
+    # -- effects
+
+    def act(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Reply(waiter, result):
+                    assert waiter not in self.replies, "one answer"
+                    self.replies[waiter] = result  # type: ignore[index]
+                    if isinstance(result, Synced):
+                        self.check_synced(self.asked[waiter], result)  # type: ignore[index]
+                case Store():
+                    self.stores.append(effect)
+                case At(group, timeout, at_ms):
+                    self.timers.at(at_ms, (group, timeout))
+                    self.set.add((group, timeout))
+                case Cancel(group, timeout):
+                    assert (group, timeout) in self.set, "only what is set is cancelled"
+                    self.timers.cancel((group, timeout))
+                    self.set.remove((group, timeout))
+        self.check()
+
+    def disk(self, error: GroupError | None = None) -> None:
+        """The first record that is not stored yet is now on disk, or could not be stored."""
+        if not self.stores:
+            return
+        effect = self.stores.pop(0)
+        if error is None:
+            self.durable.update(effect.records)
+        elif isinstance(effect.then, GroupDeleted):
+            self.kept_deleted = True  # as in Kafka, the group is forgotten here and comes back with a restart
+        self.act(self.coordinator.stored(effect, error, self.now_ms))
+
+    def settle(self) -> None:
+        while self.stores:
+            self.disk()
+
+    def sleep(self, ms: int) -> None:
+        end_ms = self.now_ms + ms
+        while True:
+            next_ms = self.timers.next_ms
+            if next_ms is None or next_ms > end_ms:
+                break
+            self.now_ms = max(self.now_ms, next_ms)
+            for group, timeout in self.timers.due(self.now_ms):
+                self.set.remove((group, timeout))
+                self.act(self.coordinator.timed_out(group, timeout, self.now_ms))
+        self.now_ms = end_ms
+
+    # -- requests
+
+    def join(self, member_id: str = "", *, instance: str | None = None, **more: Any) -> int:
+        request: dict[str, Any] = {
+            "group_id": "g",
+            "member_id": member_id,
+            "instance_id": instance,
+            "client_id": "cli",
+            "client_host": "/h",
+            "protocol_type": "consumer",
+            "protocols": (("range", b"x"),),
+            "session_timeout_ms": SESSION_MS,
+            "rebalance_timeout_ms": REBALANCE_MS,
+            "takes_id_first": False,
+            "may_skip_assignment": True,
+            **more,
+        }
+        waiter = self.waiter(member_id)
+        self.act(self.coordinator.join(Join(**request), waiter, self.now_ms))
+        return waiter
+
+    def sync(
+        self, member_id: str, generation: int, assignments: dict[str, bytes] | None = None, instance: str | None = None
+    ) -> int:
+        request = Sync(
+            group_id="g",
+            member_id=member_id,
+            instance_id=instance,
+            generation=generation,
+            assignments=assignments or {},
+        )
+        waiter = self.waiter(member_id)
+        self.act(self.coordinator.sync(request, waiter, self.now_ms))
+        return waiter
+
+    def beat(self, member_id: str, generation: int, instance: str | None = None) -> GroupError | None:
+        error, effects = self.coordinator.heartbeat("g", member_id, instance, generation, self.now_ms)
+        self.act(effects)
+        return error
+
+    def leave(self, member_id: str, instance: str | None = None) -> GroupError | None:
+        (error,), effects = self.coordinator.leave("g", [(member_id, instance)], self.now_ms)
+        self.act(effects)
+        return error
+
+    def commit(self, offset: int, member_id: str = "", generation: int = -1) -> GroupError | int | None:
+        """The waiter of a commit, or why it was refused."""
+        error, effects = self.coordinator.check_commit("g", generation, member_id, None, self.now_ms)
+        self.act(effects)
+        if error is not None:
+            return error
+        waiter = self.waiter(member_id)
+        committed = Committed(offset, -1, "", self.now_ms)
+        self.act(self.coordinator.commit("g", {("orders", 0): committed}, waiter))
+        return waiter
+
+    def form(self, count: int = 1) -> tuple[list[str], int]:
+        """A Stable group of so many members, the first of them its leader: (ids, generation)."""
+        ids: list[str] = []
+        while len(ids) < count:
+            newcomer = self.join()
+            others = [self.join(member_id) for member_id in ids]
+            ids.append(self.replies[newcomer].member_id)
+            assert all(isinstance(self.replies[other], Joined) for other in others)
+        generation = self.group.generation
+        waiters = [self.sync(member_id, generation, dict.fromkeys(ids, b"")) for member_id in reversed(ids)]
+        self.settle()
+        assert all(isinstance(self.replies[waiter], Synced) for waiter in waiters)
+        return ids, generation
+
+    @property
+    def group(self) -> Group:
+        group = self.coordinator.get("g")
+        assert group is not None
+        return group
+
+    # -- invariants
+
+    def check_synced(self, member_id: str, synced: Synced) -> None:
+        group = self.group
+        stored = read_group(self.durable[group_key("g")] or b"")
+        assert stored is not None and stored.generation == group.generation, "stored first"
+        assigned = {member.member_id: member.assignment for member in stored.members}
+        # A static member that came back has the assignment of its former id until that is stored, too.
+        assert synced.assignment in assigned.values(), "stored first"
+        owner = group.members[member_id].instance_id or member_id
+        for partition in synced.assignment:
+            assert self.owners.setdefault((group.generation, partition), owner) == owner, "one owner"
+
+    def check(self) -> None:
+        for group in self.coordinator.all():
+            self.check_shape(group)
+            self.check_timers(group)
+            for topic, partitions in group.offsets.items():
+                for partition, committed in partitions.items():
+                    stored = self.durable.get(commit_key(group.group_id, topic, partition))
+                    assert stored == commit_value(committed), "stored first"
+            assert self.generations.get(group, 0) <= group.generation, "no way back"
+            self.generations[group] = group.generation
+        known = set(self.coordinator.all())
+        assert all(group in known for group, _ in self.set), "a timer each: none for a group that is gone"
+        assert len(self.timers) == len(self.set)
+
+    def check_shape(self, group: Group) -> None:
+        members = group.members
+        assert group.state != DEAD, "a dead group is found by no request"
+        assert (group.leader is None) == (not members) and (group.leader is None or group.leader in members)
+        assert set(group.static.values()) == {m.member_id for m in members.values() if m.instance_id is not None}
+        assert group.unsynced <= set(members)
+        for member_id, member in members.items():
+            assert member.member_id == member_id
+            assert member.syncing is None or group.state == COMPLETING
+            assert member.joining is None or group.state in (PREPARING, STABLE)
+            for waiter in (member.joining, member.syncing):
+                assert waiter not in self.replies, "who is answered does not wait"
+        if group.state == EMPTY:
+            assert not members
+        if group.state in (COMPLETING, STABLE):
+            assert group.protocol in group.common_protocols() and group.generation > 0
+
+    def check_timers(self, group: Group) -> None:
+        expected: set[Timeout] = {PendingEnds(member_id) for member_id in group.pending}
+        for member in group.members.values():
+            if member.timer_ms is not None:
+                expected.add(SessionEnds(member.member_id))
+            else:
+                assert member.is_waiting and not member.is_new, "a timer each: of whoever may be silent"
+        if group.join_timer is not None:
+            expected.add(group.join_timer)
+        if group.sync_timer is not None:
+            expected.add(group.sync_timer)
+        assert (group.join_timer is not None) == (group.state == PREPARING), "a timer each: of a rebalance"
+        if group.state == COMPLETING and group.unsynced:
+            assert group.sync_timer is not None, "a timer each: of a generation"
+        assert {timeout for each, timeout in self.set if each is group} == expected, "a timer each"
+
+
+# -- transitions, one by one ---------------------------------------------------------------------------------------
+
+
+def effects_of(kind: type, effects: Iterable[Effect]) -> list[Any]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def test_a_group_is_stable_once_the_assignment_is_stored() -> None:
+    world = World()
+    waiter = world.join()
+    joined = world.replies[waiter]
+    assert isinstance(joined, Joined) and joined.leader == joined.member_id and len(joined.members) == 1
+    assert world.group.state == COMPLETING
+    syncing = world.sync(joined.member_id, 1, {joined.member_id: b"\1"})
+    (store,) = world.stores
+    assert store.then == Assigned(1, {joined.member_id: b"\1"})
+    assert syncing not in world.replies and world.group.state == COMPLETING
+    world.disk()
+    assert world.group.state == STABLE
+    assert world.replies[syncing] == Synced(protocol_type="consumer", protocol="range", assignment=b"\1")
+
+
+def test_forming_a_group_is_an_event() -> None:
+    world = World()
+    member_id = world.replies[world.join()].member_id
+    world.sync(member_id, 1, {member_id: b""})
+    (formed,) = effects_of(GroupFormed, world.coordinator.stored(world.stores[0], None, world.now_ms))
+    assert formed == GroupFormed(group_id="g", generation=1, member_count=1, protocol="range")
+
+
+def test_a_transition_changes_nothing_but_its_group() -> None:
+    """The same calls on two groups give equal effects, except for the group they name: nothing else is read."""
+
+    def run(group: Group) -> list[str]:
+        rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=9_000_000)
+        request = Join(
+            group_id="g",
+            member_id="",
+            instance_id=None,
+            client_id="c",
+            client_host="/h",
+            protocol_type="consumer",
+            protocols=(("range", b""),),
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=-1,
+            takes_id_first=False,
+            may_skip_assignment=False,
+        )
+        effects = membership.join(group, request, "w", T0, rules=rules, new_id=lambda: "1")
+        effects += membership.heartbeat(group, "c-1", None, 1, T0 + 1, rules=rules)[1]
+        effects += membership.timed_out(group, SyncEnds(1), T0 + SESSION_MS, rules=rules)
+        return [repr(effect) for effect in effects]
+
+    assert run(Group("g")) == run(Group("g"))
+
+
+def test_a_new_member_is_told_its_id_first_and_forgotten_in_time() -> None:
+    world = World()
+    refused = world.replies[world.join(takes_id_first=True)]
+    assert refused == JoinRefused(GroupError.MEMBER_ID_REQUIRED, "cli-001")
+    assert world.group.pending == {"cli-001"}
+    world.sleep(SESSION_MS)
+    assert world.coordinator.all() == [] and not world.set
+
+
+def test_heartbeats_set_no_timer_and_extend_the_session() -> None:
+    world = World()
+    (member_id,), generation = world.form()
+    for _ in range(5):
+        world.sleep(SESSION_MS - 1)
+        error, effects = world.coordinator.heartbeat("g", member_id, None, generation, world.now_ms)
+        assert error is None
+        assert effects == []
+    world.sleep(SESSION_MS)
+    assert world.group.state == EMPTY
+
+
+def test_a_second_request_of_a_kind_ends_the_first() -> None:
+    world = World()
+    (first, second), generation = world.form(2)
+    world.join()
+    waiting = world.join(second)
+    assert world.group.state == PREPARING
+    again = world.join(second)
+    assert world.replies[waiting] == JoinRefused(GroupError.REBALANCE_IN_PROGRESS, second)
+    world.join(first)
+    assert world.replies[again].generation == generation + 1
+
+
+def test_an_assignment_that_cannot_be_stored_begins_a_rebalance() -> None:
+    world = World()
+    member_id = world.replies[world.join()].member_id
+    syncing = world.sync(member_id, 1, {member_id: b"\1"})
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert world.replies[syncing] is GroupError.COORDINATOR_NOT_AVAILABLE
+    assert world.group.state == PREPARING and world.group.join_timer == JoinEnds()
+
+
+def test_a_static_member_that_comes_back_is_answered_when_that_is_stored() -> None:
+    world = World()
+    member_id = world.replies[world.join(instance="s")].member_id
+    world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
+    world.settle()
+    back = world.join(instance="s")
+    assert back not in world.replies
+    world.disk()
+    assert world.replies[back].generation == 1 and world.replies[back].skip_assignment
+    assert world.beat(member_id, 1, "s") is GroupError.FENCED_INSTANCE_ID
+    failing = world.join(instance="s")
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert world.replies[failing].error is GroupError.COORDINATOR_NOT_AVAILABLE
+    assert world.beat(world.replies[back].member_id, 1, "s") is None
+
+
+def test_commits_are_seen_when_they_are_stored_and_survive_a_restart() -> None:
+    world = World()
+    waiter = world.commit(5)
+    assert isinstance(waiter, int) and waiter not in world.replies
+    assert world.group.offsets == {} and world.group.has_offset("orders", 0)
+    world.disk()
+    assert world.replies[waiter] is None
+    assert world.group.offsets["orders"][0].offset == 5
+    world.restart()
+    assert world.group.offsets["orders"][0].offset == 5
+
+
+def test_a_failed_first_commit_leaves_no_group() -> None:
+    world = World()
+    waiter = world.commit(5)
+    world.disk(GroupError.RECORD_TOO_LARGE)
+    assert world.replies[waiter] is GroupError.RECORD_TOO_LARGE
+    assert world.coordinator.get("g") is None
+
+
+def test_a_group_and_its_offsets_expire_a_week_after_it_became_empty() -> None:
+    world = World()
+    (member_id,), generation = world.form()
+    world.commit(5, member_id, generation)
+    world.settle()
+    world.leave(member_id)
+    world.settle()
+    world.sleep(7 * DAY_MS - 1)
+    world.act(world.coordinator.expire_offsets(world.now_ms))
+    assert world.group.offsets
+    world.sleep(1)
+    world.act(world.coordinator.expire_offsets(world.now_ms))
+    world.settle()
+    assert world.coordinator.all() == []
+    assert set(world.durable.values()) == {None}
+
+
+def test_unloading_answers_all_and_cancels_every_timer() -> None:
+    world = World()
+    world.form(2)
+    world.join(takes_id_first=True)
+    waiting = world.join()
+    world.act(world.coordinator.unload())
+    assert world.replies[waiting].error is GroupError.NOT_COORDINATOR
+    assert not world.set and world.coordinator.all() == []
+
+
+def test_what_was_stored_for_a_group_that_is_gone_changes_no_new_one() -> None:
+    world = World()
+    member_id = world.replies[world.join()].member_id
+    world.sync(member_id, 1, {member_id: b"old"})
+    (late,) = world.stores
+    world.act(world.coordinator.unload())
+    world.stores.clear()
+    new_id = world.replies[world.join()].member_id
+    syncing = world.sync(new_id, 1, {new_id: b"new"})
+    world.act(world.coordinator.stored(late, None, world.now_ms))
+    assert syncing not in world.replies and world.group.state == COMPLETING
+    world.settle()
+    assert world.replies[syncing].assignment == b"new"
+
+
+# -- any order of things -------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A consumer that does the next thing a consumer does, whenever it is asked to."""
+
+    def __init__(self, world: World, instance: str | None) -> None:
+        self.world = world
+        self.instance = instance
+        self.member_id = ""
+        self.generation = -1
+        self.waiting: int | None = None
+
+    def step(self, flavour: int) -> None:
+        """Joins, or takes in the answer and goes on. flavour: which way, where a consumer may choose."""
+        world = self.world
+        if self.waiting is None:
+            self.join(flavour)
+            return
+        if self.waiting not in world.replies:
+            return
+        result = world.replies[self.waiting]
+        self.waiting = None
+        match result:
+            case Joined():
+                self.member_id = result.member_id
+                self.generation = result.generation
+                names = [member.member_id for member in result.members]
+                assignments: dict[str, bytes] = {}
+                if result.leader == self.member_id and not result.skip_assignment:
+                    for partition in PARTITIONS:
+                        name = names[(partition + flavour) % len(names)]
+                        assignments[name] = assignments.get(name, b"") + bytes([partition])
+                self.waiting = world.sync(self.member_id, self.generation, assignments, self.instance)
+            case Synced():
+                self.heard(world.beat(self.member_id, self.generation, self.instance))
+            case JoinRefused(error, member_id):
+                self.member_id = member_id if error is GroupError.MEMBER_ID_REQUIRED else ""
+            case _:
+                self.heard(result)
+
+    def join(self, flavour: int) -> None:
+        self.waiting = self.world.join(
+            self.member_id,
+            instance=self.instance,
+            protocols=(("range", bytes([flavour % 2])),),
+            takes_id_first=self.instance is None and flavour >= 2,
+            may_skip_assignment=flavour % 2 == 0,
+        )
+
+    def heard(self, error: GroupError | None) -> None:
+        if error in (GroupError.UNKNOWN_MEMBER_ID, GroupError.FENCED_INSTANCE_ID):
+            self.member_id = ""
+
+    def beat(self) -> None:
+        self.heard(self.world.beat(self.member_id, self.generation, self.instance))
+
+    def commit(self, offset: int) -> None:
+        result = self.world.commit(offset, self.member_id, self.generation)
+        if isinstance(result, GroupError) and self.instance is None:
+            self.heard(result)
+
+    def leave(self) -> None:
+        self.world.leave(self.member_id, self.instance)
+        self.forget()
+
+    def forget(self) -> None:
+        """The consumer crashes and starts again, without its id."""
+        self.member_id = ""
+        self.generation = -1
+        self.waiting = None
+
+
+CLIENTS = st.integers(0, 4)
+ERRORS = st.sampled_from([None, None, None, None, GroupError.COORDINATOR_NOT_AVAILABLE, GroupError.RECORD_TOO_LARGE])
+STEPS = st.one_of(
+    st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
+    st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
+    st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
+    st.tuples(st.just("beat"), CLIENTS),
+    st.tuples(st.just("commit"), CLIENTS, st.integers(0, 99)),
+    st.tuples(st.just("leave"), CLIENTS),
+    st.tuples(st.just("forget"), CLIENTS),
+    st.tuples(st.just("disk"), ERRORS),
+    st.tuples(st.just("disk"), ERRORS),
+    st.tuples(st.just("sleep"), st.sampled_from([1, 300, 3_000, 11_000, 21_000])),
+    st.tuples(st.just("delete")),
+    st.tuples(st.just("restart")),
+)
+
+
+@settings(max_examples=60)
+@given(
+    delay_ms=st.sampled_from([0, 500]),
+    instances=st.lists(st.sampled_from([None, None, "s0", "s1"]), min_size=5, max_size=5),
+    steps=st.lists(STEPS, min_size=20, max_size=120),
+)
+def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
+    delay_ms: int, instances: list[str | None], steps: list[Any]
+) -> None:
+    world = World(delay_ms=delay_ms)
+    clients = [Client(world, instance) for instance in instances]
+    for what, *arguments in steps:
+        match what:
+            case "disk":
+                world.disk(*arguments)
+            case "sleep":
+                world.sleep(*arguments)
+            case "delete":
+                world.act(world.coordinator.delete("g", world.waiter()))
+            case "restart":
+                world.restart()
+                for client in clients:
+                    client.waiting = None  # the connection is lost, the id is not
+            case _:
+                index, *rest = arguments
+                getattr(clients[index], what)(*rest)
+    world.settle()
+    world.sleep(LONG_MS)
+    world.settle()
+    assert set(world.asked) == set(world.replies), "nobody waits for ever"
+    assert not world.set, "an idle coordinator has nothing to do"
+    before = world.coordinator.get("g")
+    assert before is None or before.state == EMPTY
+    if world.kept_deleted:
+        return
+    world.restart()
+    after = world.coordinator.get("g")
+    assert (after.offsets if after else {}) == (before.offsets if before else {})
+    if before is not None and before.generation and after is not None:
+        assert after.state in (EMPTY, STABLE) and after.generation <= before.generation
+
+
+# -- timers --------------------------------------------------------------------------------------------------------
+
+
+def test_timers_are_due_in_order_and_may_be_replaced_and_cancelled() -> None:
+    timers: Timers[str] = Timers()
+    assert timers.next_ms is None
+    timers.at(5, "b")
+    timers.at(5, "c")
+    timers.at(1, "a")
+    timers.at(9, "a")
+    timers.at(2, "gone")
+    timers.cancel("gone")
+    timers.cancel("never set")
+    assert timers.next_ms == 5 and len(timers) == 3 and "gone" not in timers
+    assert list(timers.due(4)) == []
+    assert list(timers.due(5)) == ["b", "c"]
+    assert timers.next_ms == 9
+    due = timers.due(20)
+    assert next(due) == "a"
+    timers.at(20, "again")
+    assert list(due) == ["again"] and timers.next_ms is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.booleans()), max_size=300))
+def test_timers_agree_with_a_dict(calls: list[tuple[int, int, bool]]) -> None:
+    timers: Timers[int] = Timers()
+    model: dict[int, int] = {}
+    for name, deadline_ms, is_set in calls:
+        if is_set:
+            timers.at(deadline_ms, name)
+            model[name] = deadline_ms
+        else:
+            timers.cancel(name)
+            model.pop(name, None)
+        assert timers.next_ms == min(model.values(), default=None)
+        assert len(timers._heap) <= 64 + 2 * len(model), "cancelled timers are cleaned up"
+    due = list(timers.due(25))
+    assert sorted(due) == sorted(name for name, deadline_ms in model.items() if deadline_ms <= 25)
+    assert [model[name] for name in due] == sorted(model[name] for name in due)
+
+
+@pytest.mark.parametrize("error", list(GroupError))
+def test_every_error_has_a_code_of_kafka(error: GroupError) -> None:
+    from netshim.handlers.group import _CODES
+    from netshim.wire import codes
+
+    assert codes.name(_CODES[error]) in (error.name, "INVALID_COMMIT_OFFSET_SIZE")
