@@ -24,7 +24,7 @@ from test_kernels import KERNELS, needs_compiler
 
 import logcore
 from logcore import checkpoint, cleaner
-from logcore.cleaner import OffsetMap, SegmentFacts, clean, group, plan
+from logcore.cleaner import OffsetMap, SealedFacts, clean, group, plan
 from logcore.config import LogConfig
 from logcore.fs import OS
 from logcore.inspect.verify import verify
@@ -445,11 +445,11 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
 # -- choices -------------------------------------------------------------------------------------------------------
 
 
-def facts(base: int, size: int = 100, first: int = 0, largest: int = 0) -> SegmentFacts:
-    return SegmentFacts(base_offset=base, size_bytes=size, first_timestamp=first, largest_timestamp=largest)
+def facts(base: int, size: int = 100, first: int = 0, largest: int = 0) -> SealedFacts:
+    return SealedFacts(base_offset=base, size_bytes=size, first_timestamp=first, largest_timestamp=largest)
 
 
-def planned(sealed: Sequence[SegmentFacts], active_base: int, **options: Any) -> cleaner.Plan:
+def planned(sealed: Sequence[SealedFacts], active_base: int, **options: Any) -> cleaner.Plan:
     config = options.pop("config", {})
     settings: dict[str, Any] = {"log_start": 0, "last_stable_offset": active_base, "checkpoint": None, "now_ms": 10_000}
     return plan(sealed, active_base, config=LogConfig.parse(config), **{**settings, **options})

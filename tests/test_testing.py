@@ -443,7 +443,7 @@ def test_the_history_sees_a_changed_record() -> None:
 
 @given(strategies.logs(), strategies.faults())
 @settings(max_examples=40)
-def test_drawn_logs_hold_what_they_say(log: strategies.Log, fault: Fault) -> None:
+def test_drawn_logs_hold_what_they_say(log: strategies.StoredLog, fault: Fault) -> None:
     found = recover_log(log.disk, log.path, config=log.config, durability=log.durability, thorough=True)
     assert found.records == log.records
     log.disk.faults = FaultPlan(fault)

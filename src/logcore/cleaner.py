@@ -69,7 +69,7 @@ _GROWTH: Final = 14
 
 
 @attrs.frozen(kw_only=True)
-class SegmentFacts:
+class SealedFacts:
     """What the choice depends on. Times in ms, -1 for none; first_timestamp: largest of the first batch."""
 
     base_offset: int
@@ -98,7 +98,7 @@ class Plan:
 
 
 def plan(
-    sealed: Sequence[SegmentFacts],
+    sealed: Sequence[SealedFacts],
     active_base: int,
     *,
     log_start: int,
@@ -137,10 +137,10 @@ def plan(
     )
 
 
-def facts_of(segment: Segment) -> SegmentFacts:
+def facts_of(segment: Segment) -> SealedFacts:
     """Raises StorageReadError, CorruptBatchError."""
     first = segment.batch(0) if segment.size_bytes else None
-    return SegmentFacts(
+    return SealedFacts(
         base_offset=segment.base_offset,
         size_bytes=segment.size_bytes,
         first_timestamp=-1 if first is None else first.max_timestamp,

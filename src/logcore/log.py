@@ -1646,7 +1646,7 @@ class Log(LogReader):
         return (yield from steps)
 
     @contextlib.contextmanager
-    def _placing(self, base_offset: int) -> Generator[seals.Place | None, None, None]:
+    def _placing(self, base_offset: int) -> Generator[seals.SegmentContext | None, None, None]:
         """Keeps the segments as they are, and says what is known of one; None when it is none of the log's."""
         self.refresh()
         with self._lock:
@@ -1661,7 +1661,7 @@ class Log(LogReader):
             end = self._end if self._writable else self._visible
             if not self._writable:
                 self._gaps.noted = noted_gaps(self._fs, self.path)  # a compaction may have begun since
-            yield seals.Place(next_base, self._gaps.dense_from, self.times_truncated, end)
+            yield seals.SegmentContext(next_base, self._gaps.dense_from, self.times_truncated, end)
 
     def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:
         """The latest value of each key, a read-only mapping that follows the log. See Table."""

@@ -34,7 +34,7 @@ from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS
 from logcore.inspect.dump import DUMPERS
-from logcore.inspect.searching import WALK_BATCHES, ZEROS, Damage, Extent, Search, Source
+from logcore.inspect.searching import WALK_BATCHES, ZEROS, BadStretch, Extent, Search, Source
 from logcore.inspect.survey import partitions
 from logcore.kernels import active, layout
 from logcore.names import (
@@ -451,7 +451,7 @@ class _Partition:
         self.lost: list[Part] = []
         self.left_out: list[Part] = []
         self.losses: list[int] = []  # offsets in front of which something is lost, rising
-        self.found: list[Extent | Damage] = []  # in the files of the log
+        self.found: list[Extent | BadStretch] = []  # in the files of the log
         self.read_spares: dict[str, list[Extent]] = {}  # spare files -> what they have that tells of this log
         self.spare_extents: list[tuple[Extent, int, str]] | None = (
             None  # of all of them, by offset; None: not asked yet
@@ -515,7 +515,7 @@ class _Partition:
 
     def _plan(self) -> tuple[int, int, list[Extent]]:
         """(log start offset, log end offset, what is copied, by offset); notes what is lost and what is left out."""
-        found: list[Extent | Damage] = []
+        found: list[Extent | BadStretch] = []
         swapped = self._take_swaps()
         for base, next_base in itertools.zip_longest(self.bases, self.bases[1:]):
             source = swapped.get(base) or self._open(file_name(base, LOG))
@@ -544,8 +544,8 @@ class _Partition:
         return start, max([end, *(one.next_offset for one in extents[-1:])]), extents
 
     def _cut_short(
-        self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | Damage]
-    ) -> list[Damage]:
+        self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | BadStretch]
+    ) -> list[BadStretch]:
         """What is missing behind the batches of a segment, by what is noted of gaps and by its seal."""
         if next_base is None:
             return []
@@ -554,7 +554,7 @@ class _Partition:
             return []  # the gap itself says so
         segment = Segment(self.fs, self.source, base)
         reason = or_else("", self.gaps.loss_behind, segment, reached, next_base)
-        return [Damage(source, base, source.size, source.size, reason)] if reason else []
+        return [BadStretch(source, base, source.size, source.size, reason)] if reason else []
 
     def _begin(self, end: int) -> int:
         """Where a log begins that ends at end, by what is noted of it."""
@@ -606,14 +606,14 @@ class _Partition:
     def _leave(self, name: str, reason: str) -> None:
         self.left_out.append(Part(path=os.path.join(self.source, name), reason=reason))
 
-    def _account(self, found: Sequence[Extent | Damage], start: int, end: int) -> list[Extent]:
+    def _account(self, found: Sequence[Extent | BadStretch], start: int, end: int) -> list[Extent]:
         """All extents by offset, with those that fill gaps; says of each gap and each damage what is missing."""
         is_compacted = self.is_compacted or any(one.has_gaps for one in found if isinstance(one, Extent))
         extents: list[Extent] = []
-        here: list[Damage] = []
+        here: list[BadStretch] = []
         low = start
         for one in (*found, None):
-            if isinstance(one, Damage):
+            if isinstance(one, BadStretch):
                 here.append(one)
                 continue
             high = end if one is None else one.first
@@ -688,7 +688,7 @@ class _Partition:
         return self.read_spares[name]
 
     def _note_lost(
-        self, low: int, high: int, here: Sequence[Damage], filling: Sequence[Extent], *, is_end: bool
+        self, low: int, high: int, here: Sequence[BadStretch], filling: Sequence[Extent], *, is_end: bool
     ) -> None:
         gaps = _gaps(low, high, filling)
         if not gaps:
@@ -704,7 +704,7 @@ class _Partition:
             offsets = {"first_offset": gap_low, "last_offset": gap_high - 1}
             self.lost.append(Part(path=path, position=position, size_bytes=size, reason=reason, **offsets))
 
-    def _note_damage(self, here: Sequence[Damage], *, is_end: bool) -> None:
+    def _note_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
         """Notes damage without which no offset is missing. Behind the end of the log nobody knows that."""
         for one in here:
             size = one.end - one.position

@@ -144,7 +144,7 @@ class Extent:
 
 
 @attrs.define
-class Damage:
+class BadStretch:
     """Bytes that are no sound batch, or none where there should be some. next_offset: behind the offsets that they
     certainly had, 0 where nobody can say.
     """
@@ -182,7 +182,7 @@ class Search:
         self.expected = self.before_last = low
         self.last_size = 0  # of the last batch that was kept, while it can be taken back
         self.last_base = self.last_records = 0
-        self.found: list[Extent | Damage] = []
+        self.found: list[Extent | BadStretch] = []
         self.sums: dict[bool, _Checksums] = {}
         position = start
         while position < self.stop:
@@ -234,7 +234,7 @@ class Search:
         falls = (base <= before) | (last < base)
         far = last >= self.high
         gap = (base > before + 1) & (facts["magic"] == 2) & self.is_dense
-        if self.found and isinstance(self.found[-1], Damage):
+        if self.found and isinstance(self.found[-1], BadStretch):
             gap[0] = False
         bad = falls | far | gap
         if not bad.any():
@@ -260,7 +260,7 @@ class Search:
     def _is_last_unproven(self) -> bool:
         """Whether nothing but its own head tells the offset of the last batch kept: it came right behind damage."""
         extent = self.found[-1] if self.last_size else None
-        return isinstance(extent, Extent) and extent.batches == 1 and isinstance(self.found[-2:][0], Damage)
+        return isinstance(extent, Extent) and extent.batches == 1 and isinstance(self.found[-2:][0], BadStretch)
 
     def _keep(self, facts: layout.Facts) -> None:
         """Keeps batches whose heads are sound, but for those whose records cannot be decoded."""
@@ -374,10 +374,10 @@ class Search:
     def _damage(self, position: int, end: int, reason: str, next_offset: int = 0) -> None:
         self.last_size = 0
         last = self.found[-1] if self.found else None
-        if isinstance(last, Damage) and end > position:
+        if isinstance(last, BadStretch) and end > position:
             last.end, last.next_offset = end, max(last.next_offset, next_offset)
         else:
-            self.found.append(Damage(self.source, self.base, position, end, reason, next_offset))
+            self.found.append(BadStretch(self.source, self.base, position, end, reason, next_offset))
 
     def _behind(self, position: int) -> int:
         """Where the next sound batch behind the damage at a position stands, or the end of the file."""

@@ -33,7 +33,7 @@ OFFSET_CHECKPOINTS: Final = (
 
 
 @attrs.frozen(kw_only=True)
-class PartitionFacts:
+class PartitionSummary:
     """A partition at a glance. Timestamps are -1 where there are none; codecs counts the active segment's batches."""
 
     path: str
@@ -101,12 +101,12 @@ def _by_partition(path: str) -> tuple[str, int]:
 # -- a partition at a glance -----------------------------------------------------------------------------------------
 
 
-def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionFacts:
+def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionSummary:
     """One partition directory at a glance, read-only. Walks the heads of its last segment. Errors of open_log()."""
     with open_log(path, read_only=True, fs=fs) as log:
         statistics = log.statistics()
         topic, partition = partition_of(os.path.basename(fs.real_path(log.path))) or ("", -1)
-        return PartitionFacts(
+        return PartitionSummary(
             path=log.path,
             topic=topic,
             partition=partition,

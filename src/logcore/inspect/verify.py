@@ -238,14 +238,14 @@ class _Look:
     def files_of(self, base: int) -> list[str]:
         return self.files.get(file_name(base, ""), [])
 
-    def place(self, base: int) -> _Place:
+    def place(self, base: int) -> _FileContext:
         slot = bisect_right(self.bases, base)
         next_base = self.bases[slot] if slot < len(self.bases) else None
-        return _Place(next_base, self.noted, self.swaps, is_rebuilt=next_base is None and not self.is_clean)
+        return _FileContext(next_base, self.noted, self.swaps, is_rebuilt=next_base is None and not self.is_clean)
 
 
 @attrs.frozen
-class _Place:
+class _FileContext:
     """What else is known of the partition a segment lies in: where the next segment begins (None for the active one),
     what is noted of the log, where segments begin that are about to get their names, and whether opening the log makes
     all that is beside this segment's batches anew.
@@ -428,7 +428,7 @@ class _Walked:
     is_refused: bool = False
 
 
-def _verify_log(fs: FS, directory: str, base: int, place: _Place, checks: list[_Check]) -> Verdict:
+def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: list[_Check]) -> Verdict:
     path = os.path.join(directory, file_name(base, LOG))
     try:
         # The last segment may be growing or be cut by its writer, which would be the death of whoever maps it. Sealed
@@ -447,7 +447,7 @@ def _verify_log(fs: FS, directory: str, base: int, place: _Place, checks: list[_
         )
 
 
-def _walk(segment: Segment, place: _Place, checks: list[_Check]) -> _Walked:
+def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walked:
     walked = _Walked(end_offset=segment.base_offset)
     for facts, position, why in segment.walk(0, crc=True):
         count, reason = _in_order(facts, walked, segment.base_offset, place)
@@ -469,7 +469,7 @@ def _walk(segment: Segment, place: _Place, checks: list[_Check]) -> _Walked:
     return walked
 
 
-def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _Place) -> tuple[int, str]:
+def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _FileContext) -> tuple[int, str]:
     """(how many batches continue the log inside this segment's range, why the next one does not)."""
     if not len(facts):
         return 0, ""
@@ -523,7 +523,7 @@ def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walke
     return count, reason
 
 
-def _judge_log(segment: GrowingSegment, walked: _Walked, place: _Place) -> Verdict:
+def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) -> Verdict:
     size, position = segment.size_bytes, walked.bad_position
     verdict = Verdict(
         path=segment.path,
@@ -563,7 +563,7 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _Place) -> Verdi
     return attrs.evolve(verdict, status=status, detail=detail, position=position, offset=walked.end_offset)
 
 
-def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _Place) -> dict[str, Any]:
+def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileContext) -> dict[str, Any]:
     """What is to be said of a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} lie in no segment"
     if next_base <= place.noted.log_start:
@@ -581,7 +581,7 @@ def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _Place)
 class _Check(Protocol):
     """What is learnt about a file beside the .log while that is walked."""
 
-    def __init__(self, fs: FS, path: str, base: int, place: _Place) -> None: ...
+    def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None: ...
     def add(self, facts: layout.Facts) -> None:
         """Takes in the next good batches of the segment."""
 
@@ -598,7 +598,7 @@ class _EntriesCheck:
     dtype: np.dtype[Any]
     status: Status = "warning"
 
-    def __init__(self, fs: FS, path: str, base: int, place: _Place) -> None:
+    def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None:
         self.path, self.base = path, base
         self.table = IndexTable.read(fs, path, self.dtype)
         self.entries = self.table.entries

@@ -203,7 +203,7 @@ class Progress:
 
 
 @attrs.frozen
-class Place:
+class SegmentContext:
     """What a log says of one of its segments: where the next one begins, None for the last; from which offset on a gap
     is a loss; how often the log was truncated; and where it ends.
     """
@@ -225,7 +225,7 @@ def finish(steps: Generator[object, None, Report]) -> Report:
 
 #: Keeps a log from being changed by this process, and says what it says of the segment with a base offset; None when
 #: there is none. Nothing but names and the seal is read inside.
-Placing = Callable[[int], contextlib.AbstractContextManager[Place | None]]
+Placing = Callable[[int], contextlib.AbstractContextManager[SegmentContext | None]]
 
 
 def scrubbing(
@@ -314,7 +314,9 @@ class _Scrub:
                 write(fs, segment.file(SEAL), new)
                 self.sealed += 1
 
-    def _compare(self, segment: GrowingSegment, known: Seal, place: Place) -> Generator[Progress, None, Finding | None]:
+    def _compare(
+        self, segment: GrowingSegment, known: Seal, place: SegmentContext
+    ) -> Generator[Progress, None, Finding | None]:
         """Holds a segment against its seal."""
         crc, base, next_base = 0, segment.base_offset, known.next_base_offset
         for data in _slices(segment, 0, segment.size_bytes):
@@ -327,7 +329,7 @@ class _Scrub:
         return Finding(segment.path, known.size_bytes, known.end_offset, place.next_base, reason) if reason else None
 
     def _walk(
-        self, segment: GrowingSegment, next_base: int | None, place: Place
+        self, segment: GrowingSegment, next_base: int | None, place: SegmentContext
     ) -> Generator[Progress, None, tuple[Finding | None, dict[str, int]]]:
         """Looks at every batch: (what is damaged first, what a seal would say of the file)."""
         expected, before, crc = segment.base_offset, 0, 0

@@ -306,7 +306,7 @@ class SimulatedDisk:
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[_File, str, bool]] = {}
         self._next_handle = itertools.count(3)
-        self._locks: dict[_Directory, _DirectoryLock] = {}
+        self._locks: dict[_Directory, _LockMembers] = {}
         self._journal: list[_Naming] = []
         self._dirty: dict[_File, None] = {}
         self._newest: _File | None = None  # whose change came last; None when it was one of names
@@ -1148,7 +1148,7 @@ class SimulatedDisk:
         with self._mutex:
             self._ask("lock", directory)
             node = self._directory(directory, StorageWriteError)
-            held = self._locks.setdefault(node, _DirectoryLock())
+            held = self._locks.setdefault(node, _LockMembers())
             if member in held.members:
                 raise LogLockedError(
                     "this process has the log open for writing already", path=posixpath.join(directory, member)
@@ -1187,13 +1187,13 @@ class SimulatedDisk:
 
 
 @attrs.define(eq=False)
-class _DirectoryLock:
+class _LockMembers:
     members: set[str] = attrs.field(factory=set)
     shared: Shared = attrs.field(factory=Shared)
 
 
 class _MemberLock:
-    def __init__(self, disk: SimulatedDisk, node: _Directory, held: _DirectoryLock, member: str) -> None:
+    def __init__(self, disk: SimulatedDisk, node: _Directory, held: _LockMembers, member: str) -> None:
         self._disk, self._node, self._held, self._member = disk, node, held, member
         self.shared = held.shared
 

@@ -22,7 +22,7 @@ from logcore.testing.faults import Fault
 
 __all__ = [
     "CrashPoint",
-    "Log",
+    "StoredLog",
     "Row",
     "batches",
     "configs",
@@ -90,7 +90,7 @@ class CrashPoint:
 
 
 @attrs.frozen
-class Log:
+class StoredLog:
     """A log on a disk, closed well: its path and settings, and what is in it."""
 
     disk: SimulatedDisk
@@ -159,7 +159,7 @@ def faults(*, path: str = "*") -> st.SearchStrategy[Fault]:
 
 
 @st.composite
-def logs(draw: st.DrawFn, *, path: str = "t-0", max_records: int = 20) -> Log:
+def logs(draw: st.DrawFn, *, path: str = "t-0", max_records: int = 20) -> StoredLog:
     """A log of some segments, written and closed on a simulated disk."""
     config, durability, seed = draw(configs()), draw(durabilities()), draw(st.integers(0, 1 << 16))
     rows = draw(st.lists(records(), max_size=max_records))
@@ -167,4 +167,4 @@ def logs(draw: st.DrawFn, *, path: str = "t-0", max_records: int = 20) -> Log:
     with open_log(path, create=True, config=config, durability=durability, fs=disk) as log:
         for row in rows:
             log.append_many([row])
-    return Log(disk, path, config, durability, [row.at(offset) for offset, row in enumerate(rows)])
+    return StoredLog(disk, path, config, durability, [row.at(offset) for offset, row in enumerate(rows)])
