@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -32,8 +33,6 @@ from pyspark_logcore.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from pyspark_logcore.writer import TopicPlan
-
 #: Rows of one partition are collected until there are so many bytes, so that batches are not cut by Spark's.
 _PENDING_BYTES: Final = 1 << 20
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
@@ -44,6 +43,14 @@ _ACCEPTED: Final = {
     "partition": ("int",),
     "headers": (_HEADERS,),
 }
+
+
+@attrs.frozen
+class TopicPlan:
+    """What tasks need to know of a topic: how many partitions it has, and its settings."""
+
+    partitions: int
+    overrides: Mapping[str, Any]
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:

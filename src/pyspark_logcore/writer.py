@@ -16,9 +16,8 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import attrs
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 import logcore
@@ -30,7 +29,7 @@ from logcore.staging.manifest import Manifest, StagedFile, read_state
 from logcore.staging.publishing import Staging
 from pyspark_logcore.options import WriteOptions, parse_write
 from pyspark_logcore.reader import freeze
-from pyspark_logcore.rows import RowStager, check_columns
+from pyspark_logcore.rows import RowStager, TopicPlan, check_columns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -55,14 +54,6 @@ class StagedMessage(WriterCommitMessage):
         self.task = task
         self.files = files
         self.query = query
-
-
-@attrs.frozen
-class TopicPlan:
-    """What tasks need to know of a topic: how many partitions it has, and its settings."""
-
-    partitions: int
-    overrides: Mapping[str, Any]
 
 
 class LogcoreWriter(DataSourceArrowWriter):
