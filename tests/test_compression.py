@@ -25,6 +25,7 @@ import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from varints import decode_int64, encode_unsigned
 
 from logcore.errors import (
     CorruptBatchError,
@@ -206,7 +207,7 @@ def v2_lines(batch: bytes) -> list[str]:
     lines, position = [], 0
     for _ in range(count):
         _, position = varint.decode_int32(body, position)
-        timestamp_delta, position = varint.decode_int64(body, position + 1)
+        timestamp_delta, position = decode_int64(body, position + 1)
         offset_delta, position = varint.decode_int32(body, position)
         key, position = sized(position)
         value, position = sized(position)
@@ -530,7 +531,7 @@ def bombs(size: int = 1 << 30) -> dict[str, tuple[Codec, bytes]]:
 
     block = bytes(cramjam.snappy.compress_raw(bytes(32768)))
     # A literal zero, a copy of 63 bytes from one back, then copies of 64.
-    raw = varint.encode_unsigned(size) + b"\x00\x00\xfa\x01\x00" + b"\xfe\x01\x00" * (size // 64 - 1)
+    raw = encode_unsigned(size) + b"\x00\x00\xfa\x01\x00" + b"\xfe\x01\x00" * (size // 64 - 1)
     lz4_block = lz4.frame.compress(bytes(65536), block_linked=False, store_size=False)[7:-4]
     checked = lz4.frame.compress(bytes(65536), block_linked=False, store_size=False, block_checksum=True)[7:-4]
     rle = zstd_rle(size // 131072)

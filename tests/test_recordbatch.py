@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import varints
 from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
 from conftest import EXPECTED, VECTORS
 from hypothesis import given, settings
@@ -32,7 +33,6 @@ from logcore.errors import (
     RecordTooLargeError,
     UnsupportedCodecError,
 )
-from logcore.format import varint
 from logcore.format.compression import codec_named, compress
 from logcore.inspect.salvage import salvage
 from logcore.recordbatch import RecordBatch, empty_batch, encode, front_of, prepare_append, read_batches, stamp_crc
@@ -337,7 +337,7 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
 def _varint(number: int, surplus: int | None = None) -> bytes:
     """As records have it; surplus: in five bytes, with these bits above the 32 of a length."""
     if surplus is None:
-        return varint.encode(number)
+        return varints.encode(number)
     zigzag = number << 1 if number >= 0 else -number * 2 - 1
     return bytes([zigzag & 0x7F | 0x80, 0x80, 0x80, 0x80, surplus << 4])
 

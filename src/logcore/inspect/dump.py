@@ -1,7 +1,7 @@
 """One file of a log as plain dicts, without opening the log.
 
 The dicts are such that json.dumps takes them. Each has "type"; sizes and positions are bytes, times are milliseconds.
-Bytes are shown by one scheme (shown() and unshown() are inverse to each other):
+Bytes are shown by one scheme, from which they can be told again:
     null -> None      printable UTF-8 (tab, CR and LF allowed) -> the text      all else -> {"hex": "00ff"}
 
 Rules:
@@ -60,17 +60,6 @@ def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
 
 
 _WHITESPACE: Final = {ord(sign): None for sign in "\t\r\n"}
-
-
-def unshown(value: object) -> bytes | None:
-    """The bytes that shown() showed; raises ValueError for anything it does not make."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, dict) and len(value) == 1 and isinstance(value.get("hex"), str):
-        return bytes.fromhex(value["hex"])
-    raise ValueError('expected text, null or {"hex": "..."}')
 
 
 def shown_record(record: Record) -> Row:
