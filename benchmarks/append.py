@@ -26,7 +26,7 @@ import peers
 from common import Result, Settings
 
 import logcore
-from logcore.kernels import active
+from logcore.kernels import kernel
 
 CALL_ROWS: Final = 1_000
 THREADS: Final = 64
@@ -96,7 +96,7 @@ def one_by_one(settings: Settings) -> Iterator[Result]:
 
 def to_disk(settings: Settings, policy: str) -> Result:
     key, value = row = common.make_rows(1)[0]
-    size, _ = active.encode_records(out := bytearray(), [row], 0, 0, common.NOW_MS, 16_384, 1_048_588)
+    size, _ = kernel.encode_records(out := bytearray(), [row], 0, 0, common.NOW_MS, 16_384, 1_048_588)
     data = bytes(out[:size])
     with (
         common.scratch(settings, "append") as path,

@@ -25,7 +25,7 @@ import numpy as np
 from common import NOW_MS, Result, Settings
 
 from logcore.format.columns import RecordColumns, input_column
-from logcore.kernels import active, layout, plain
+from logcore.kernels import kernel, layout, plain
 from logcore.recordbatch import read_batches
 
 BATCH_BYTES: Final = 16_384
@@ -50,7 +50,7 @@ def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Ite
 
     name, count = "aiokafka", len(rows)
     out = bytearray()
-    size = encode_records(active, rows, out)
+    size = encode_records(kernel, rows, out)
     data = bytes(out[:size])
 
     def their_encode() -> None:
@@ -88,14 +88,14 @@ def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Ite
     keys, values = (input_column(column, "column") for column in common.columns_of(rows))
 
     def our_columns_encode() -> object:
-        return active.encode_columns(out, keys, values, None, count, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES)
+        return kernel.encode_columns(out, keys, values, None, count, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES)
 
     theirs = [(record.offset, record.timestamp, record.key, record.value) for record in their_records()]
-    assert theirs == [tuple(record)[:4] for record in active.decode_objects(data, 0, len(data))], "both decode alike"
+    assert theirs == [tuple(record)[:4] for record in kernel.decode_objects(data, 0, len(data))], "both decode alike"
     assert [(key, value) for _, _, key, value in theirs] == rows, "what was encoded comes back"
 
     yield common.speed(
-        "encode from Python bytes", count, lambda: encode_records(active, rows, out), {name: their_encode}, settings,
+        "encode from Python bytes", count, lambda: encode_records(kernel, rows, out), {name: their_encode}, settings,
         target=6, method="A list of (key, value) to 16 KiB batches; the peer: builder.append of each, then build().",
     )  # fmt: skip
     yield common.speed(
@@ -115,7 +115,7 @@ def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Ite
         method="The same four Python lists on both sides.",
     )  # fmt: skip
     yield common.speed(
-        "decode to records", count, lambda: active.decode_objects(data, 0, len(data)), {name: their_records}, settings,
+        "decode to records", count, lambda: kernel.decode_objects(data, 0, len(data)), {name: their_records}, settings,
         target=2, method="CRCs checked; a list of Record; the peer: a list of its record objects.",
     )  # fmt: skip
 
@@ -156,10 +156,10 @@ def encode_records(kernels: Any, rows: Rows, out: bytearray) -> int:
 
 def decode_columns(data: bytes) -> RecordColumns:
     """As Log.scan does with the bytes of a segment."""
-    size, rows, _ = active.plan_run(data, 0, len(data), 1 << 30, 1 << 30, 1 << 62)
+    size, rows, _ = kernel.plan_run(data, 0, len(data), 1 << 30, 1 << 30, 1 << 62)
     assert size == len(data), "all of it are plain batches"
     block = np.empty(rows * layout.ROW_SIZE, np.uint8)
-    active.decode_columns(data, 0, size, block, rows, None)
+    kernel.decode_columns(data, 0, size, block, rows, None)
     return RecordColumns.from_block(memoryview(data), block, rows)
 
 

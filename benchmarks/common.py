@@ -34,7 +34,7 @@ from typing import Any, Final, Literal
 import attrs
 
 import logcore
-from logcore.kernels import active
+from logcore.kernels import kernel
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 KEY_SIZE: Final = 16
@@ -244,7 +244,7 @@ def machine(directory: Path) -> dict[str, str]:
     with contextlib.suppress(OSError, IndexError):
         text = Path("/proc/cpuinfo").read_text()
         cpu = next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))
-    compiled = active.__name__.rpartition(".")[2] != "plain"
+    compiled = kernel.__name__.rpartition(".")[2] != "plain"
     packages = ("numpy", "crc32c", "aiokafka", "kafka-python", "lmdb", "rocksdict")
     return {
         "cpu": f"{cpu}, {os.cpu_count()} cores",

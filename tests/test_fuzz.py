@@ -37,7 +37,7 @@ from logcore.config import LogConfig
 from logcore.format import grouprecords
 from logcore.format.compression import Codec, compress, decompress
 from logcore.inspect.dump import DUMPERS, dump
-from logcore.kernels import active
+from logcore.kernels import kernel
 from logcore.names import file_name
 from logcore.partition.producers import Producers
 from logcore.recordbatch import read_batches
@@ -160,16 +160,16 @@ def append(data: bytes) -> None:
 
 def walk(data: bytes) -> None:
     at = min(len(data), data[0] if data else 0)
-    active.walk(data, at, len(data), 100, True)
-    active.walk(data, at, len(data), 100, False)
-    active.find_batch(data, at, len(data), 3)
-    active.plan_run(data, at, len(data), 1000, 10000, 1 << 40)
-    active.start_position(data, len(data) // 8, data, len(data), 0, 1 << 20)
-    active.read_one(data, at, len(data), 2)
+    kernel.walk(data, at, len(data), 100, True)
+    kernel.walk(data, at, len(data), 100, False)
+    kernel.find_batch(data, at, len(data), 3)
+    kernel.plan_run(data, at, len(data), 1000, 10000, 1 << 40)
+    kernel.start_position(data, len(data) // 8, data, len(data), 0, 1 << 20)
+    kernel.read_one(data, at, len(data), 2)
 
 
 def body(data: bytes) -> None:
-    active.decode_body_objects(data[1:], data[0] if data else 0, 5, 7, None, None, 0)
+    kernel.decode_body_objects(data[1:], data[0] if data else 0, 5, 7, None, None, 0)
 
 
 def inflate(codec: Codec, data: bytes) -> None:

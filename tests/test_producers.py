@@ -270,12 +270,12 @@ def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
     with logcore.open(directory, read_only=True) as log:
         producers = Producers()
         for found in log.batches(log.log_start_offset):
-            from logcore.kernels import active
+            from logcore.kernels import kernel
             from logcore.partition.producerstate import coordinator_epochs
 
             if found.base_offset >= 16:
                 break
-            facts, _, _ = active.walk(found.data, 0, len(found.data), 2, False)
+            facts, _, _ = kernel.walk(found.data, 0, len(found.data), 2, False)
             segment = next(one for one in reversed(log._segments) if one.base_offset <= found.base_offset)
             producers.add_facts(
                 facts, lambda _, found=found, segment=segment: coordinator_epochs(segment)(found.position)

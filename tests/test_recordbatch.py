@@ -400,7 +400,7 @@ def test_a_leader_takes_no_record_that_only_some_readers_take(
     is_taken: bool,
 ) -> None:
     """A key length of -54 was stored, and no consumer on librdkafka ever came past it."""
-    monkeypatch.setattr(recordbatch, "active", kernel)
+    monkeypatch.setattr(recordbatch, "kernel", kernel)
     data = _odd_batch(field, number, codec, beside)
     if not is_taken:
         with pytest.raises(InvalidRecordError):
@@ -747,7 +747,7 @@ def test_timestamps_wrap_as_javas_do() -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", V2)
 def test_slices_of_a_batch_are_the_batch(monkeypatch: pytest.MonkeyPatch, kernel: Any, name: str) -> None:
-    monkeypatch.setattr(recordbatch, "active", kernel)
+    monkeypatch.setattr(recordbatch, "kernel", kernel)
     for batch in read_batches(vector(name)):
         records = batch.records()
         for rows in (1, 2, 3, 7, 1000):
@@ -771,7 +771,7 @@ def test_a_damaged_slice_is_an_error_of_the_tree(kernel: Any, data: st.DataObjec
     stamp_crc(raw)
     (batch,) = read_batches(bytes(raw))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recordbatch, "active", kernel)
+        patch.setattr(recordbatch, "kernel", kernel)
         found: list[Any] = []
         whole = sliced = False
         try:
@@ -799,7 +799,7 @@ def test_a_batch_of_very_many_records_is_decoded_in_slices(
 ) -> None:
     """A few bytes inflate to millions of records, and an object of each takes ten times as much."""
     decoded: list[int] = []
-    kernel = recordbatch.active
+    kernel = recordbatch.kernel
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
@@ -817,9 +817,9 @@ def test_a_batch_of_very_many_records_is_decoded_in_slices(
     config = {"max.message.bytes": 1 << 30, "compression.type": "gzip" if how == "rebuild" else "producer"}
     with logcore.open(tmp_path / "t-0", create=True, config=config, durability="os") as log:
         if how in ("append", "rebuild"):
-            monkeypatch.setattr(recordbatch, "active", Counting())
+            monkeypatch.setattr(recordbatch, "kernel", Counting())
         log.append_batch(raw)
-        monkeypatch.setattr(recordbatch, "active", Counting())
+        monkeypatch.setattr(recordbatch, "kernel", Counting())
         if how == "read":
             assert sum(1 for _ in log.read(0)) == MANY
         elif how == "committed":

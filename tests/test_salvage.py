@@ -674,10 +674,10 @@ class Counted:
         self.size_bytes = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(kernels.active, name)
+        return getattr(kernels.kernel, name)
 
     def walk(self, data: Any, position: int, limit: int, count: int, crc: bool) -> Any:
-        facts, end, why = kernels.active.walk(data, position, limit, count, crc)
+        facts, end, why = kernels.kernel.walk(data, position, limit, count, crc)
         if crc:
             self.size_bytes += end - position
             if why == layout.WALK_CRC:
@@ -695,7 +695,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted()
-    monkeypatch.setattr(searching, "active", found)
+    monkeypatch.setattr(searching, "kernel", found)
     monkeypatch.setattr(searching, "_crc32c", found.checksum(searching._crc32c))
     monkeypatch.setattr(searching.zlib, "crc32", found.checksum(searching.zlib.crc32))
     return found

@@ -29,7 +29,7 @@ from logcore.config import INT32_MAX, LogConfig
 from logcore.errors import CorruptBatchError, InvalidConfigError, SegmentTooSmallError
 from logcore.format.columns import RecordColumns
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.kernels.layout import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -201,7 +201,7 @@ class OffsetMap:
 
     def hashes(self, columns: RecordColumns) -> npt.NDArray[np.uint64]:
         """128 bits of each key, shape (rows, 2); of a null key they mean nothing."""
-        found = active.hash_keys(columns.data, columns.key_positions, columns.key_sizes, self._coefficients)
+        found = kernel.hash_keys(columns.data, columns.key_positions, columns.key_sizes, self._coefficients)
         long = np.flatnonzero(columns.key_sizes > 4 * _KEY_WORDS).tolist()
         if not long:
             return found
@@ -232,14 +232,14 @@ class OffsetMap:
             part = old[start : start + _GROW_SLOTS]
             part = part[part[:, 2] != 0]
             keys, offsets = np.ascontiguousarray(part[:, :2]), part[:, 2].astype(np.int64) - 1
-            _, self._used = active.map_put(self._slots, keys, offsets, self._used, self._most)
+            _, self._used = kernel.map_put(self._slots, keys, offsets, self._used, self._most)
         return True
 
     def put(self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]) -> bool:
         """Notes keys in the order of their offsets; False when the table was full before the last of them."""
         at = 0
         while at < len(offsets):
-            taken, self._used = active.map_put(self._slots, hashes[at:], offsets[at:], self._used, self._most)
+            taken, self._used = kernel.map_put(self._slots, hashes[at:], offsets[at:], self._used, self._most)
             at += taken
             if at < len(offsets) and not self._grow():
                 break
@@ -249,7 +249,7 @@ class OffsetMap:
 
     def newest(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """The largest offset noted for each key, -1 for none."""
-        return active.map_get(self._slots, hashes)
+        return kernel.map_get(self._slots, hashes)
 
 
 # -- transactions as they are passed -------------------------------------------------------------------------------
@@ -455,10 +455,10 @@ class _Round:
         view, size = segment.view(), segment.size_bytes
         at = 0
         while at < size:
-            stop, rows, _ = active.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
+            stop, rows, _ = kernel.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
             if stop > at:
                 plain = Run(view, at, stop, rows, 0, segment.path).columns()
-                facts, _, _ = active.walk(view, at, stop, (stop - at) // HEADER_SIZE + 1, False)
+                facts, _, _ = kernel.walk(view, at, stop, (stop - at) // HEADER_SIZE + 1, False)
                 yield _Part(facts, view, plain, None)
                 at = stop
                 continue
@@ -470,7 +470,7 @@ class _Round:
                 batch.verify()
             else:
                 columns = batch.columns(max_size=self.config.max_decompressed_bytes)
-            facts, _, _ = active.walk(view, at, at + batch.size_bytes, 1, False)
+            facts, _, _ = kernel.walk(view, at, at + batch.size_bytes, 1, False)
             yield _Part(facts, view, columns, batch)
             at += batch.size_bytes
 
@@ -515,7 +515,7 @@ class _Round:
                 if len(data) > INT32_MAX - new.size_bytes:  # deltas may take more room than before
                     raise SegmentTooSmallError("compaction would make a segment above 2^31-1 bytes", path=new.path)
                 if data:
-                    facts, _, _ = active.walk(data, 0, len(data), len(data) // HEADER_SIZE + 1, False)
+                    facts, _, _ = kernel.walk(data, 0, len(data), len(data) // HEADER_SIZE + 1, False)
                     names = ("position", "size_bytes", "last_offset", "max_timestamp")
                     batches = list(zip(*(facts[name].tolist() for name in names), strict=True))
                     new.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
@@ -551,9 +551,9 @@ class _Round:
         has_horizon = (facts["attributes"] & DELETE_HORIZON_BIT) != 0
         sets_horizon = has_tombstone & ~has_horizon
         stays = self._stays_empty(facts, end)
-        actions = np.where(kept == 0, np.where(stays, active.EMPTY, active.DROP), active.FILTER).astype(np.uint8)
-        actions[(kept == counts) & (kept > 0) & ~sets_horizon] = active.COPY
-        if (actions == active.COPY).all():
+        actions = np.where(kept == 0, np.where(stays, kernel.EMPTY, kernel.DROP), kernel.FILTER).astype(np.uint8)
+        actions[(kept == counts) & (kept > 0) & ~sets_horizon] = kernel.COPY
+        if (actions == kernel.COPY).all():
             positions, sizes = facts["position"], facts["size_bytes"]
             return part.data[int(positions[0]) : int(positions[-1]) + int(sizes[-1])]
         if part.batch is not None and part.batch.magic < 2:
@@ -610,12 +610,12 @@ class _Round:
         horizon_ms = batch.delete_horizon_ms
         goes = not batch.record_count or (may_go and horizon_ms is not None and horizon_ms <= self.now_ms)
         if goes:
-            actions = [active.EMPTY if self._stays_empty(part.facts, end)[0] else active.DROP]
+            actions = [kernel.EMPTY if self._stays_empty(part.facts, end)[0] else kernel.DROP]
         elif may_go and horizon_ms is None:
-            actions = [active.FILTER]
+            actions = [kernel.FILTER]
         else:
             return batch.data
-        if actions == [active.FILTER]:
+        if actions == [kernel.FILTER]:
             return _with_horizon(bytes(batch.data), self.now_ms + self.config.delete_retention_ms)
         keep = np.ones(max(0, batch.record_count), np.bool_)
         return _rewrite_run(
@@ -639,9 +639,9 @@ class _Round:
 
 def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
     """A plain v2 batch that says from when on its tombstones, or its marker, may go."""
-    facts, _, _ = active.walk(batch, 0, len(batch), 1, False)
+    facts, _, _ = kernel.walk(batch, 0, len(batch), 1, False)
     part, keep = _Part(facts, memoryview(batch), None, None), np.ones(int(facts["record_count"][0]), np.bool_)
-    action, horizon = np.array([active.FILTER], np.uint8), np.array([horizon_ms])
+    action, horizon = np.array([kernel.FILTER], np.uint8), np.array([horizon_ms])
     return bytes(_rewrite_run(part, action, np.ones(1, np.bool_), horizon, keep, LogConfig()))
 
 
@@ -672,12 +672,12 @@ def _rewrite_run(
 ) -> memoryview:
     """Carries out what was decided about v2 batches: plain ones together, a compressed one by way of its plain form."""
     facts, data = part.facts, part.data
-    is_empty = actions == active.EMPTY
+    is_empty = actions == kernel.EMPTY
     attributes = facts["attributes"].astype(np.int16) | DELETE_HORIZON_BIT * sets_horizon.astype(np.int16)
     attributes = np.where(is_empty, attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT), attributes).astype(np.int16)
     bases = np.where(is_empty, -1, base_timestamps).astype(np.int64)
     positions = np.ascontiguousarray(facts["position"], np.int64)
-    packs = part.batch is not None and part.batch.codec != 0 and actions[0] == active.FILTER
+    packs = part.batch is not None and part.batch.codec != 0 and actions[0] == kernel.FILTER
     if packs:
         assert part.batch is not None
         head = bytearray(part.batch.data[:HEADER_SIZE])
@@ -686,7 +686,7 @@ def _rewrite_run(
         data, positions = memoryview(b"".join((head, body))), np.zeros(1, np.int64)
     room = (len(data) if packs else int(facts["size_bytes"].sum())) + _GROWTH * len(keep)
     out = np.empty(room, np.uint8)
-    sizes = active.rewrite_batches(data, positions, actions, attributes, bases, keep.view(np.uint8), out)
+    sizes = kernel.rewrite_batches(data, positions, actions, attributes, bases, keep.view(np.uint8), out)
     raw = out.data[: int(sizes.sum())]
     if not packs:
         return raw

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.fs import FS
-from logcore.kernels import active
+from logcore.kernels import kernel
 
 OFFSET_ENTRY: Final = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("relative_offset", ">i4")])
@@ -136,7 +136,7 @@ class OffsetIndex(_Entries):
     def find(self, relative_offset: int) -> int:
         """Slot of the last entry at or below an offset, -1 for none."""
         bounded = max(-1, min(relative_offset, 2**31 - 1))
-        return active.search_offsets(self.data, len(self), bounded) if self.data else -1
+        return kernel.search_offsets(self.data, len(self), bounded) if self.data else -1
 
     def array(self) -> npt.NDArray[Any]:
         """All entries, dtype OFFSET_ENTRY, over the mapped file or the memory of the active index."""

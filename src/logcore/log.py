@@ -60,7 +60,7 @@ from logcore.format.columns import input_column, input_timestamps
 from logcore.format.compression import Codec
 from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.names import (
     CLEANED,
@@ -786,7 +786,7 @@ class Log(LogReader):
                 self._refuse_locked()
             now_ms = self._fs.now_ms()
             offset = self._end
-            data, max_timestamp = active.encode_one(
+            data, max_timestamp = kernel.encode_one(
                 key,
                 value,
                 headers,
@@ -823,7 +823,7 @@ class Log(LogReader):
         with self._lock:
             self._check_writable_locked()
             now_ms = self._fs.now_ms()
-            size, batches = active.encode_records(
+            size, batches = kernel.encode_records(
                 self._scratch, records, self._end, self._leader_epoch, now_ms, *self._encoding
             )
             if self._checks_times:
@@ -859,7 +859,7 @@ class Log(LogReader):
             now_ms = self._fs.now_ms()
             if self._checks_times and times is not None:
                 check_timestamps(times, now_ms, self.config)
-            size, batches = active.encode_columns(
+            size, batches = kernel.encode_columns(
                 self._scratch,
                 key_column,
                 value_column,

@@ -28,7 +28,7 @@ from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimesta
 from logcore.format import legacy, varint
 from logcore.format.columns import RecordColumns
 from logcore.format.compression import Codec, codec_named, codec_of, compress, decompress
-from logcore.kernels import Record, active, layout
+from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
     BODY_COUNT,
@@ -275,7 +275,7 @@ class RecordBatch:
             yield [Record(*fields, ()) for fields in self._legacy(max_size)]
             return
         for body, count in self._bodies(rows, max_size):
-            yield active.decode_body_objects(body, count, *self._bases(), self.path, self.position)
+            yield kernel.decode_body_objects(body, count, *self._bases(), self.path, self.position)
 
     def column_slices(
         self, rows: int, *, max_size: int = DEFAULT_MAX_SIZE, strict: bool = False
@@ -291,7 +291,7 @@ class RecordBatch:
         for body, count in self._bodies(rows, max_size):
             # The kernel checks the count against the bytes before it writes; so must the allocation.
             block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
-            active.decode_body_columns(body, count, *self._bases(), block, self.path, self.position, strict)
+            kernel.decode_body_columns(body, count, *self._bases(), block, self.path, self.position, strict)
             yield RecordColumns.from_block(memoryview(body), block, count)
 
     def _bodies(self, rows: int, max_size: int) -> Iterator[tuple[Buffer, int]]:
@@ -306,7 +306,7 @@ class RecordBatch:
         view = memoryview(body)
         at = 0
         while count > rows:
-            stop = active.skip_records(view, at, rows, self.path, self.position)
+            stop = kernel.skip_records(view, at, rows, self.path, self.position)
             yield view[at:stop], rows
             at = stop
             count -= rows
@@ -390,7 +390,7 @@ def encode(
     kind = codec_named(codec)
     attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control
     out = bytearray()
-    size, _ = active.encode_records(
+    size, _ = kernel.encode_records(
         out,
         records,
         base_offset,
@@ -421,7 +421,7 @@ def prepare_append(
     RecordTooLargeError, UnsupportedCodecError; nothing is to be stored then. The rules that belong to the Produce
     request (exactly one batch, base offset 0) are the broker's to check.
     """
-    sound = active.sound_batch(data)
+    sound = kernel.sound_batch(data)
     # A transaction of no producer can be ended by nobody: the second byte of the attributes, the sign of the id.
     is_orphan = sound is not None and bool(data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80)
     if sound is not None and not is_orphan and _may_stay(sound, len(data), now_ms, config):
@@ -514,7 +514,7 @@ def _prepare_one(
         )
         scratch = bytearray()
         kept = first.attributes & TRANSACTIONAL_BIT if first.magic == 2 else 0
-        size, _ = active.encode_records(
+        size, _ = kernel.encode_records(
             scratch,
             rows,
             base_offset,

@@ -34,7 +34,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS
 from logcore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex, load
-from logcore.kernels import Record, active, layout
+from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.names import DELETED, INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name
 from logcore.recordbatch import RecordBatch
@@ -167,12 +167,12 @@ class Segment:
         What the index says is believed only if a batch head stands there whose last offset the entry could mean.
         """
         view, index = self.view(), self.offset_index
-        return active.start_position(index.data, len(index), view, len(view), self.base_offset, offset)
+        return kernel.start_position(index.data, len(index), view, len(view), self.base_offset, offset)
 
     def find(self, offset: int) -> int:
         """Position of the first batch whose last offset reaches offset, or of damage before it; else size_bytes."""
         view = self.view()
-        return active.find_batch(view, self.start_position(offset), len(view), offset)
+        return kernel.find_batch(view, self.start_position(offset), len(view), offset)
 
     def read_one(self, offset: int, end_offset: int, dense: bool) -> Record | int:
         """The first record at or after offset; an int when it takes more than a plain batch and the next head to tell.
@@ -181,7 +181,7 @@ class Segment:
         """
         view, index = self.view(), self.offset_index
         size, base_offset = len(view), self.base_offset
-        return active.get_one(index.data, len(index), view, size, base_offset, offset, self.path, end_offset, dense)
+        return kernel.get_one(index.data, len(index), view, size, base_offset, offset, self.path, end_offset, dense)
 
     def head(self, position: int) -> tuple[memoryview, int, int]:
         """(data, at, limit) with enough bytes at position for the whole batch that seems to stand there."""
@@ -209,11 +209,11 @@ class Segment:
         while True:
             piece = self.piece(position, min(step_bytes, size - position))
             data, start, limit, origin = piece.data, piece.at, min(piece.limit, size - piece.origin), piece.origin
-            facts, at, why = active.walk(data, start, limit, _WALK_BATCHES, crc)
+            facts, at, why = kernel.walk(data, start, limit, _WALK_BATCHES, crc)
             if why == layout.WALK_SHORT and at == start and origin + limit < size:
                 data, start, limit = self.head(position)  # a batch larger than the piece
                 origin = position - start
-                facts, at, why = active.walk(data, start, limit, 1, crc)
+                facts, at, why = kernel.walk(data, start, limit, 1, crc)
             facts["position"] += origin
             position = origin + at
             # The end of a piece is not the end of the segment, unless nothing is there: a file that was cut meanwhile.
@@ -239,7 +239,7 @@ class Segment:
         self._check_sendable(data[start : start + max_bytes], position)
         at, stop = start, min(piece.limit, start + max(0, max_bytes))
         while True:
-            facts, next_at, why = active.walk(data, at, stop, _WALK_BATCHES, False)
+            facts, next_at, why = kernel.walk(data, at, stop, _WALK_BATCHES, False)
             above = np.flatnonzero(facts["last_offset"] >= end)
             if len(above):
                 check(facts[: int(above[0])])
@@ -461,7 +461,7 @@ class GrowingSegment(Segment):
         relative, position = index.entry(slot)
         before = index.entry(slot - 1)[0] if slot else -1
         if 0 < position < self._size:
-            facts, _, _ = active.walk(*self.head(position), 1, False)
+            facts, _, _ = kernel.walk(*self.head(position), 1, False)
             if len(facts) and before < int(facts["last_offset"][0]) - self.base_offset <= relative:
                 return position
         return 0
@@ -471,7 +471,7 @@ class GrowingSegment(Segment):
         position = self.start_position(offset)
         data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
         is_rest = position + len(data) == self._size
-        found = active.read_one(data, 0, len(data), offset, self.path, end_offset if is_rest else -1, dense)
+        found = kernel.read_one(data, 0, len(data), offset, self.path, end_offset if is_rest else -1, dense)
         return found if not isinstance(found, int) else 0
 
     def find(self, offset: int) -> int:
@@ -480,10 +480,10 @@ class GrowingSegment(Segment):
             data: memoryview | bytes = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
             if not data:  # the file was cut meanwhile
                 break
-            at = active.find_batch(data, 0, len(data), offset)
+            at = kernel.find_batch(data, 0, len(data), offset)
             if at == 0 and position + len(data) < self._size:
                 data, _, _ = self.head(position)
-                at = active.find_batch(data, 0, len(data), offset)
+                at = kernel.find_batch(data, 0, len(data), offset)
             if at < len(data) and (position + len(data) >= self._size or at == 0 or RecordBatch.parse(data, at)):
                 return position + at
             position += at
@@ -575,7 +575,7 @@ class ActiveSegment(GrowingSegment):
         start, stop = int(position[near]) if near >= 0 else 0, int(position[slot])
         until = int(position[near + 1]) if is_whole and len(kept) and near < slot else stop
         parts = [facts for facts, _, _ in self.walk(start, stop=until, crc=False)]
-        last, first = (active.walk(*self.head(at), 1, False)[0] for at in (stop, 0))
+        last, first = (kernel.walk(*self.head(at), 1, False)[0] for at in (stop, 0))
         rows = np.concatenate([*parts, last])
         rows = rows[rows["last_offset"] >= self.base_offset + newest_offset]
         is_borne_out = (

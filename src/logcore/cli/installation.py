@@ -34,10 +34,10 @@ def installation() -> dict[str, Any]:
 
 def kernels() -> str:
     """Which form of the hot loops runs, and why if it is the slow one."""
-    from logcore.kernels import active
+    from logcore.kernels import kernel
 
-    if active.NAME != "plain":
-        return active.NAME
+    if kernel.NAME != "plain":
+        return kernel.NAME
     try:
         importlib.import_module("logcore.kernels._compiled")
     except ImportError as error:

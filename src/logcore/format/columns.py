@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.errors import InvalidConfigError, InvalidRecordError, InvalidTimestampError, MissingDependencyError
-from logcore.kernels import Record, active, layout
+from logcore.kernels import Record, kernel, layout
 
 if TYPE_CHECKING:
     import pyarrow
@@ -103,11 +103,11 @@ class RecordColumns:
 
     def keys(self) -> list[bytes | None]:
         """Keys as bytes objects, copied."""
-        return active.pieces(self.data, self.key_positions, self.key_sizes)
+        return kernel.pieces(self.data, self.key_positions, self.key_sizes)
 
     def values(self) -> list[bytes | None]:
         """Values as bytes objects, copied."""
-        return active.pieces(self.data, self.value_positions, self.value_sizes)
+        return kernel.pieces(self.data, self.value_positions, self.value_sizes)
 
     def headers(self, row: int) -> layout.Headers:
         """Headers of one record, in order."""
@@ -144,7 +144,7 @@ class RecordColumns:
         return _ARROW_BUILDERS[column](self, _pyarrow())
 
     def _binary(self, pa: Any, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> Any:
-        offsets, pieces = active.gather(self.data, positions, sizes)
+        offsets, pieces = kernel.gather(self.data, positions, sizes)
         nulls = sizes < 0
         validity = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
         buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(pieces)]

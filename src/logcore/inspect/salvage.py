@@ -36,7 +36,7 @@ from logcore.fs import FS, OS
 from logcore.inspect.dump import DUMPERS
 from logcore.inspect.searching import WALK_BATCHES, ZEROS, BadStretch, Extent, Search, Source
 from logcore.inspect.survey import partitions
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.names import (
     CLEANED,
     DELETED,
@@ -728,7 +728,7 @@ def _crcs(extents: Sequence[Extent], low: int, high: int) -> dict[int, int]:
     for one in extents:
         position, end = one.around(low, high)
         while position < end:
-            facts, position, _ = active.walk(one.source.view, position, end, WALK_BATCHES, False)
+            facts, position, _ = kernel.walk(one.source.view, position, end, WALK_BATCHES, False)
             facts = facts[(facts["base_offset"] >= low) & (facts["base_offset"] < high)]
             found.update(zip(facts["base_offset"].tolist(), facts["crc"].tolist(), strict=True))
     return found
@@ -785,7 +785,7 @@ class _Copy:
             self._pass(part.first)
             view, position = part.source.view, part.position
             while position < part.end:
-                facts, behind, _ = active.walk(view, position, part.end, WALK_BATCHES, False)
+                facts, behind, _ = kernel.walk(view, position, part.end, WALK_BATCHES, False)
                 columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
                 batches = [(at - position, size, last, newest) for at, size, last, newest in zip(*columns, strict=True)]
                 segment.append(view[position:behind], *batches[-1][2:], batches)

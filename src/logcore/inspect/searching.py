@@ -37,7 +37,7 @@ from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError, RecordTooLargeError, StorageReadError, UnsupportedCodecError
 from logcore.format.compression import Codec
 from logcore.fs import FS
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 
 ZEROS: Final = "zeros"
@@ -197,7 +197,7 @@ class Search:
         return [one for one in self.found if isinstance(one, Extent)]
 
     def _walk(self, position: int, count: int = 1, *, crc: bool = True) -> tuple[layout.Facts, int, int]:
-        return active.walk(self.source.view, position, self.stop, count, crc)
+        return kernel.walk(self.source.view, position, self.stop, count, crc)
 
     # -- sound batches ---------------------------------------------------------------------------------------------
 
@@ -289,11 +289,11 @@ class Search:
         stop = int(positions[-1]) + int(facts["size_bytes"][-1])
         while row < len(facts):
             at, view = int(positions[row]), self.source.view
-            end, rows, _ = active.plan_run(view, at, stop, _DECODE_ROWS, _PIECE_BYTES, INT64_MAX)
+            end, rows, _ = kernel.plan_run(view, at, stop, _DECODE_ROWS, _PIECE_BYTES, INT64_MAX)
             behind = int(np.searchsorted(positions, end))
             try:
                 if end > at:
-                    active.decode_columns(view, at, end, np.empty(rows * layout.ROW_SIZE, np.uint8), rows)
+                    kernel.decode_columns(view, at, end, np.empty(rows * layout.ROW_SIZE, np.uint8), rows)
                     row = behind
                     continue
             except LogcoreError:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from logcore.kernels import layout
 
 if TYPE_CHECKING:
-    from logcore.kernels import plain as active
+    from logcore.kernels import plain as kernel
     from logcore.kernels.layout import Record
 else:
     try:
         if os.environ.get("LOGCORE_KERNELS") == "plain":
             raise ImportError("plain kernels asked for")
-        from logcore.kernels import _compiled as active
+        from logcore.kernels import _compiled as kernel
         from logcore.kernels._compiled import Record
     except ImportError:
-        from logcore.kernels import plain as active
+        from logcore.kernels import plain as kernel
         from logcore.kernels.layout import Record
 
-__all__ = ["Record", "active", "layout"]
+__all__ = ["Record", "kernel", "layout"]

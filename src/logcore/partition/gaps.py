@@ -21,7 +21,7 @@ import attrs
 
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.partition import seals
 from logcore.segment import Segment, in_order
 
@@ -207,7 +207,7 @@ class Gaps:
         """
         lasts = facts["last_offset"]
         next_base = INT64_MAX if following is None else following.base_offset
-        if active.follow_on(facts, expected) and int(lasts[-1]) < next_base:
+        if kernel.follow_on(facts, expected) and int(lasts[-1]) < next_base:
             return  # the usual case, in a small part of the time
         limit = next_base
         if following is not None and int(lasts[-1]) >= limit and not following.is_there():

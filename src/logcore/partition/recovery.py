@@ -27,7 +27,7 @@ import numpy as np
 from logcore.config import Durability
 from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
 from logcore.fs import FS
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.names import (
     CLEANED,
     LOG,
@@ -203,9 +203,9 @@ def _check_before(segment: ActiveSegment, position: int) -> None:
     """
     if position < 0 or segment.last_offset < segment.base_offset:
         return
-    facts, _, why = active.walk(*segment.head(position), 1, True)
+    facts, _, why = kernel.walk(*segment.head(position), 1, True)
     if not len(facts):
-        heads, _, _ = active.walk(*segment.head(position), 1, False)
+        heads, _, _ = kernel.walk(*segment.head(position), 1, False)
         raise CorruptLogError(
             f"{layout.WALK_REASONS[why]}, but this batch was on disk, and what follows it may be a part of it",
             path=segment.path,
@@ -224,7 +224,7 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
     if error.offset is not None:  # the batch itself may have been taken note of
         first_offset = min(first_offset, max(error.offset, segment.base_offset))
     while at < segment.size_bytes:
-        facts, _, _ = active.walk(*segment.head(at), 1, False)
+        facts, _, _ = kernel.walk(*segment.head(at), 1, False)
         next_offset = None
         if not len(facts):
             break
@@ -523,10 +523,10 @@ def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[
     end = min(end, position + _SEARCH_BYTES)
     while at < end:
         data, start, limit = segment.head(at)
-        facts, _, _ = active.walk(data, start, limit, 1, False)
+        facts, _, _ = kernel.walk(data, start, limit, 1, False)
         if not len(facts):
             return False, None
-        whole, _, _ = active.walk(data, start, limit, 1, True)
+        whole, _, _ = kernel.walk(data, start, limit, 1, True)
         if len(whole) and at > position and int(whole["base_offset"][0]) >= expected:
             return False, at - position
         at += int(facts["size_bytes"][0])

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
-from logcore.kernels import Record, active, layout
+from logcore.kernels import Record, kernel, layout
 from logcore.partition.gaps import Gaps, readable
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
@@ -61,7 +61,7 @@ class Run:
     def record_slices(self, rows: int, *, max_size: int) -> Iterator[list[Record]]:
         """One list: a run has no more records than its maker asked for."""
         with self._placed():
-            records = active.decode_objects(self.data, self.at, self.stop, self.path)
+            records = kernel.decode_objects(self.data, self.at, self.stop, self.path)
         yield records
 
     def column_slices(self, rows: int, *, max_size: int) -> Iterator[RecordColumns]:
@@ -71,13 +71,13 @@ class Run:
     def columns(self) -> RecordColumns:
         block = np.empty(self.rows * layout.ROW_SIZE, np.uint8)
         with self._placed():
-            rows = active.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
+            rows = kernel.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
         assert rows == self.rows, (rows, self.rows)
         return RecordColumns.from_block(self.data, block, rows)
 
     def timestamp_types(self) -> npt.NDArray[np.int32]:
         """Of each record, as Stretch.typed_columns() gives them."""
-        facts, _, _ = active.walk(self.data, self.at, self.stop, (self.stop - self.at) // layout.HEADER_SIZE + 1, False)
+        facts, _, _ = kernel.walk(self.data, self.at, self.stop, (self.stop - self.at) // layout.HEADER_SIZE + 1, False)
         types = ((facts["attributes"] & layout.APPEND_TIME_BIT) != 0).astype(np.int32)
         return np.repeat(types, facts["record_count"]) if types.any() else np.zeros(self.rows, np.int32)
 
@@ -253,7 +253,7 @@ class Stretch:
                 while at < limit:
                     stop, rows, following = at, 0, expected
                     if committed is None:
-                        stop, rows, following = active.plan_run(
+                        stop, rows, following = kernel.plan_run(
                             data, at, limit, run_rows, most, min(end, next_base), expected, dense
                         )
                     # One batch of very many records is decoded in slices, by itself.
@@ -305,7 +305,7 @@ class Stretch:
         whose offset is damaged may claim what others hold. end: of the segment's offsets.
         """
         position, before, index = segment.find(start), segment.start_position(start), segment.offset_index
-        heads, _, _ = active.walk(*segment.head(position), 1, False)
+        heads, _, _ = kernel.walk(*segment.head(position), 1, False)
         if not len(heads):
             return position, -1
         base, last, behind = (int(heads[name][0]) for name in ("base_offset", "last_offset", "size_bytes"))

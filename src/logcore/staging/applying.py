@@ -28,7 +28,7 @@ from logcore.errors import (
     LogcoreError,
 )
 from logcore.fs import FS
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
 from logcore.notices import ERROR, tell
 from logcore.reader import list_bases
@@ -426,7 +426,7 @@ def _append(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: 
             found = fs.pread(handle, size - at, at)
             if not found.startswith(ours):
                 # It must be what a crash left of ours, whole or torn, and no other program's batch.
-                _, end, _ = active.walk(found, 0, len(found), layout.INT32_MAX, True)
+                _, end, _ = kernel.walk(found, 0, len(found), layout.INT32_MAX, True)
                 if found[:end] != ours[:end]:
                     raise CorruptLogError(
                         "another program appended where staged records belong", path=final, position=at
@@ -459,7 +459,7 @@ def _stamps(
     """(position, new head) of each batch: offsets by how many records came before, whatever stands there now."""
     at, count, batches = 0, 0, 0
     while at < len(data):
-        facts, stop, _ = active.walk(data, at, len(data), _WALK_BATCHES, False)
+        facts, stop, _ = kernel.walk(data, at, len(data), _WALK_BATCHES, False)
         if not len(facts):
             break
         spans = (facts["last_offset"] - facts["base_offset"] + 1).tolist()
@@ -485,7 +485,7 @@ def _same_batches(fs: FS, one: str, other: str) -> bool:
         with _opened(fs, name) as handle:
             size = fs.size(handle)
             view = fs.map(handle, size) if size else memoryview(b"")
-            facts, end, _ = active.walk(view, 0, size, layout.INT32_MAX, False)
+            facts, end, _ = kernel.walk(view, 0, size, layout.INT32_MAX, False)
             crcs.append((size, end, facts["crc"].tolist()))
     return crcs[0] == crcs[1]
 

@@ -20,7 +20,7 @@ from logcore.errors import (
 from logcore.format.columns import InputColumn
 from logcore.format.compression import Codec
 from logcore.fs import FS
-from logcore.kernels import active, layout
+from logcore.kernels import kernel, layout
 from logcore.names import LOG
 from logcore.recordbatch import check_timestamps, compressor, target_codec
 from logcore.segment import ActiveSegment
@@ -92,7 +92,7 @@ class StagedWriter:
         if timestamps_ms is not None and not self._config.is_append_time:
             check_timestamps(timestamps_ms, now_ms, self._config)
         end, require_key = self._end, self._config.is_compacted
-        size, batches = active.encode_columns(
+        size, batches = kernel.encode_columns(
             self._scratch, keys, values, timestamps_ms, count, end, 0, now_ms, *self._encoding, require_key
         )
         self._store(size, batches, now_ms)
@@ -104,7 +104,7 @@ class StagedWriter:
         if given and not self._config.is_append_time:
             check_timestamps(np.array(given, np.int64), now_ms, self._config)
         end, require_key = self._end, self._config.is_compacted
-        size, batches = active.encode_records(self._scratch, records, end, 0, now_ms, *self._encoding, require_key)
+        size, batches = kernel.encode_records(self._scratch, records, end, 0, now_ms, *self._encoding, require_key)
         self._store(size, batches, now_ms)
 
     @property
