@@ -34,6 +34,7 @@ from logcore.format.grouprecords import (
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS
+from netshim.session import Session
 from netshim.state import Answer, Call, Settings, State
 from netshim.wire import codes
 
@@ -49,6 +50,7 @@ class Rig:
     def __init__(self, path: Path, **settings: Any) -> None:
         self.path, self.settings = path, settings
         self.now_ms = T0
+        self.session = Session("broker", 9092, "10.0.0.1")
         self.holds_disk = False
         self.held: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.ids = 0
@@ -111,7 +113,7 @@ class Rig:
         """The answer to a request, both in the form that the wire gives them."""
         frame = memoryview(wire.encode_request(api, version, 7, client_id, request))[4:]
         header = wire.decode_header(frame)
-        call = Call(api.key, version, header.client_id, "broker", 9092, "10.0.0.1", self.now_ms)
+        call = Call(self.session, api.key, version, header.client_id, self.now_ms)
         result = HANDLERS[api.key](wire.decode_request(header, frame), call, self.state)
         reply = Answer()
 

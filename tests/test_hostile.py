@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from logcore import recordbatch
 from netshim import wire
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
+from netshim.session import Session
 from netshim.state import Answer, CloseConnection, Settings
 from netshim.wire import codes
 
@@ -602,7 +604,7 @@ class Bench:
         self.logdir.create_topic("bystander")
         self.now_ms = 1_000_000
         self.broker = Broker(self.logdir, Settings(max_request_bytes=1 << 20, auto_create_topics=False), self._submit)
-        self.handle = self.broker.handler("127.0.0.1", 9092, "127.0.0.1")
+        self.handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
 
     @staticmethod
     def _submit(work: Callable[[], Any], done: Callable[[Any], None]) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from netshim import wire
 from netshim.broker import Broker
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import Repeated
+from netshim.session import Session
 from netshim.state import Answer, CloseConnection, Settings
 from netshim.wire import codes
 
@@ -34,7 +36,7 @@ class Bench:
         self.at_once = at_once
         self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.broker = Broker(self.logdir, Settings(**settings), self._submit)
-        self._handle = self.broker.handler("127.0.0.1", 9092, "127.0.0.1")
+        self._handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
 
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.submitted.append((work, done))

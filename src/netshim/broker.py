@@ -7,7 +7,6 @@ next_ms says so. So the same broker runs on a network, or in one test on a simul
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Final
 
 from logcore import LogDir
@@ -15,6 +14,7 @@ from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS, served_versions
 from netshim.journal import errors_in, shown
+from netshim.session import Session
 from netshim.state import Answer, Call, CloseConnection, Settings, State, Submit
 from netshim.wire import codes
 
@@ -64,15 +64,11 @@ class Broker:
         self.state = State(logdir, settings, submit)
         self.state.groups = Groups(self.state)
 
-    def handler(self, host: str, port: int, peer: str) -> Callable[[memoryview, int], list[Piece] | Answer | None]:
-        """What answers the frames of one connection. host, port: how the client reached us; peer: its address."""
+    def handle(self, session: Session, frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
+        """The response to one frame, None when it has none, or the Answer that will hold one of these.
 
-        def handle(frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
-            return self._handle(frame, host, port, peer, now_ms)
-
-        return handle
-
-    def _handle(self, frame: memoryview, host: str, port: int, peer: str, now_ms: int) -> list[Piece] | Answer | None:
+        Raises CloseConnection.
+        """
         try:
             header = wire.decode_header(frame)
             api = wire.APIS[header.api_key]
@@ -82,12 +78,12 @@ class Broker:
                 return wire.encode_response(api, 0, header.correlation_id, refusal)
             handler = HANDLERS.get(header.api_key)
             if handler is None:
-                self._say_unserved(header, peer, now_ms)
+                self._say_unserved(header, session.peer, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
             request = wire.decode_request(header, frame)
         except wire.ProtocolError as error:
             raise CloseConnection(str(error)) from error
-        call = Call(header.api_key, version, header.client_id, host, port, peer, now_ms)
+        call = Call(session, header.api_key, version, header.client_id, now_ms)
         try:
             response = handler(request, call, self.state)
         except CloseConnection:

@@ -82,7 +82,7 @@ class Journal:
                 api,
                 call.version,
                 shown(call.client_id),
-                call.peer,
+                call.session.peer,
                 codes.name(code),
                 f", {message}" if message else "",
             )

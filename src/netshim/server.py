@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -31,6 +32,7 @@ from logcore import Durability, LogDir
 from logcore.logdir import Upkeep
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
+from netshim.session import Session
 from netshim.state import CloseConnection, Settings
 
 _log = logging.getLogger("netshim")
@@ -95,7 +97,7 @@ class _Peer(asyncio.BufferedProtocol):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         host, port = server.advertised or (str(name[0]), int(name[1]))
-        handle = server.broker.handler(host, port, self.address)
+        handle = partial(server.broker.handle, Session(host, port, self.address))
         self.connection = Connection(handle, server.settings, server.budget, _now_ms(), self.flush_soon)
         self.is_open = True
 

@@ -22,6 +22,7 @@ import attrs
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
 from logcore.coordination import timers
 from netshim.journal import Journal
+from netshim.session import Session
 
 _log = logging.getLogger("netshim")
 
@@ -114,17 +115,12 @@ class Answer:
 
 @attrs.frozen
 class Call:
-    """What a handler may know of a request beside its body.
+    """What a handler may know of a request beside its body."""
 
-    host, port: the address the client reached us by, which is the one to tell it. peer: the client's own address.
-    """
-
+    session: Session
     api_key: int
     version: int
     client_id: str
-    host: str
-    port: int
-    peer: str
     now_ms: int
 
 

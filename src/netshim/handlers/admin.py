@@ -109,7 +109,7 @@ def _metadata(request: Any, call: Call, state: State, every: bool, failures: dic
                 code = code_of(failures[name])
             results.append(response_type.Topic(error_code=code, name=name))
     return response_type(
-        brokers=[response_type.Broker(node_id=state.node_id, host=call.host, port=call.port)],
+        brokers=[response_type.Broker(node_id=state.node_id, host=call.session.host, port=call.session.port)],
         cluster_id=state.logdir.cluster_id,
         controller_id=state.node_id,
         topics=results,
@@ -163,7 +163,7 @@ def describe_cluster(request: Any, call: Call, state: State) -> Any:
         cluster_id=state.logdir.cluster_id,
         controller_id=state.node_id,
         endpoint_type=1,
-        brokers=[response_type.Broker(broker_id=state.node_id, host=call.host, port=call.port)],
+        brokers=[response_type.Broker(broker_id=state.node_id, host=call.session.host, port=call.session.port)],
         cluster_authorized_operations=_asked(request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS),
     )
 
@@ -270,7 +270,7 @@ def _say_changed(name: str | None, what: str, call: Call, state: State) -> None:
         name,
         what,
         shown(call.client_id),
-        call.peer,
+        call.session.peer,
         most=_CHANGES_SAID,
     )
 

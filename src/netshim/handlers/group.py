@@ -98,7 +98,7 @@ def find_coordinator(request: Any, call: Call, state: State) -> Any:
             code = codes.INVALID_GROUP_ID
         if code:
             return {"error_code": code, "node_id": -1, "host": "", "port": -1}
-        return {"node_id": state.node_id, "host": call.host, "port": call.port}
+        return {"node_id": state.node_id, "host": call.session.host, "port": call.session.port}
 
     if call.version < 4:
         return response_type(**place(request.key))
@@ -127,7 +127,7 @@ def join_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
         member_id=request.member_id,
         instance_id=request.group_instance_id,
         client_id=call.client_id,
-        client_host="/" + call.peer,
+        client_host="/" + call.session.peer,
         protocol_type=request.protocol_type,
         protocols=tuple((protocol.name, protocol.metadata) for protocol in request.protocols),
         session_timeout_ms=request.session_timeout_ms,

@@ -27,7 +27,7 @@ def init_producer_id(request: Any, call: Call, state: State) -> Any:
             call.now_ms,
             "client %s at %s wants transactions, as %s; they are not there yet",
             shown(call.client_id),
-            call.peer,
+            call.session.peer,
             shown(request.transactional_id),
         )
         return response_type(error_code=codes.INVALID_REQUEST if empty else codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)

@@ -1,0 +1,21 @@
+"""What a broker knows of one connection as long as it lasts, beyond the bytes that came over it.
+
+Each request carries its session in `Call.session`. Nothing here knows a protocol or a socket: connection.py cuts the
+bytes into frames, broker.py answers them.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(eq=False)
+class Session:
+    """One connection of a client.
+
+    host, port: the address the client reached us by, which is the one to tell it. peer: the client's own address.
+    """
+
+    host: str
+    port: int
+    peer: str
