@@ -7,6 +7,7 @@ next_ms says so. So the same broker runs on a network, or in one test on a simul
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from logcore import LogDir
@@ -57,12 +58,15 @@ _FEATURES: Final = {
 
 class Broker:
     """One broker over a LogDir that is open for writing. submit(work, done): runs work where it may wait for the disk,
-    then calls done(result or exception) in the broker's thread.
+    then calls done(result or exception) in the broker's thread. new_id: gives the part of a member id that no other
+    has.
     """
 
-    def __init__(self, logdir: LogDir, settings: Settings, submit: Submit) -> None:
+    def __init__(
+        self, logdir: LogDir, settings: Settings, submit: Submit, new_id: Callable[[], str] | None = None
+    ) -> None:
         self.state = State(logdir, settings, submit)
-        self.state.groups = Groups(self.state)
+        self.state.groups = Groups(self.state) if new_id is None else Groups(self.state, new_id)
 
     def handle(self, session: Session, frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
         """The response to one frame, None when it has none, or the Answer that will hold one of these.

@@ -17,18 +17,19 @@ import logging
 import os
 import socket
 import threading
-import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import attrs
 
 import logcore
 from logcore import Durability, LogDir
+from logcore.fs import FS, OS
 from logcore.logdir import Upkeep
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
@@ -51,15 +52,16 @@ _TOPIC_DEFAULTS: Final = {"message.timestamp.after.max.ms": 3_600_000}
 _UNSYNCED_BYTES: Final = 64 << 20
 
 
-#: What the wall clock showed when the steady clock showed 0.
-_EPOCH_MS: Final = (time.time_ns() - time.monotonic_ns()) // 1_000_000
+class Clock(Protocol):
+    """Where a server takes its time from. The disk is one, so that a simulated disk brings its own time."""
 
+    def now_ms(self) -> int:
+        """The wall clock, for the age of records."""
+        ...
 
-def _now_ms() -> int:
-    """The wall clock as it was when this module was loaded, going on steadily: sessions and waits know no time zones,
-    no leap seconds and no corrections.
-    """
-    return _EPOCH_MS + time.monotonic_ns() // 1_000_000
+    def monotonic_ms(self) -> int:
+        """A clock that only goes forward, for waits and sessions."""
+        ...
 
 
 class _Peer(asyncio.BufferedProtocol):
@@ -98,7 +100,7 @@ class _Peer(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         host, port = server.advertised or (str(name[0]), int(name[1]))
         handle = partial(server.broker.handle, Session(host, port, self.address))
-        self.connection = Connection(handle, server.settings, server.budget, _now_ms(), self.flush_soon)
+        self.connection = Connection(handle, server.settings, server.budget, server.now_ms(), self.flush_soon)
         self.is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -113,10 +115,11 @@ class _Peer(asyncio.BufferedProtocol):
         return self.connection.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._guarded(lambda: self.connection.received(nbytes, _now_ms()))
+        self._guarded(lambda: self.connection.received(nbytes, self.server.now_ms()))
 
     def eof_received(self) -> bool:
-        self._at_end, self._end_ms = True, _now_ms()
+        self._at_end = True
+        self._end_ms = self.server.now_ms()
         return not self.connection.is_idle  # a half-open client may still read what it asked for
 
     def _guarded(self, step: Callable[[], None]) -> None:
@@ -148,7 +151,7 @@ class _Peer(asyncio.BufferedProtocol):
     def _flush_later(self) -> None:
         self._flushing = False
         if self.is_open:
-            self._guarded(lambda: self.connection.process(_now_ms()))  # what waited for room
+            self._guarded(lambda: self.connection.process(self.server.now_ms()))  # what waited for room
 
     def flush(self) -> None:
         connection, transport = self.connection, self.transport
@@ -159,7 +162,7 @@ class _Peer(asyncio.BufferedProtocol):
             if piece is None:
                 break
             transport.write(piece)
-            connection.active_ms = _now_ms()
+            connection.active_ms = self.server.now_ms()
         if connection.is_waiting and not connection.is_full:
             self.flush_soon()
         if self._at_end and connection.is_idle and not connection.is_waiting:
@@ -213,7 +216,8 @@ class Server:
 
     path: log directory, made if it is not there. port: 0 for a free one. host: the address to listen on, loopback
     unless told otherwise. advertised: (host, port) to tell clients; by default the address each reached us by.
-    durability, config: as in logcore.open_dir. settings: a Settings, or keyword arguments of it.
+    durability, config, fs: as in logcore.open_dir. settings: a Settings, or keyword arguments of it. clock: where time
+    comes from, by default fs. Whoever moves a clock by hand awaits tick() afterwards.
     """
 
     broker: Broker
@@ -232,6 +236,8 @@ class Server:
         durability: str | Durability = "group",
         config: Mapping[str, object] | None = None,
         settings: Settings | None = None,
+        fs: FS = OS,
+        clock: Clock | None = None,
         **more: Any,
     ) -> None:
         if not isinstance(port, int) or not 0 <= port <= 65_535:
@@ -244,6 +250,10 @@ class Server:
         policy = Durability.parse(durability)
         self._durability = attrs.evolve(policy, max_bytes=max(policy.max_bytes, _UNSYNCED_BYTES))
         self._config = config
+        self._fs = fs
+        self._clock: Clock = fs if clock is None else clock
+        # What the wall clock showed when the monotonic clock showed 0; see now_ms().
+        self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._peers: set[_Peer] = set()
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
@@ -266,13 +276,7 @@ class Server:
         self.budget = Budget(self.settings.max_buffered_bytes)
         self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
         try:
-            self.logdir: LogDir = logcore.open_dir(
-                self.path,
-                create=True,
-                durability=self._durability,
-                config={**_TOPIC_DEFAULTS, **(self._config or {})},
-                upkeep=Upkeep(compaction_backoff_ms=self.settings.cleaner_backoff_ms),
-            )
+            self.logdir: LogDir = await self.loop.run_in_executor(self._pool, self._open)
         except BaseException:
             self._pool.shutdown()
             raise
@@ -280,7 +284,7 @@ class Server:
             await self.loop.run_in_executor(self._pool, self._read_ids)
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
-            self.broker = Broker(self.logdir, self.settings, self._submit)
+            self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id)
             self._listening = await self.loop.create_server(
                 lambda: _Peer(self), self.host, self._wanted_port, backlog=512
             )
@@ -291,6 +295,16 @@ class Server:
         self.port = self._listening.sockets[0].getsockname()[1]
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info("listening on %s, log directory %s", self.bootstrap_servers, self.logdir.path)
+
+    def _open(self) -> LogDir:
+        return logcore.open_dir(
+            self.path,
+            create=True,
+            durability=self._durability,
+            config={**_TOPIC_DEFAULTS, **(self._config or {})},
+            upkeep=Upkeep(compaction_backoff_ms=self.settings.cleaner_backoff_ms),
+            fs=self._fs,
+        )
 
     def _read_ids(self) -> None:
         """The ids of all topics, which stand in files of partitions; afterwards nothing waits for the disk for them."""
@@ -319,7 +333,7 @@ class Server:
         self._timer.cancel()
         self._timer = None
         self._listening.close()
-        self.broker.stop(_now_ms())
+        self.broker.stop(self.now_ms())
         for peer in list(self._peers):
             peer.connection.drain()
             peer.flush()
@@ -344,19 +358,35 @@ class Server:
         """Has a stop() under way wait for clients no longer."""
         self._deadline = 0.0
 
-    # -- the broker's host ---------------------------------------------------------------------------------------
+    # -- time ----------------------------------------------------------------------------------------------------
 
-    def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        def finished(future: Any) -> None:
-            error = future.exception()
-            self.loop.call_soon_threadsafe(done, future.result() if error is None else error)
+    def now_ms(self) -> int:
+        """The wall clock as it was when the server was made, going on steadily: sessions and waits know no time zones,
+        no leap seconds and no corrections.
+        """
+        return self._epoch_ms + self._clock.monotonic_ms()
 
-        self._pool.submit(work).add_done_callback(finished)
+    async def tick(self) -> None:
+        """Does what is due now, and returns when the directory's part of it is done.
+
+        The server does the same by itself, many times a second. Whoever moves a clock by hand calls it after each move.
+        """
+        if self._ticking is not None:
+            await asyncio.wait([self._ticking])
+        self._do_what_is_due()
+        if self._ticking is not None:
+            await asyncio.wait([self._ticking])
 
     def _tick(self) -> None:
         if self._timer is None:
             return
-        now_ms = _now_ms()
+        self._do_what_is_due()
+        next_ms = self.broker.next_ms
+        delay_s = _TICK_S if next_ms is None else min(_TICK_S, max(0.001, (next_ms - self.now_ms()) / 1000))
+        self._timer = self.loop.call_later(delay_s, self._tick)
+
+    def _do_what_is_due(self) -> None:
+        now_ms = self.now_ms()
         try:
             self.broker.tick(now_ms)
             for connection, reason in self.budget.relieve(now_ms, self.settings.request_timeout_ms).items():
@@ -367,19 +397,29 @@ class Server:
                 self._ticking = self.loop.run_in_executor(self._pool, self._tick_logdir)
         except Exception:
             self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
-        next_ms = self.broker.next_ms
-        delay_s = _TICK_S if next_ms is None else min(_TICK_S, max(0.001, (next_ms - _now_ms()) / 1000))
-        self._timer = self.loop.call_later(delay_s, self._tick)
 
     def _tick_logdir(self) -> None:
+        """The directory compares the time with records, so it is told the wall clock, with its corrections."""
         try:
-            self.logdir.tick()
+            self.logdir.tick(self._clock.now_ms())
         except logcore.LogcoreError as error:
             self.say(logging.ERROR, "log directory", "the log directory's work: %s", error)
 
+    # -- the broker's host ---------------------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        def finished(future: Any) -> None:
+            error = future.exception()
+            self.loop.call_soon_threadsafe(done, future.result() if error is None else error)
+
+        self._pool.submit(work).add_done_callback(finished)
+
+    def _new_id(self) -> str:
+        return str(uuid.UUID(bytes=self._fs.random_bytes(16), version=4))
+
     def say(self, level: int, kind: str, text: str, *values: object, error: bool = False) -> None:
         """A line that may come often, see Journal. error: with the traceback of the exception being handled."""
-        self.broker.state.journal.say(level, kind, _now_ms(), text, *values, error=error)
+        self.broker.state.journal.say(level, kind, self.now_ms(), text, *values, error=error)
 
     # -- connections ---------------------------------------------------------------------------------------------
 
