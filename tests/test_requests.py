@@ -669,3 +669,57 @@ def test_a_handler_repeats_no_line_without_limit() -> None:
 
     assert [is_said(0.1 * number, "poisoned %d", number) for number in range(6)] == [True] * 3 + [False] * 3
     assert is_said(1, "something else %d", 1) and is_said(61, "poisoned %d", 7)
+
+
+def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> None:
+    """Leader epochs of logs that are not open, a search by time, and walking far for transactions."""
+    first = Bench(tmp_path)
+    first.logdir.create_topic("t")
+    log = first.logdir.partition("t", 0)
+    log.append_many([(None, b"v", (), 1_000 + at) for at in range(2_000)])
+    first.close()
+    bench = Bench(tmp_path, at_once=False)
+    with contextlib.closing(bench):
+        metadata = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
+        described = wire.DESCRIBE_TOPIC_PARTITIONS.Request(
+            topics=[wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name="t")], response_partition_limit=10
+        )
+        later = bench.send(wire.DESCRIBE_TOPIC_PARTITIONS, 0, described)
+        assert isinstance(later, Answer) and not later.is_set
+        bench.run()
+        assert later.is_set
+        assert bench.ask(wire.METADATA, 9, metadata).topics[0].error_code == 0
+
+        def list_offsets(timestamp: int, isolation: int = 0) -> Any:
+            part = wire.LIST_OFFSETS.Request.Topic.Partition(
+                partition_index=0, timestamp=timestamp, current_leader_epoch=-1
+            )
+            topic = wire.LIST_OFFSETS.Request.Topic(name="t", partitions=[part])
+            request = wire.LIST_OFFSETS.Request(topics=[topic], isolation_level=isolation)
+            return bench.send(wire.LIST_OFFSETS, 7, request)
+
+        def offset(reply: Any) -> int:
+            return int(bench.read(wire.LIST_OFFSETS, 7, reply).topics[0].partitions[0].offset)
+
+        opening = list_offsets(-1)
+        bench.run()
+        assert offset(opening) == 2_000
+        assert offset(list_offsets(-1)) == 2_000, "nothing is read for the end"
+        for timestamp, expected in ((1_500, 500), (-3, 1_999)):
+            searched = list_offsets(timestamp)
+            assert isinstance(searched, Answer) and not searched.is_set
+            bench.run()
+            assert offset(searched) == expected
+        log = bench.logdir.partition("t", 0)
+        assert log.unwalked_offsets == 2_000
+        committed = list_offsets(-1, isolation=1)
+        assert not committed.is_set
+        bench.run()
+        assert offset(committed) == 2_000 and log.unwalked_offsets == 0
+        log.append(b"v", timestamp_ms=9)
+        assert offset(list_offsets(-1, isolation=1)) == 2_001, "a little is walked at once"
+        log.append_many([(None, b"v", (), 9)] * 1_001)
+        committed = list_offsets(-1, isolation=1)
+        assert not committed.is_set
+        bench.run()
+        assert offset(committed) == 3_002

@@ -1096,6 +1096,11 @@ class LogDir:
                 self._leader_epochs[topic, number] = epoch
         return epoch
 
+    def knows_leader_epoch(self, topic: str, number: int) -> bool:
+        """Whether leader_epoch() reads no file."""
+        key = (topic, number)
+        return self._claim is not None and (self.opened(topic, number) is not None or key in self._leader_epochs)
+
     def size_bytes(self, topic: str, number: int) -> int:
         """Of all .log files of a partition, without opening it. Raises TopicNotFoundError."""
         if number not in self._topic(topic).numbers:

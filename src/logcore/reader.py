@@ -300,9 +300,13 @@ class LogReader:
         return max(self._log_start, self._scan_transactions().last_stable_offset)
 
     @property
-    def knows_transactions(self) -> bool:
-        """Whether the whole log was walked for transactions, as the first read_committed look at it does."""
-        return self._transactions is not None
+    def unwalked_offsets(self) -> int:
+        """How many offsets were not yet walked for transactions. The next read_committed look walks them, which waits
+        for the disk: the first one walks the whole log, later ones what was appended since.
+        """
+        state = self._transactions
+        walked = self._log_start if state is None else state.next_offset
+        return max(0, self.high_watermark - walked)
 
     def _scan_transactions(self) -> _Committed:
         """Walks heads that were not walked before; the first call walks the whole log.

@@ -143,6 +143,17 @@ def _pass_on(response: Any, answer: Answer) -> None:
         answer.cancel()
 
 
+def answer_with(handle: Callable[[], Any], answer: Answer) -> None:
+    """Sets an answer that was given out already to what handle() gives, also to an error of it: nothing above would
+    tell the client.
+    """
+    try:
+        response = handle()
+    except Exception as error:
+        response = error
+    _pass_on(response, answer)
+
+
 class _InLine:
     """A request that other requests for the same logs may not overtake."""
 
@@ -351,11 +362,7 @@ class State:
                 finally:
                     self._leave(own)
 
-            try:
-                response = self.when_open(those, begin)
-            except Exception as error:  # nothing above us would tell the client
-                response = error
-            _pass_on(response, answer)
+            answer_with(lambda: self.when_open(those, begin), answer)
 
         own = _InLine(those, start)
         for key in those:

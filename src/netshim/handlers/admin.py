@@ -8,6 +8,7 @@ Rules (wire protocol section 6):
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from netshim.handlers.data import INTERNAL_TOPICS
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import shown
 from netshim.offsets import OFFSETS_CONFIG
-from netshim.state import Answer, Call, State
+from netshim.state import Answer, Call, State, answer_with
 from netshim.wire import codes
 
 _NO_ID: Final = bytes(16)
@@ -56,13 +57,50 @@ def metadata(request: Any, call: Call, state: State) -> Any:
         names = {each.name for each in request.topics or () if call.version < 12 or each.topic_id == _NO_ID}
         missing = sorted(name for name in names if name and name not in state.logdir)
     if not missing:
-        return _metadata(request, call, state, every, {})
+        return _metadata_when_known(request, call, state, every, {})
     answer = Answer()
 
     def done(failures: Any) -> None:
-        answer.set(failures if isinstance(failures, Exception) else _metadata(request, call, state, every, failures))
+        if isinstance(failures, Exception):
+            answer.set(failures)
+        else:
+            answer_with(lambda: _metadata_when_known(request, call, state, every, failures), answer)
 
     state.submit(lambda: _make_topics(missing, state, call), done)
+    return answer
+
+
+def _metadata_when_known(request: Any, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]) -> Any:
+    if every:
+        names: Iterable[str] = state.logdir.topics()
+    else:
+        names = [asked.name or state.topic_of(asked.topic_id) or "" for asked in request.topics or ()]
+    return _when_epochs_are_known(names, lambda: _metadata(request, call, state, every, failures), state)
+
+
+def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], Any], state: State) -> Any:
+    """handle(), once the leader epochs of all partitions of these topics are known; an Answer when they are to be read.
+
+    Each stands in a file of its partition until the log is open.
+    """
+    logdir = state.logdir
+    unread = [
+        (name, number)
+        for name in names
+        if name in logdir
+        for number in logdir.partitions(name)
+        if not logdir.knows_leader_epoch(name, number)
+    ]
+    if not unread:
+        return handle()
+
+    def read() -> None:
+        for name, number in unread:
+            with contextlib.suppress(LogcoreError, OSError):  # the request itself will say so
+                logdir.leader_epoch(name, number)
+
+    answer = Answer()
+    state.submit(read, lambda _: answer_with(handle, answer))
     return answer
 
 
@@ -170,9 +208,13 @@ def describe_cluster(request: Any, call: Call, state: State) -> Any:
 
 def describe_topic_partitions(request: Any, call: Call, state: State) -> Any:
     """What newer admin clients ask instead of Metadata; empty lists where Kafka would name other replicas."""
+    names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
+    return _when_epochs_are_known(names, lambda: _describe_topic_partitions(names, request, state), state)
+
+
+def _describe_topic_partitions(names: Iterable[str], request: Any, state: State) -> Any:
     response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
     topic_type = response_type.Topic
-    names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
     cursor = request.cursor
     left = max(1, min(request.response_partition_limit, 2_000))
     topics: list[Any] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from logcore import CorruptBatchError, Log, LogcoreError
@@ -17,7 +18,7 @@ from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
 from logcore.recordbatch import RecordBatch
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
-from netshim.state import Answer, Call, CloseConnection, State
+from netshim.state import Answer, Call, CloseConnection, State, answer_with
 from netshim.wire import codes
 
 _PRODUCE: Final = wire.PRODUCE
@@ -26,6 +27,8 @@ _ATTRIBUTES_POSITION: Final = 22
 _ZSTD: Final = 4
 #: A fetch waits no longer than this, whatever its client would bear: a connection that is gone must be noticed.
 _MAX_WAIT_MS: Final = 30_000
+#: A consumer that reads at the end of a log is so little behind that walking is cheaper than another thread.
+_WALKED_AT_ONCE: Final = 1_000
 #: Written by the broker itself; a client that wrote there would change what groups have committed.
 INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 
@@ -250,8 +253,9 @@ def fetch(request: Any, call: Call, state: State, *, opened: bool = False, looke
 def _when_transactions_are_known(
     asked: list[tuple[str, int]], handle: Callable[[], Any], state: State
 ) -> Answer | None:
-    """None when they are. Else the answer that handle() gives once they are: the first read_committed look at a log
-    walks all of it, which is not for the broker's thread.
+    """None when they are, nearly. Else the answer that handle() gives once they are.
+
+    A read_committed look at a log walks all that was not walked before, which is not for the broker's thread.
     """
     logs = []
     for name, number in asked:
@@ -259,7 +263,7 @@ def _when_transactions_are_known(
             log = state.log(name, number)
         except LogcoreError:
             continue
-        if not log.knows_transactions:
+        if log.unwalked_offsets > _WALKED_AT_ONCE:
             logs.append(log)
     if not logs:
         return None
@@ -270,20 +274,8 @@ def _when_transactions_are_known(
             with contextlib.suppress(LogcoreError):  # the request itself will say so
                 _ = log.last_stable_offset
 
-    state.submit(look, lambda _: _go_on(handle, answer))
+    state.submit(look, lambda _: answer_with(handle, answer))
     return answer
-
-
-def _go_on(handle: Callable[[], Any], answer: Answer) -> None:
-    """Sets what handle() gives, also an error of it: nothing above would tell the client."""
-    try:
-        response = handle()
-    except Exception as error:
-        response = error
-    if isinstance(response, Answer):
-        response.then(answer.set)
-    else:
-        answer.set(response)
 
 
 def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int, size: int) -> Answer:
@@ -462,7 +454,7 @@ def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], Any], state: 
         nonlocal left
         left -= 1
         if not left:
-            _go_on(handle, answer)
+            answer_with(handle, answer)
 
     for log in unsynced:
         state.syncs.when_durable(log, log.log_end_offset, done)
@@ -489,7 +481,7 @@ def _list_offsets(
         if later is not None:
             return later
 
-    def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
+    def answer(asked: Any, result: Any, log: Log) -> None:
         timestamp = asked.timestamp
         if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
             result.error_code = codes.UNSUPPORTED_VERSION
@@ -520,7 +512,9 @@ def _list_offsets(
             key = topic.name, partition.partition_index
             (twice if key in seen else seen).add(key)
     topic_type = wire.LIST_OFFSETS.Response.Topic
-    topics = []
+    response = wire.LIST_OFFSETS.Response(topics=[])
+    work: list[Callable[[], None]] = []
+    reads = False
     for topic in request.topics:
         results = []
         for partition in topic.partitions:
@@ -529,20 +523,39 @@ def _list_offsets(
             if (topic.name, partition.partition_index) in twice:
                 result.error_code = codes.INVALID_REQUEST
                 continue
-            _with_log(topic.name, partition.partition_index, partition, result, state, answer)
-        topics.append(topic_type(name=topic.name, partitions=results))
-    return wire.LIST_OFFSETS.Response(topics=topics)
+            log = _log_of(topic.name, partition.partition_index, partition, result, state)
+            if log is not None:
+                work.append(partial(_answer_into, result, partial(answer, partition, result, log)))
+                reads = reads or partition.timestamp >= 0 or partition.timestamp == _MAX_TIMESTAMP
+        response.topics.append(topic_type(name=topic.name, partitions=results))
+
+    def answer_all() -> Any:
+        for step in work:
+            step()
+        return response
+
+    if not reads:
+        return answer_all()
+    later = Answer()
+    state.submit(answer_all, later.set)  # a search by time reads indexes and batches
+    return later
 
 
-def _with_log(
-    topic: str, number: int, asked: Any, result: Any, state: State, answer: Callable[[str, Any, Any, Log], None]
-) -> None:
-    """Fills in one partition's result, or the code of what went wrong."""
+def _log_of(topic: str, number: int, asked: Any, result: Any, state: State) -> Log | None:
+    """The log of a partition; None, with the code in the result, when it cannot be asked."""
     try:
         log = state.log(topic, number)
-        result.error_code = _check_epoch(log, getattr(asked, "current_leader_epoch", -1))
-        if not result.error_code:
-            answer(topic, asked, result, log)
+    except LogcoreError as error:
+        result.error_code = code_of(error)
+        return None
+    result.error_code = _check_epoch(log, getattr(asked, "current_leader_epoch", -1))
+    return None if result.error_code else log
+
+
+def _answer_into(result: Any, step: Callable[[], None]) -> None:
+    """Fills in one partition's result, or the code of what went wrong."""
+    try:
+        step()
     except LogcoreError as error:
         result.error_code = code_of(error)
 
@@ -553,7 +566,7 @@ def offset_for_leader_epoch(request: Any, call: Call, state: State) -> Any:
 
 
 def _offset_for_leader_epoch(request: Any, state: State) -> Any:
-    def answer(topic: str, asked: Any, result: Any, log: Log) -> None:
+    def answer(asked: Any, result: Any, log: Log) -> None:
         result.leader_epoch, result.end_offset = log.end_of_epoch(asked.leader_epoch)
 
     topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
@@ -563,7 +576,9 @@ def _offset_for_leader_epoch(request: Any, state: State) -> Any:
         for partition in topic.partitions:
             result = topic_type.Partition(partition=partition.partition)
             results.append(result)
-            _with_log(topic.topic, partition.partition, partition, result, state, answer)
+            log = _log_of(topic.topic, partition.partition, partition, result, state)
+            if log is not None:
+                _answer_into(result, partial(answer, partition, result, log))
         topics.append(topic_type(topic=topic.topic, partitions=results))
     return wire.OFFSET_FOR_LEADER_EPOCH.Response(topics=topics)
 
