@@ -1239,8 +1239,8 @@ class Log(LogReader):
             if active_.size_bytes:
                 wall_ms = self._fs.now_ms() if now_ms is None else now_ms
                 if wall_ms - active_.begun_ms > config.max_segment_ms:
-                    self._roll_locked(notes_recovery_point=False)
-                    acted, self._last_recovery_ms = True, clock_ms - _RECOVERY_LAG_MS
+                    self._roll_locked()
+                    acted = True
             point = self._commit.durable_end
             if point <= self._recovery_point or clock_ms - self._last_recovery_ms < _RECOVERY_LAG_MS:
                 return acted, None
@@ -1299,7 +1299,7 @@ class Log(LogReader):
             if self._active.size_bytes:
                 self._roll_locked()
 
-    def _roll_locked(self, *, notes_recovery_point: bool = True) -> None:
+    def _roll_locked(self) -> None:
         """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order."""
         old, path = self._active, os.path.join(self.path, file_name(self._end, LOG))
         self._producers.prepare_roll(has_producers=old.has_producers)
@@ -1329,8 +1329,14 @@ class Log(LogReader):
                 raise
         self._rolls += 1
         self._producers.save()
-        if notes_recovery_point:
+        if self.on_stir is None or self._commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
             self._save_recovery_point_locked()
+        else:
+            # The LogDir notes it at its next tick(), with those of its other logs: the file grows with their number, and
+            # a late point only costs the next opening some checking.
+            self._active.offer_indexes()
+            self._last_recovery_ms = self._fs.monotonic_ms() - _RECOVERY_LAG_MS
+            self._stir_locked()
         # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self._fs, old, old.last_offset + 1, new.base_offset)
