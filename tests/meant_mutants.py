@@ -75,8 +75,8 @@ MISTAKES: Final = (
         "        last.refresh()\n        self._end = max(self._log_start, last.next_offset())\n"
         "        # Read after the size: a writer makes this file before its first write, so unsynced bytes "
         "imply the file.\n"
-        "        limit = checkpoint.read_durable_end(self._fs, self.path)\n",
-        "        limit = checkpoint.read_durable_end(self._fs, self.path)\n"
+        "        shown = checkpoint.read_shown_end(self._fs, self.path)\n",
+        "        shown = checkpoint.read_shown_end(self._fs, self.path)\n"
         "        last.refresh()\n        self._end = max(self._log_start, last.next_offset())\n",
         "test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
     ),

@@ -210,7 +210,7 @@ def log(data: bytes) -> None:
 def small(data: bytes) -> None:
     checkpoint.unpack_topics(data)
     checkpoint.unpack_producer_ids(data)
-    checkpoint.unpack_durable_end(data)
+    checkpoint.unpack_shown_end(data)
     disk = SimulatedDisk({f"/d/{name}": data for name in ("c", checkpoint.LEADER_EPOCH, checkpoint.POLICY)})
     checkpoint.read_offsets(disk, "/d", "c")
     checkpoint.read_epochs(disk, "/d")
@@ -294,7 +294,7 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         checkpoint.LEADER_EPOCH,
     ):
         found[f"beside {name.rpartition('.')[2]}"] = (partial(partition, name), found[name.rpartition(".")[2]][1], None)
-    found[checkpoint.DURABLE_END] = (*found[checkpoint.DURABLE_END][:1], [checkpoint.pack_durable_end(5)], None)
+    found[checkpoint.DURABLE_END] = (*found[checkpoint.DURABLE_END][:1], [checkpoint.pack_shown_end(5)], None)
     found["log"] = (log, [SEGMENT, *vectors], None)
     for number, api in enumerate(wire.APIS.values()):
         for version in range(api.min_version, api.max_version + 1):

@@ -20,7 +20,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import attrs
 
@@ -66,7 +66,7 @@ _GROWING_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER, TOP
 PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END)
 
 _MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything larger is not one of ours
-_DURABLE: Final = struct.Struct(">qI")
+_DURABLE: Final = struct.Struct(">8sI")
 
 
 def write(fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None) -> None:
@@ -368,25 +368,41 @@ def unpack_checked(content: bytes) -> dict[str, Any] | None:
     return None
 
 
-def pack_durable_end(offset: int) -> bytes:
-    """Content of logcore.durable: the offset up to which readers in other processes may read, with its own CRC."""
-    return _DURABLE.pack(offset, zlib.crc32(offset.to_bytes(8, "big")))
+class ShownEnd(NamedTuple):
+    """Up to where readers in other processes may read.
+
+    offset: -1 where the file is damaged. is_replicated: whether it is a high watermark that replication moves, which
+    may lie anywhere in the log; else it is the durable end, which lies in the last segment.
+    """
+
+    offset: int
+    is_replicated: bool = False
 
 
-def read_durable_end(fs: FS, directory: str) -> int | None:
-    """What logcore.durable says: None when there is no such file, -1 when it is damaged."""
+def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
+    """Content of logcore.durable, with its own CRC; the complement of the offset for a replicated log."""
+    content = (~offset if is_replicated else offset).to_bytes(8, "big", signed=True)
+    return _DURABLE.pack(content, zlib.crc32(content))
+
+
+def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
+    """What logcore.durable says; None when there is no such file."""
     for _ in range(3):  # it is rewritten in place, so a reading may in theory meet a writing half way
         content = read(fs, directory, DURABLE_END)
         if content is None:
             return None
-        if (offset := unpack_durable_end(content)) is not None:
-            return offset
-    return -1
+        shown = unpack_shown_end(content)
+        if shown is not None:
+            return shown
+    return ShownEnd(-1)
 
 
-def unpack_durable_end(content: bytes) -> int | None:
-    """The offset in logcore.durable, None when its CRC does not match."""
+def unpack_shown_end(content: bytes) -> ShownEnd | None:
+    """What the content of logcore.durable says, None when its CRC does not match."""
     if len(content) < _DURABLE.size:
         return None
-    offset, crc = _DURABLE.unpack_from(content)
-    return int(offset) if crc == zlib.crc32(content[:8]) else None
+    packed, crc = _DURABLE.unpack_from(content)
+    if crc != zlib.crc32(packed):
+        return None
+    offset = int.from_bytes(packed, "big", signed=True)
+    return ShownEnd(~offset, is_replicated=True) if offset < 0 else ShownEnd(offset)

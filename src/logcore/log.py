@@ -77,6 +77,7 @@ from logcore.names import (
 )
 from logcore.notices import ERROR, INFO, WARNING, tell
 from logcore.partition import epochs, gaps, recovery, seals
+from logcore.partition.following import control_types_in, encoded, follow, is_marker
 from logcore.partition.gaps import Gaps
 from logcore.partition.groupcommit import GroupCommit
 from logcore.partition.producers import SequencedBatch
@@ -157,6 +158,7 @@ def open_log(
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
     on_corruption: OnCorruption = "fail",
+    replicated: bool = False,
     fs: FS = OS,
 ) -> Log:
     """Opens one partition directory, such as data/orders-0.
@@ -171,6 +173,9 @@ def open_log(
     cannot be known which offsets were given out; appends then raise LogFailedError (and `logcore recover` makes a copy
     that takes them).
 
+    replicated: the log has copies, so the high watermark is moved by advance_high_watermark() and not by durability. It
+    begins at what `replication-offset-checkpoint` says.
+
     Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
     InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and ResourceError when the system fails.
@@ -182,7 +187,8 @@ def open_log(
         if create:
             raise InvalidConfigError("a log cannot be created read-only")
         return Log._open_reader(fs, directory, settings)
-    return Log._open_writer(fs, directory, settings, policy, create, check_on_corruption(on_corruption))
+    keeps_damage = check_on_corruption(on_corruption)
+    return Log._open_writer(fs, directory, settings, policy, create, keeps_damage, replicated)
 
 
 def check_on_corruption(choice: object) -> bool:
@@ -233,12 +239,22 @@ class Log(LogReader):
     _is_resting = False  # written under the log's lock
     #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
     is_held = False
+    #: Who moves the high watermark: advance_high_watermark() alone, or durability.
+    is_replicated = False
+    _followed: Transactions | None = None  # those of the whole log, once a leader's marker was stored; under the lock
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
     @classmethod
     def _open_writer(
-        cls, fs: FS, directory: str, config: LogConfig, policy: Durability, create: bool, keeps_damage: bool
+        cls,
+        fs: FS,
+        directory: str,
+        config: LogConfig,
+        policy: Durability,
+        create: bool,
+        keeps_damage: bool,
+        replicated: bool,
     ) -> Self:
         real = fs.real_path(directory)
         parent, name = os.path.split(real)
@@ -253,6 +269,7 @@ class Log(LogReader):
         try:
             log = cls(fs, directory, config, policy)
             log.path = real
+            log.is_replicated = replicated
             log._claim, log._parent, log._topic, log._partition = claim, parent, topic, partition
             if not exists:
                 fs.mkdir(real)
@@ -313,6 +330,8 @@ class Log(LogReader):
                 found=self._end,
             )
         self._visible = self._end
+        if self.is_replicated:
+            self._visible = max(self._log_start, min(self._end, self._own_checkpoint(checkpoint.HIGH_WATERMARK)))
         self._recovery_point = min(recovery_point, self._end)
         has_producers |= self._active.has_producers or self._active.has_markers
         self._write_active_indexes(has_producers, is_clean, was_cut=report.cut_position is not None)
@@ -482,11 +501,11 @@ class Log(LogReader):
     def _open_durable_end(self) -> int:
         """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
         fs, path = self._fs, os.path.join(self.path, checkpoint.DURABLE_END)
-        if not self.durability.waits:
+        if not self.durability.waits and not self.is_replicated:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(path)
             return -1
-        content = checkpoint.pack_durable_end(self._end)
+        content = self._packed_end()
         if not fs.exists(path):
             # It gets its name when it is whole: readers look meanwhile, and to them an empty one is damaged. It is on
             # disk, too: after a crash a log without it is one that hides nothing.
@@ -500,6 +519,9 @@ class Log(LogReader):
             fs.close(handle)
             raise
         return handle
+
+    def _packed_end(self) -> bytes:
+        return checkpoint.pack_shown_end(self._visible, is_replicated=self.is_replicated)
 
     def _successor(self, names: Sequence[str]) -> int | None:
         """The base offset of the segment that a seal says came behind the last one that is there. A seal that does not
@@ -564,7 +586,7 @@ class Log(LogReader):
         self._encoding_one = (max_bytes, attributes, compress, require_key)
         batch_bytes = min(config.batch_size, config.segment_bytes)
         self._encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
-        self._is_os = self.durability.kind == "os" and config.flush_messages == INT64_MAX
+        self._is_os = self.durability.kind == "os" and config.flush_messages == INT64_MAX and not self.is_replicated
         limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
         self._checks_times = min(limits) < INT64_MAX and not config.is_append_time
 
@@ -634,7 +656,10 @@ class Log(LogReader):
                 self._claim.fail()
             if not self._claim.hand_over((self._topic, self._partition), self._commit.durable_end):
                 self._save_recovery_point_locked()
-            if self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
+            if self.is_replicated:
+                with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
+                    self._set_checkpoint(checkpoint.HIGH_WATERMARK, self._visible, may_use_reserve=True)
+            elif self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
             self._files.unlink_retired(None)
@@ -915,6 +940,102 @@ class Log(LogReader):
                 last = self._end - 1
         return self._acknowledge(first, last, now_ms, durability)
 
+    def append_as_follower(
+        self, data: Buffer, *, begins_segment: bool = False, durability: Level | None = None
+    ) -> Receipt:
+        """Appends batches of this log's leader as the leader has stored them: offsets, leader epochs, every byte.
+
+        data: whole batches, such as a piece of stored(up_to="log_end"). They may begin at any offset in an empty log,
+        else at the log end or, where the leader has compacted, above. begins_segment: the first begins a segment of the
+        leader, so it begins one here. Only offsets, epochs and CRCs are judged; see partition.following. Raises
+        CorruptBatchError and OffsetOutOfRangeError before anything is written; errors else as append(). A full disk
+        may leave the first of the batches.
+        """
+        with self._lock:
+            self._check_writable_locked()
+            found = follow(data, log_end=self._end, leader_epoch=self._leader_epoch)
+            first = found.first_offset
+            if found.has_producers:
+                if not self._notes.producers:
+                    self._expect_producers_locked()
+                self._active.has_producers = True
+            is_empty = len(self._segments) == 1 and not self._active.size_bytes
+            if is_empty and first > self._end:
+                self._begin_at_locked(first)
+            elif begins_segment and self._active.size_bytes:
+                self._roll_locked()
+            if found.gap_end:
+                self._note_gaps_locked(found.gap_end)
+            # On disk before the batches: an epoch without records contradicts nothing, records without theirs do.
+            entries = self._epochs
+            for epoch, start in found.epochs:
+                entries = epochs.assign(entries, epoch, start)
+            self._set_epochs(entries)
+            view = memoryview(data).cast("B")
+            now_ms = self._fs.now_ms()
+            with self._producers.storing(None, is_judged=not found.has_producers):
+                for run in found.runs():
+                    self._store_run_locked(view, run, now_ms, durability)
+            last = self._end - 1
+        return self._acknowledge(first, last, now_ms, durability)
+
+    def _store_run_locked(self, view: memoryview, run: layout.Facts, now_ms: int, durability: Level | None) -> None:
+        """Stores batches of a leader, the last of which may be a marker: then the index of its segment names what it
+        aborted.
+        """
+        start = int(run["position"][0])
+        stop = int(run["position"][-1] + run["size_bytes"][-1])
+        before = self._end
+        self._store_locked(view[start:stop], encoded(run, start), now_ms, durability)
+        if self._followed is not None and self._followed.next_offset != before:
+            self._followed = None  # this log has led meanwhile, and its own appends are not in it
+        if self._followed is None and not is_marker(run):
+            return
+        try:
+            if self._followed is None:
+                self._followed = self._walked_transactions()
+            else:
+                self._followed.add(run, control_types_in(view))
+            for entry in self._followed.entries_between(before, self._end):
+                self._active.add_aborted(entry)
+            self._active.has_markers |= is_marker(run)
+        except BaseException as error:
+            # Kafka believes the file, so it must not lack an entry; opening the log again writes it.
+            self._commit.poison(error)
+            raise
+
+    def _begin_at_locked(self, offset: int) -> None:
+        """Makes an empty log one that begins at offset, as its leader's does."""
+        old = self._active
+        # A crash may leave both segments and the old start: then the offsets between them must not look lost.
+        self._note_gaps_locked(offset)
+        with self._commit.held():
+            try:
+                self._is_midway = True
+                new = ActiveSegment(self._fs, self.path, offset, self.config, create=True)
+                self._fs.sync_dir(self.path)
+                self._set_checkpoint(checkpoint.LOG_START, offset)
+                self._log_start = offset
+                self._end = offset
+                self._segments = [new]
+                self._active = new
+                self._commit.advance(offset, self._written_bytes)
+                self._show(offset)
+                self._is_midway = False
+            except BaseException as error:  # half done: memory does not say what the files do
+                self._commit.poison(error)
+                raise
+        self._files.remove(old)
+        self._set_epochs(epochs.truncate_start(self._epochs, offset))
+
+    def _note_gaps_locked(self, dense_from: int) -> None:
+        """Gaps below dense_from are no losses. On disk before there is one, for readers would call it a loss."""
+        if self._notes.dense_from >= dense_from:
+            return
+        has_seals = self._gaps.noted.has_seals or self._look_over_seals()
+        self._note(attrs.evolve(self._notes, dense_from=dense_from))
+        self._gaps.noted = gaps.Noted(max(self._gaps.dense_from, dense_from), has_seals)
+
     def may_wait(self, size_bytes: int, max_timestamp: int, *, has_producer: bool) -> bool:
         """Whether appending such a batch without durability may have to wait now: for another thread, a roll, a sync,
         or for what is to be read of producers first. For a host that then appends in another thread.
@@ -1038,7 +1159,8 @@ class Log(LogReader):
             if durability != "os":
                 self._sync_locked()
             return
-        self._show(self._end)
+        if not self.is_replicated:
+            self._show(self._end)
         unsynced = self._end - self._commit.durable_end
         if kind == "every":
             due = unsynced >= self.durability.amount
@@ -1129,7 +1251,7 @@ class Log(LogReader):
         False when another thread's sync has shown whole batches of it meanwhile; then they stay.
         """
         with self._commit.held():  # a sync under way would count what is taken back
-            if self._visible > end:
+            if self._visible > end or (self.is_replicated and self._end > end):  # a follower may have it
                 return False
             try:
                 self._active.cut(size)
@@ -1169,12 +1291,42 @@ class Log(LogReader):
 
     def _moved_durable_end(self, end: int) -> None:
         """What a sync brings: readers may see more, here and in other processes."""
-        if self._durable_handle >= 0:
+        if self._durable_handle >= 0 and not self.is_replicated:
             self._show(end)
-            try:
-                self._fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(end), 0)
-            except (DiskFullError, StorageWriteError):
-                pass  # readers elsewhere see it a sync later then; the append is on disk all the same
+            self._show_elsewhere()
+
+    def _show_elsewhere(self) -> None:
+        """Tells readers in other processes of the visible end."""
+        with contextlib.suppress(DiskFullError, StorageWriteError):  # they see it when it moves next
+            self._fs.pwrite(self._durable_handle, self._packed_end(), 0)
+
+    def advance_high_watermark(self, offset: int) -> int:
+        """Moves the high watermark of a replicated log up to offset: all in-sync copies have what lies below.
+
+        Returns the high watermark, which never falls but by truncate(). Raises InvalidConfigError for a log that was
+        not opened with replicated=True, and OffsetOutOfRangeError for an offset outside [0, log end].
+        """
+        offset = operator.index(offset)
+        with self._lock:
+            self._check_writable_locked()
+            if not self.is_replicated:
+                raise InvalidConfigError(
+                    "the high watermark of this log is moved by its durability",
+                    path=self.path,
+                    expected="replicated=True",
+                )
+            if not 0 <= offset <= self._end:
+                raise OffsetOutOfRangeError(
+                    "not a high watermark of this log",
+                    path=self.path,
+                    offset=offset,
+                    expected=f"0 to {self._end}",
+                    found=offset,
+                )
+            if offset > self._visible:
+                self._show(offset)
+                self._show_elsewhere()
+            return self._visible
 
     def _note_failure(self, cause: BaseException) -> None:
         if not isinstance(cause, (LogClosedError, CorruptLogError)):
@@ -1332,8 +1484,8 @@ class Log(LogReader):
         if self.on_stir is None or self._commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
             self._save_recovery_point_locked()
         else:
-            # The LogDir notes it at its next tick(), with those of its other logs: the file grows with their number, and
-            # a late point only costs the next opening some checking.
+            # The LogDir notes it at its next tick(), with those of its other logs: the file grows with their number. A
+            # late point only costs the next opening some checking.
             self._active.offer_indexes()
             self._last_recovery_ms = self._fs.monotonic_ms() - _RECOVERY_LAG_MS
             self._stir_locked()
@@ -1410,7 +1562,7 @@ class Log(LogReader):
 
     def _show_taken_locked(self) -> None:
         self._commit.advance(self._end, self._written_bytes)
-        if self._visible < self._end:
+        if self._visible < self._end and not self.is_replicated:
             self._show(self._end)
         self._save_recovery_point_locked()
 
@@ -1607,7 +1759,10 @@ class Log(LogReader):
             self._set_checkpoint(checkpoint.CLEANER, offset)
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
-            fs.pwrite(self._durable_handle, checkpoint.pack_durable_end(self._visible), 0)
+            fs.pwrite(self._durable_handle, self._packed_end(), 0)
+        if self.is_replicated and self._own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
+            # What the leader puts here next is another log, and the next opening begins with what is noted.
+            self._set_checkpoint(checkpoint.HIGH_WATERMARK, offset)
         self._files.unseal(self._segments[slot:])
         cut = self._segments[slot]
         fills_gap = bool(tail) and position == cut.size_bytes
@@ -1625,7 +1780,10 @@ class Log(LogReader):
         self._segments = [*self._segments[:-1], self._active]
         self._index_aborted()
         self._active.write_indexes(whole=True)
-        self._end = self._visible = offset
+        self._end = offset
+        if not self.is_replicated:
+            self._visible = offset
+        self._followed = None
         self._cuts.append(offset)
         self._commit.set_back(offset)
         self._transactions = None
@@ -1814,12 +1972,8 @@ class Rewriting:
             at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
-            # On disk before there is a gap, which readers would else call a loss. Once a round: up to the active
-            # segment, which no compaction of this round reaches.
-            if log._notes.dense_from < self.active_base:
-                has_seals = log._gaps.noted.has_seals or log._look_over_seals()
-                log._note(attrs.evolve(log._notes, dense_from=self.active_base))
-                log._gaps.noted = gaps.Noted(max(log._gaps.dense_from, self.active_base), has_seals)
+            # Once a round: up to the active segment, which no compaction of this round reaches.
+            log._note_gaps_locked(self.active_base)
             log._files.exchange(old, new, log.config.file_delete_delay_ms, log._commit.poison)
             sealed = Segment(fs, self.path, new.base_offset)
             log._segments = [*segments[:at], sealed, *segments[at + len(old) :]]

@@ -254,13 +254,20 @@ class LogReader:
         last.refresh()
         self._end = max(self._log_start, last.next_offset())
         # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
-        limit = checkpoint.read_durable_end(self._fs, self.path)
+        shown = checkpoint.read_shown_end(self._fs, self.path)
+        if shown is None:
+            self._is_end_noted = False
+            self._visible = self._end
+            return
+        limit = shown.offset
         if limit == -1:  # damaged: only what certainly was on disk is shown, and what was shown before
             limit = max(self._checkpoint(checkpoint.RECOVERY_POINT), self._visible)
-        # What lies before the last segment was on disk before that was made.
-        low = max(self._log_start, last.base_offset)
-        self._is_end_noted = limit is not None and limit >= low
-        self._visible = self._end if limit is None else max(low, min(self._end, limit))
+        low = self._log_start
+        if not shown.is_replicated:
+            # What lies before the last segment was on disk before that was made.
+            low = max(low, last.base_offset)
+        self._is_end_noted = limit >= low
+        self._visible = max(low, min(self._end, limit))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -412,15 +419,18 @@ class LogReader:
         *,
         max_bytes: int,
         at_least_one: bool = True,
+        up_to: Literal["high_watermark", "log_end"] = "high_watermark",
     ) -> list[memoryview]:
         """The bytes of whole batches as they lie in the files, from the one that holds start on: what a fetch sends.
 
-        Those below end, an offset where a batch ends, and by default the high watermark. At most max_bytes, but with
-        at_least_one never less than one batch where there is one. Sealed segments give views of their mapping, the
-        growing one bytes just read; both stay valid as long as they are kept. Nothing is decoded and no CRC is
-        checked. Raises OffsetOutOfRangeError, CorruptBatchError where no batch can be made out, StorageReadError.
+        Those below end, an offset where a batch ends, and by default the high watermark. up_to: "log_end" for a
+        follower, which copies what consumers may not read yet. At most max_bytes, but with at_least_one never less than
+        one batch where there is one. The bytes are one view for each segment. Sealed segments give views of their
+        mapping, the growing one bytes just read; both stay valid as long as they are kept. Nothing is decoded and no
+        CRC is checked. Raises OffsetOutOfRangeError, CorruptBatchError where no batch can be made out,
+        StorageReadError.
         """
-        stretch = self._stretch(start, end)
+        stretch = self._stretch(start, end, up_to=up_to)
         if start < stretch.end:
             self._gaps.check_front(stretch.segments, start)
         pieces: list[memoryview] = []
@@ -633,7 +643,10 @@ class LogReader:
             segments = self._segments
             visible = self._visible
             if segments is self._segments:
-                return segments, visible
+                break
+        if segments and visible < segments[-1].base_offset:  # of a replicated log
+            segments = segments[: max(1, slot_of(segments, visible - 1) + 1)]
+        return segments, visible
 
     def _sound_end(self, segment: Segment, visible: int) -> int:
         """Where a segment ends, if what it says of its largest timestamp needs no walk over its batches, else -1.
@@ -673,7 +686,13 @@ class LogReader:
                 best = int(columns.offsets[row]), int(columns.timestamps_ms[row])
         return best
 
-    def _stretch(self, start: int, end: int | None, isolation: Isolation = "read_uncommitted") -> Stretch:
+    def _stretch(
+        self,
+        start: int,
+        end: int | None,
+        isolation: Isolation = "read_uncommitted",
+        up_to: Literal["high_watermark", "log_end"] = "high_watermark",
+    ) -> Stretch:
         """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
         self._check_open()
         start = operator.index(start)
@@ -685,6 +704,10 @@ class LogReader:
         if isolation == "read_committed":
             # One look at the log gives all three: what is appended later lies in no transaction that the state knows.
             committed, bound, segments = self._scan_transactions()
+        elif up_to == "log_end":
+            with self._lock:  # an append, a roll or a truncation moves the end and the segments together
+                segments = self._segments
+                bound = self._end
         else:
             segments, bound = self._bounded()
         # Behind the look at the segments: a deletion moves the start before it takes segments out.

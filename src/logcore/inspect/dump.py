@@ -394,10 +394,10 @@ def _dump_policy(fs: FS, path: str) -> Iterator[Row]:
 
 
 def _dump_durable(fs: FS, path: str) -> Iterator[Row]:
-    offset = checkpoint.unpack_durable_end(_content(fs, path))
-    if offset is None:
+    shown = checkpoint.unpack_shown_end(_content(fs, path))
+    if shown is None:
         raise CorruptLogError("the durable end offset fails its CRC", path=path)
-    yield {"type": "durable_end", "offset": offset}
+    yield {"type": "high_watermark" if shown.is_replicated else "durable_end", "offset": shown.offset}
 
 
 def _dump_topics(fs: FS, path: str) -> Iterator[Row]:

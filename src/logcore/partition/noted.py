@@ -57,6 +57,7 @@ class Noted:
 
         points, starts = lines(checkpoint.RECOVERY_POINT), lines(checkpoint.LOG_START)
         epochs = or_else([], checkpoint.read_epochs, fs, path)
+        shown: checkpoint.ShownEnd | None = or_else(None, checkpoint.read_shown_end, fs, path)
         return cls(
             directory=directory,
             log_start=max(starts.values(), default=0),
@@ -64,7 +65,7 @@ class Noted:
             high_watermark=max(lines(checkpoint.HIGH_WATERMARK).values(), default=0),
             cleaned_to=max(lines(checkpoint.CLEANER).values(), default=0),
             is_listed=bool(points) and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
-            durable_end=max(0, or_else(0, checkpoint.read_durable_end, fs, path) or 0),
+            durable_end=max(0, shown.offset) if shown is not None else 0,
             epoch_start=epochs[0][1] if epochs else None,
             notes=or_else(checkpoint.Notes(), checkpoint.read_notes, fs, path),
             has_seals=or_else(False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)),

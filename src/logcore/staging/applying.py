@@ -333,7 +333,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
         name = os.path.join(directory, partition_name(topic, partition), checkpoint.DURABLE_END)
         end = assigned.places[topic, partition].base + sum(file.count for file in files)
         with contextlib.suppress(FileNotFoundError), _opened(fs, name, write=True) as handle:
-            fs.pwrite(handle, checkpoint.pack_durable_end(end), 0)
+            fs.pwrite(handle, checkpoint.pack_shown_end(end), 0)
             fs.fsync(handle)
     write_state(fs, path, assigned)
 

@@ -1,0 +1,143 @@
+"""What the copy of a log makes of batches that its leader has stored.
+
+Rules (Kafka's UnifiedLog.appendAsFollower):
+- Offsets and leader epochs are the leader's. Nothing is stamped, so the files of both hold the same bytes.
+- Offsets rise from the end of the copy on. A gap is one that compaction left in the leader's log.
+- Leader epochs never fall.
+- Each batch is whole and its CRC matches. Records are not decoded: the leader has judged them.
+
+Pure functions over bytes: log.py stores what is accepted, and writes the epochs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import attrs
+import numpy as np
+
+from logcore.config import INT64_MAX
+from logcore.errors import CorruptBatchError, OffsetOutOfRangeError
+from logcore.kernels import kernel, layout
+from logcore.kernels.layout import Buffer, EncodedBatch
+from logcore.partition import epochs
+from logcore.recordbatch import read_batches
+from logcore.segment import in_order
+
+_MARKER: Final = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
+_MOST_BATCHES: Final = 1 << 30  # no limit: as many as fit in 64 GiB
+
+
+@attrs.frozen
+class Continuation:
+    """Batches that continue a log.
+
+    facts: of the batches, an array of layout.BATCH_FACTS whose positions count in the data that was given. epochs: the
+    leader epochs that begin in them. gap_end: the base offset behind the last gap, 0 where there is none.
+    """
+
+    facts: layout.Facts
+    epochs: list[epochs.Entry]
+    gap_end: int
+
+    @property
+    def first_offset(self) -> int:
+        return int(self.facts["base_offset"][0])
+
+    @property
+    def has_producers(self) -> bool:
+        """Whether any of them is of an idempotent producer, or a marker."""
+        return bool(np.any((self.facts["producer_id"] >= 0) & (self.facts["magic"] == 2)))
+
+    def runs(self) -> Iterator[layout.Facts]:
+        """The batches in stretches that end behind a marker: what a marker ends has to be known before it is sealed."""
+        flags = self.facts["attributes"] & _MARKER
+        is_marker = (flags == _MARKER) & (self.facts["magic"] == 2)
+        start = 0
+        for stop in (np.flatnonzero(is_marker) + 1).tolist():
+            yield self.facts[start:stop]
+            start = stop
+        if start < len(self.facts):
+            yield self.facts[start:]
+
+
+def is_marker(facts: layout.Facts) -> bool:
+    """Whether the last of some batches is a control batch of a transaction."""
+    last = facts[-1]
+    return int(last["magic"]) == 2 and int(last["attributes"]) & _MARKER == _MARKER
+
+
+def encoded(facts: layout.Facts, start: int) -> list[EncodedBatch]:
+    """Where batches lie in a buffer that begins at position start of the data."""
+    columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
+    return [(position - start, size, last, newest) for position, size, last, newest in zip(*columns, strict=True)]
+
+
+def control_types_in(data: Buffer) -> Callable[[int], str]:
+    """As reader.control_types(), for batches in a buffer."""
+
+    def control_type(position: int) -> str:
+        return next(read_batches(memoryview(data)[position:])).control_type()
+
+    return control_type
+
+
+def follow(data: Buffer, *, log_end: int, leader_epoch: int) -> Continuation:
+    """Judges whole batches that are to be stored at log_end or behind it. leader_epoch: the latest of the log.
+
+    Raises CorruptBatchError where bytes are no whole batches, and OffsetOutOfRangeError where batches do not continue
+    the log; nothing is to be stored then.
+    """
+    size = len(memoryview(data).cast("B"))
+    facts, position, why = kernel.walk(data, 0, size, _MOST_BATCHES, True)
+    if not len(facts) or position < size:
+        raise CorruptBatchError(
+            "not whole batches",
+            position=position,
+            expected="batches as a leader has stored them",
+            found=layout.WALK_REASONS[why],
+        )
+    _check_offsets(facts, log_end)
+    begun = _begun_epochs(facts, leader_epoch)
+    bases = facts["base_offset"]
+    before = np.concatenate(([log_end], facts["last_offset"][:-1] + 1))
+    behind_gaps = bases[bases > before]
+    return Continuation(facts, begun, int(behind_gaps[-1]) if len(behind_gaps) else 0)
+
+
+def _check_offsets(facts: layout.Facts, log_end: int) -> None:
+    count = in_order(facts, log_end, INT64_MAX)
+    if count == len(facts):
+        return
+    expected = log_end
+    if count:
+        expected = int(facts["last_offset"][count - 1]) + 1
+    raise OffsetOutOfRangeError(
+        "a batch does not continue the log",
+        position=int(facts["position"][count]),
+        offset=expected,
+        expected=f"base offset {expected} or above",
+        found=int(facts["base_offset"][count]),
+    )
+
+
+def _begun_epochs(facts: layout.Facts, latest: int) -> list[epochs.Entry]:
+    """The leader epochs above the latest that begin in some batches. Those of old formats and old leaders name none."""
+    numbers = np.where(facts["magic"] == 2, facts["partition_leader_epoch"], -1)
+    entries: list[epochs.Entry] = []
+    for row in np.flatnonzero(np.diff(numbers, prepend=-1)).tolist():
+        epoch = int(numbers[row])
+        if epoch < 0 or epoch == latest:
+            continue
+        if epoch < latest:
+            raise OffsetOutOfRangeError(
+                "the leader epoch of a batch is below one before it",
+                position=int(facts["position"][row]),
+                offset=int(facts["base_offset"][row]),
+                expected=f"{latest} or above",
+                found=epoch,
+            )
+        entries.append((epoch, int(facts["base_offset"][row])))
+        latest = epoch
+    return entries

@@ -1,0 +1,289 @@
+"""A log that copies another one: same offsets, same leader epochs, same bytes.
+
+Four things that a log without a copy does not need, each with a test; then random lives of a leader and a follower that
+change places; then each moment at which the power may go.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore import checkpoint, cleaner
+from logcore.log import Log
+from logcore.recordbatch import encode
+from logcore.testing import FaultPlan, SimulatedDisk, explore
+from logcore.testing.faults import Fault
+
+T0 = 1_700_000_000_000
+CONFIG = {"segment.bytes": 400, "index.interval.bytes": 100}
+
+
+def opened(disk: SimulatedDisk, path: str, **options: object) -> Log:
+    return logcore.open(path, create=True, replicated=True, config=CONFIG, fs=disk, **options)  # type: ignore[arg-type]
+
+
+def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
+    """As a follower fetches: truncates to where the two agree, then copies piece after piece."""
+    while True:
+        before = follower.log_end_offset
+        follower.truncate_to_epoch(*leader.end_of_epoch(follower.leader_epoch))
+        if follower.log_end_offset == before:
+            break
+    while follower.log_end_offset < leader.log_end_offset:
+        at = follower.log_end_offset
+        for piece in leader.stored(at, max_bytes=max_bytes, up_to="log_end"):
+            starts = int.from_bytes(piece[:8], "big")
+            bases = [segment.base_offset for segment in leader._segments]
+            follower.append_as_follower(piece, begins_segment=starts in bases)
+
+
+def log_files(disk: SimulatedDisk, path: str, *suffixes: str) -> dict[str, bytes]:
+    found = {name.rpartition("/")[2]: content for name, content in disk.files().items() if name.startswith(path + "/")}
+    return {name: content or b"" for name, content in found.items() if name.endswith(suffixes or ".log")}
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk(now_ms=T0)
+
+
+def test_what_lies_above_the_high_watermark_is_read_by_followers_alone(disk: SimulatedDisk) -> None:
+    with opened(disk, "/a/t-0") as log:
+        log.append(b"one")
+        log.append(b"two")
+        assert (log.high_watermark, log.log_end_offset) == (0, 2)
+        assert list(log.read(0)) == []
+        assert log.stored(0, max_bytes=1 << 20) == []
+        assert sum(map(len, log.stored(0, max_bytes=1 << 20, up_to="log_end"))) == log.statistics().size_bytes
+        assert log.advance_high_watermark(1) == 1
+        assert [record.value for record in log.read(0)] == [b"one"]
+
+
+@pytest.mark.parametrize("policy", ["os", "group", "always", "every(2)"])
+def test_the_high_watermark_is_moved_by_its_owner_alone(disk: SimulatedDisk, policy: str) -> None:
+    with opened(disk, "/a/t-0", durability=policy) as log:
+        for number in range(4):
+            log.append(b"%d" % number, durability="disk")
+        log.flush()
+        log.roll()
+        log.append(b"4")
+        assert log.high_watermark == 0
+        assert log.advance_high_watermark(3) == 3
+        assert log.advance_high_watermark(1) == 3, "what readers have seen is not taken back"
+        with logcore.open("/a/t-0", read_only=True, fs=disk) as elsewhere:
+            assert [record.value for record in elsewhere.read(0)] == [b"0", b"1", b"2"]
+    with opened(disk, "/a/t-0") as log:
+        assert log.high_watermark == 3
+        assert log.log_end_offset == 5
+        log.truncate(2)
+        assert log.high_watermark == 2
+    with logcore.open("/a/t-0", fs=disk) as log:
+        assert log.high_watermark == 2, "without copies durability moves it"
+        with pytest.raises(logcore.InvalidConfigError, match="moved by its durability"):
+            log.advance_high_watermark(1)
+
+
+def test_a_follower_keeps_leader_epochs(disk: SimulatedDisk) -> None:
+    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+        leader.append(b"of epoch 0")
+        leader.begin_epoch(5)
+        leader.append(b"of epoch 5")
+        copy(leader, follower)
+        assert [follower.end_of_epoch(epoch) for epoch in (0, 5)] == [(0, 1), (5, 2)]
+        assert follower.leader_epoch == 5
+        assert log_files(disk, "/b/t-0") == log_files(disk, "/a/t-0")
+
+
+def test_an_empty_follower_begins_where_its_leader_begins(disk: SimulatedDisk) -> None:
+    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+        for number in range(9):
+            leader.append(b"%d" % number * 60)
+        leader.begin_epoch(3)
+        leader.append(b"9")
+        leader.advance_high_watermark(10)
+        leader.delete_records(5)
+        for piece in leader.stored(5, max_bytes=1, up_to="log_end"):
+            follower.append_as_follower(piece)
+        copy(leader, follower)
+        assert follower.log_start_offset == 5
+        assert follower.end_of_epoch(3) == leader.end_of_epoch(3) == (3, 10)
+        follower.advance_high_watermark(10)
+        assert list(follower.read(5)) == list(leader.read(5))
+    with logcore.open("/b/t-0", read_only=True, fs=disk) as log:
+        assert [record.offset for record in log.read(5)] == [5, 6, 7, 8, 9]
+
+
+def test_gaps_of_a_compacted_leader_are_no_losses(disk: SimulatedDisk) -> None:
+    compacted = {**CONFIG, "cleanup.policy": "compact"}
+    with logcore.open("/a/t-0", create=True, config=compacted, fs=disk) as leader:
+        for number in range(30):
+            leader.append(b"%d" % number * 20, key=b"k%d" % (number % 3))
+        leader.roll()
+        assert cleaner.clean(leader, force=True) is not None
+        leader.append(b"last", key=b"k9")
+        kept = list(leader.read(0))
+        assert len(kept) < 31
+        with opened(disk, "/b/t-0") as follower:
+            copy(leader, follower, max_bytes=100)
+            follower.advance_high_watermark(follower.log_end_offset)
+            assert list(follower.read(follower.log_start_offset)) == kept
+    with logcore.open("/b/t-0", read_only=True, fs=disk) as log:
+        assert list(log.read(log.log_start_offset)) == kept
+
+
+def batch(*, base_offset: int = 3, leader_epoch: int = 2, count: int = 1) -> bytes:
+    rows = [(b"k", b"v", (), T0)] * count
+    return encode(rows, base_offset=base_offset, leader_epoch=leader_epoch)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (b"", logcore.CorruptBatchError, "not whole batches"),
+        (batch()[:-1], logcore.CorruptBatchError, "not whole batches"),
+        (batch() + b"\0", logcore.CorruptBatchError, "not whole batches"),
+        (batch()[:-1] + b"\xff", logcore.CorruptBatchError, "CRC does not match"),
+        (batch(base_offset=2), logcore.OffsetOutOfRangeError, "does not continue"),
+        (batch() + batch(), logcore.OffsetOutOfRangeError, "does not continue"),
+        (batch(leader_epoch=1), logcore.OffsetOutOfRangeError, "leader epoch"),
+        (batch(leader_epoch=4) + batch(base_offset=4), logcore.OffsetOutOfRangeError, "leader epoch"),
+    ],
+)
+def test_batches_that_do_not_continue_the_log_are_refused(
+    disk: SimulatedDisk, data: bytes, error: type[Exception], text: str
+) -> None:
+    with opened(disk, "/b/t-0") as follower:
+        follower.append_as_follower(batch(base_offset=0, leader_epoch=2, count=3))
+        before = disk.files()
+        with pytest.raises(error, match=text):
+            follower.append_as_follower(data)
+        assert disk.files() == before
+        assert follower.append_as_follower(batch()).offset == 3
+
+
+def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
+    """What a leader may do: records, producers, transactions, rolls."""
+    open_transactions: dict[int, int] = {}
+    for step in range(steps):
+        action = rng.choice(["append", "append", "many", "roll", "idempotent", "transact", "end"])
+        value = b"%s%d" % (label, step) * rng.randrange(1, 12)
+        if action == "append":
+            log.append(value, key=b"k")
+        elif action == "many":
+            log.append_many([(None, value)] * rng.randrange(1, 9))
+        elif action == "roll":
+            log.roll()
+        elif action == "idempotent":
+            rows = [(None, value, (), T0)]
+            log.append_batch(encode(rows, producer_id=500 + step, producer_epoch=0, base_sequence=0))
+        elif action == "transact":
+            producer_id = rng.randrange(1, 4)
+            sequence = open_transactions.get(producer_id, 0)
+            rows = [(None, value, (), T0)]
+            made = encode(rows, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True)
+            log.append_batch(made, check_sequence=False)
+            open_transactions[producer_id] = sequence + 1
+        else:
+            log.end_transaction(rng.randrange(1, 4), 0, commit=rng.random() < 0.5)
+
+
+@given(st.integers(0, 1 << 30))
+def test_the_files_of_a_follower_are_those_of_its_leader(seed: int) -> None:
+    """Leaders change; each time the old one gives up what the new one never had."""
+    rng = random.Random(seed)
+    disk = SimulatedDisk(now_ms=T0)
+    paths = ["/a/t-0", "/b/t-0"]
+    logs = [opened(disk, path, durability=rng.choice(["os", "group", "every(3)"])) for path in paths]
+    leader, follower = logs
+    for epoch in range(1, rng.randrange(2, 5)):
+        leader.begin_epoch(epoch)
+        lead(leader, rng, rng.randrange(1, 12), b"shared")
+        copy(leader, follower, max_bytes=rng.choice([1, 150, 1000]))
+        agreed = leader.log_end_offset
+        leader.advance_high_watermark(agreed)
+        follower.advance_high_watermark(agreed)
+        lead(leader, rng, rng.randrange(0, 6), b"lost")
+        leader, follower = follower, leader
+    leader.begin_epoch(9)
+    leader.append(b"of the last leader")
+    copy(leader, follower, max_bytes=rng.choice([1, 150, 1000]))
+    for log in logs:
+        log.advance_high_watermark(leader.log_end_offset)
+        log.roll()
+    assert leader.log_end_offset == follower.log_end_offset
+    assert leader._epochs == follower._epochs
+    whole = [b"".join(log_files(disk, path).values()) for path in paths]
+    assert whole[0] == whole[1]
+    assert leader.last_stable_offset == follower.last_stable_offset
+    committed = [list(log.read(0, isolation="read_committed")) for log in logs]
+    assert committed[0] == committed[1]
+    for log in logs:
+        log.close()
+    aborted = [b"".join(log_files(disk, path, ".txnindex").values()) for path in paths]
+    assert aborted[0] == aborted[1], "Kafka reads it to tell which records were aborted"
+    for path in paths:
+        with logcore.open(path, read_only=True, fs=disk) as log:
+            assert list(log.read(0, isolation="read_committed")) == committed[0]
+
+
+def test_a_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
+    origin = SimulatedDisk(now_ms=T0)
+    with opened(origin, "/a/t-0") as leader:
+        leader.begin_epoch(1)
+        lead(leader, random.Random(3), 12, b"x")
+        leader.advance_high_watermark(leader.log_end_offset)
+        start = leader.append(b"start").offset
+        leader.begin_epoch(2)
+        lead(leader, random.Random(4), 8, b"y")
+        leader.advance_high_watermark(leader.log_end_offset)
+        leader.delete_records(min(start, leader._segments[-1].base_offset))
+        bytes_of = {record.offset: record for record in leader.read(leader.log_start_offset)}
+        first = leader.log_start_offset
+        pieces = [bytes(piece) for piece in leader.stored(first, max_bytes=1 << 20, up_to="log_end")]
+        end = leader.log_end_offset
+
+    def run(disk: SimulatedDisk, promise: object) -> None:
+        with opened(disk, "/b/t-0") as follower:
+            for piece in pieces:
+                receipt = follower.append_as_follower(piece)
+                promise(receipt.last_offset + 1)  # type: ignore[operator]
+                follower.advance_high_watermark(receipt.last_offset + 1)
+
+    def recover(disk: SimulatedDisk) -> tuple[int, int, list[object]]:
+        with logcore.open("/b/t-0", create=True, config=CONFIG, fs=disk) as log:
+            found = list(log.read(log.log_start_offset))
+            return log.log_end_offset, log.leader_epoch, found
+
+    def judge(promised: list[int], found: tuple[int, int, list[object]]) -> None:
+        reached, epoch, records = found
+        assert reached >= max(promised, default=0)
+        assert reached <= end
+        assert epoch <= 2
+        expected = [bytes_of[offset] for offset in sorted(bytes_of) if offset < reached]
+        assert records == expected
+
+    assert explore(run, recover, judge, limit=12, again_every=20).states > 100
+
+
+def test_a_full_disk_leaves_a_follower_as_it_was(disk: SimulatedDisk) -> None:
+    with opened(disk, "/b/t-0", durability="os") as follower:
+        follower.append_as_follower(batch(base_offset=7, count=2))
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
+        with pytest.raises(logcore.DiskFullError):
+            follower.append_as_follower(batch(base_offset=9, leader_epoch=4))
+        disk.faults = None
+        assert follower.log_end_offset == 9
+        assert follower.append_as_follower(batch(base_offset=9, leader_epoch=4)).offset == 9
+
+
+def test_the_noted_high_watermark_is_the_one_of_the_last_close(disk: SimulatedDisk) -> None:
+    with opened(disk, "/b/t-0") as follower:
+        follower.append_as_follower(batch(base_offset=0, count=5))
+        follower.advance_high_watermark(4)
+    assert checkpoint.read_offsets(disk, "/b", checkpoint.HIGH_WATERMARK) == {("t", 0): 4}
