@@ -33,7 +33,7 @@ from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
 from logcore.testing import Explorer, FoundLog, LogHistory, Report, SimulatedDisk
-from logcore.testing.disk import Kind
+from logcore.testing.crashstates import Kind
 
 STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "2000"))
 MANY = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "500000"))

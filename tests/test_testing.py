@@ -36,7 +36,7 @@ from logcore.testing import (
     recover_log,
     strategies,
 )
-from logcore.testing.disk import SECTOR
+from logcore.testing.crashstates import SECTOR
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(logcore.__file__).resolve().parents[1]

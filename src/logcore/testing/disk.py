@@ -6,7 +6,8 @@
   truncations since its last sync. A sync of the file makes them durable, but not its name.
 - Names are changed in order (create, rename, unlink, mkdir, rmdir) and are durable once their directory is synced.
 - A crash keeps what is durable. Of the rest it may keep anything: each change or none, writes torn between sectors and
-  at any byte, zeros or garbage where a file grew, the new size without the data. `crash_states` lists these disks.
+  at any byte, zeros or garbage where a file grew, the new size without the data. `crash_states` lists these disks;
+  crashstates.py chooses them.
 - A sync that failed has forgotten the data: programs still see it, the next sync succeeds, and it is not on the disk.
 
 Rules:
@@ -28,165 +29,25 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import attrs
 
 from logcore.errors import LogLockedError, StorageReadError, StorageWriteError
 from logcore.fs import Data, Lock, Shared, Watch, _raise, _raise_sync
+from logcore.testing.crashstates import SECTOR, Kind, Moment, Names, Tree
 from logcore.testing.faults import FaultPlan, Operation
+from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
 
-#: What a disk writes whole or not at all.
-SECTOR: Final = 512
-_PAGE: Final = 4096
-#: Changes of a file or of names, of which every subset is tried; of more, chosen and random ones.
-EXHAUSTIVE: Final = 10
 #: Writes of the same place in a row that are remembered.
 _REWRITES: Final = 3
 _START_MS: Final = 1_700_000_000_000
 
-Kind = Literal["kill", "power"]
-Names = Literal["posix", "journal"]
-
 
 class SimulatedCrash(BaseException):
     """The machine is off. No `except Exception` catches it, as nothing catches a power cut."""
-
-
-class _Change(NamedTuple):
-    """A write (data at position) or, with data None, a change of size to position. order: among all of the disk."""
-
-    order: int
-    position: int
-    data: bytes | None
-
-    def rewrites(self, other: _Change) -> bool:
-        mine, theirs = self.data, other.data
-        return mine is not None and theirs is not None and (self.position, len(mine)) == (other.position, len(theirs))
-
-    def apply(self, content: bytearray) -> None:
-        if self.data is None:
-            if len(content) > self.position:
-                del content[self.position :]
-            else:
-                content.extend(bytes(self.position - len(content)))
-            return
-        if len(content) < self.position:
-            content.extend(bytes(self.position - len(content)))
-        content[self.position : self.position + len(self.data)] = self.data
-
-
-class _Mapping(bytearray):
-    """Memory that stands for mapped pages; it goes when the last view of it does."""
-
-
-class _File:
-    __slots__ = ("content", "durable", "forgot", "mappings", "modified_ms", "number", "pending", "variants")
-
-    def __init__(self, number: int, content: bytes, modified_ms: int) -> None:
-        self.number = number
-        self.content: bytes | bytearray = content
-        self.durable = content
-        self.pending: list[_Change] = []
-        self.forgot = False  # a sync failed: content is not what durable and pending make
-        self.modified_ms = modified_ms
-        self.mappings: list[weakref.ref[_Mapping]] | None = None
-        self.variants: dict[int, bytes] = {}
-
-    def seen(self) -> bytes:
-        """What programs see."""
-        return bytes(self.content)
-
-    def of(self, mask: int) -> bytes:
-        """The content with those pending changes whose bits are set."""
-        found = self.variants.get(mask)
-        if found is None:
-            if mask == 0:
-                found = self.durable
-            elif not self.forgot and mask == (1 << len(self.pending)) - 1:
-                found = bytes(self.content)
-            else:
-                content = bytearray(self.durable)
-                for at, change in enumerate(self.pending):
-                    if mask >> at & 1:
-                        change.apply(content)
-                found = bytes(content)
-            self.variants[mask] = found
-        return found
-
-    def sync(self) -> None:
-        self.durable = self.of((1 << len(self.pending)) - 1)
-        self.pending = []
-        self.variants = {}
-
-    def forget(self, order: int) -> None:
-        """What a failed sync does: the pages are called clean, and only the size is still to be written."""
-        self.forgot = True
-        self.pending = [_Change(order, len(self.content), None)] if len(self.content) != len(self.durable) else []
-        self.variants = {}
-
-    def show(self, start: int, data: Data | None) -> None:
-        """Lets mappings see a write, or (data None) that the file now ends at start."""
-        assert self.mappings is not None
-        living = [(reference, memory) for reference in self.mappings if (memory := reference()) is not None]
-        self.mappings = [reference for reference, _ in living] or None
-        for _, memory in living:
-            if data is not None:
-                stop = min(len(memory), start + len(data))
-                if start < stop:
-                    memory[start:stop] = data[: stop - start]
-            elif start < len(memory):  # whole pages behind the end would kill the process; they read as ruins here
-                edge = min(len(memory), -(-start // _PAGE) * _PAGE)
-                memory[start:edge] = bytes(edge - start)
-                memory[edge:] = b"\xde" * (len(memory) - edge)
-
-
-class _Directory:
-    __slots__ = ("durable", "entries", "modified_ms", "number")
-
-    def __init__(self, number: int, modified_ms: int) -> None:
-        self.number = number
-        self.entries: dict[str, _Node] = {}
-        self.durable: dict[str, _Node] = {}
-        self.modified_ms = modified_ms
-
-    def seen(self) -> None:
-        return None
-
-
-_Node = _File | _Directory
-#: Of the disks that a crash may leave: the changed names that stay, contents of files, what it is, and what can do it.
-_Choice = tuple[int, Mapping[_File, bytes], str | Callable[[], str], Kind]
-
-
-class _Naming(NamedTuple):
-    """A change of names: what goes from `gone`, then what comes to `come`. order: among all changes of the disk."""
-
-    order: int
-    what: str
-    gone: tuple[_Directory, str] | None
-    come: tuple[_Directory, str, _Node] | None
-
-    def touches(self, directory: _Directory) -> bool:
-        return any(place is not None and place[0] is directory for place in (self.gone, self.come))
-
-
-def _said(journal: Sequence[_Naming], mask: int, how: str) -> str:
-    kept = [naming.what for at, naming in enumerate(journal) if mask >> at & 1]
-    names = f" ({', '.join(kept)})" if 0 < len(kept) < 5 else ""
-    return f"of the changed names {len(kept)} of {len(journal)}{names}, {how}"
-
-
-class _Tree(NamedTuple):
-    """What names lead to after a crash. files: durable contents by path. open: those of which content may be lost.
-    key: of the others, to which these are added.
-    """
-
-    files: dict[str, bytes | None]
-    open: list[tuple[str, _File]]
-    key: int
 
 
 class CrashState:
@@ -240,18 +101,18 @@ class Asked:
     def __init__(self, disk: SimulatedDisk) -> None:
         self.nodes = disk._nodes()
         self.questions: dict[tuple[str, bool], None] = {}
-        self.written: set[_File] = set()
-        self._blank: set[_File] = set()  # cut to nothing: what was in it plays no part any more
-        self._paths: dict[_Node, list[str]] = {}
+        self.written: set[File] = set()
+        self._blank: set[File] = set()  # cut to nothing: what was in it plays no part any more
+        self._paths: dict[Node, list[str]] = {}
         for path, node in self.nodes.items():
             self._paths.setdefault(node, []).append(path)
 
-    def ask(self, file: _Node, is_whole: bool) -> None:
+    def ask(self, file: Node, is_whole: bool) -> None:
         if file not in self._blank:
             for path in self._paths.get(file, ()):
                 self.questions[path, is_whole] = None
 
-    def cut(self, file: _File, size: int) -> None:
+    def cut(self, file: File, size: int) -> None:
         self.written.add(file)
         if size == 0:
             self._blank.add(file)
@@ -304,17 +165,17 @@ class SimulatedDisk:
         self._now_ms, self._monotonic_ms = now_ms, 0
         self._mutex = threading.RLock()
         self._numbers = itertools.count(1)
-        self._handles: dict[int, tuple[_File, str, bool]] = {}
+        self._handles: dict[int, tuple[File, str, bool]] = {}
         self._next_handle = itertools.count(3)
-        self._locks: dict[_Directory, _LockMembers] = {}
-        self._journal: list[_Naming] = []
-        self._dirty: dict[_File, None] = {}
-        self._newest: _File | None = None  # whose change came last; None when it was one of names
-        self._writing: _File | None = None  # during a write
+        self._locks: dict[Directory, _LockMembers] = {}
+        self._journal: list[Naming] = []
+        self._dirty: dict[File, None] = {}
+        self._newest: File | None = None  # whose change came last; None when it was one of names
+        self._writing: File | None = None  # during a write
         self._crash_in: int | None = None
         self._asked: Asked | None = None  # for Known
-        self._root = _Directory(next(self._numbers), now_ms)
-        self._found: dict[str, _Node] = {}  # paths that were looked up since a name changed
+        self._root = Directory(next(self._numbers), now_ms)
+        self._found: dict[str, Node] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():
             self._plant(path, content)
 
@@ -336,11 +197,11 @@ class SimulatedDisk:
         for name in parts[:-1] if content is not None else parts:
             node = place.entries.get(name)
             if node is None:
-                node = place.entries[name] = place.durable[name] = _Directory(next(self._numbers), self._now_ms)
-            assert isinstance(node, _Directory), path
+                node = place.entries[name] = place.durable[name] = Directory(next(self._numbers), self._now_ms)
+            assert isinstance(node, Directory), path
             place = node
         if content is not None:
-            place.entries[parts[-1]] = place.durable[parts[-1]] = _File(next(self._numbers), content, self._now_ms)
+            place.entries[parts[-1]] = place.durable[parts[-1]] = File(next(self._numbers), content, self._now_ms)
 
     def files(self) -> dict[str, bytes]:
         """What programs see now: path -> content of every file."""
@@ -351,14 +212,14 @@ class SimulatedDisk:
         """What programs see now, with None for directories; for Known, this asks for nothing but names."""
         return {path: node.seen() for path, node in self._nodes().items()}
 
-    def _nodes(self) -> dict[str, _Node]:
-        found: dict[str, _Node] = {}
-        waiting: list[tuple[str, _Directory]] = [("", self._root)]
+    def _nodes(self) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        waiting: list[tuple[str, Directory]] = [("", self._root)]
         while waiting:
             path, directory = waiting.pop()
             for name, node in directory.entries.items():
                 found[f"{path}/{name}"] = node
-                if isinstance(node, _Directory):
+                if isinstance(node, Directory):
                     waiting.append((f"{path}/{name}", node))
         return found
 
@@ -473,15 +334,24 @@ class SimulatedDisk:
         self._read_all()
         rng = random.Random((self.seed if seed is None else seed) * 1_000_003 + len(self.operations))
         states: dict[int, CrashState] = {}
-        trees: dict[int, _Tree] = {}
-        for mask, contents, what, state_kind in self._states(rng, newest):
+        trees: dict[int, Tree] = {}
+        moment = Moment(
+            self._root,
+            tuple(self._journal),
+            tuple(self._dirty),
+            self._newest,
+            self._writing,
+            self.names,
+            self._path_of,
+        )
+        for mask, contents, what, state_kind in moment.choices(rng, newest):
             if kind is not None and state_kind != kind:
                 continue
             if self.names == "journal":
-                contents = self._ordered(mask, contents)
+                contents = moment.ordered(mask, contents)
             tree = trees.get(mask)
             if tree is None:
-                tree = trees[mask] = self._tree(mask, contents)
+                tree = trees[mask] = moment.tree(mask, contents)
             changed = {path: contents[file] for path, file in tree.open}
             key = tree.key
             for item in changed.items():
@@ -494,212 +364,15 @@ class SimulatedDisk:
             found = [*found[:first], *rng.sample(found[first:], max(0, limit - first))][:limit]
         return iter(found)
 
-    # -- what a crash leaves ------------------------------------------------------------------------------------
-
-    def _states(self, rng: random.Random, newest: bool) -> Iterator[_Choice]:
-        names, files, journal = len(self._journal), list(self._dirty), tuple(self._journal)
-        every = (1 << names) - 1
-        new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
-        old = {file: file.durable for file in files}
-        by_name = newest and self._newest is None
-        changed = self._newest if newest else None  # the file that must not be as it was before its last change
-
-        yield every, {file: bytes(file.content) for file in files}, "killed", "kill"
-        if by_name and not names:
-            return
-        if not newest:
-            yield 0, old, "all that was not synced is gone", "power"
-        masks = self._name_masks(names)
-        if by_name:
-            masks = [mask for mask in masks if mask >> (names - 1) & 1]
-        if changed is not None:
-            masks_of_old = []
-        else:
-            masks_of_old = masks
-        for mask in masks:
-            yield mask, new, functools.partial(_said, journal, mask, "with all data"), "power"
-        for mask in masks_of_old:
-            yield mask, old, functools.partial(_said, journal, mask, "without unsynced data"), "power"
-        if changed is not None and len(files) > 1:
-            yield every, {**old, changed: new[changed]}, f"only the data of {changed.number}", "power"
-        for file in files if changed is None and not by_name else [changed] if changed is not None else []:
-            others = [new, old] if len(files) > 1 else [new]
-            path = self._path_of(file)
-            for content, what, cut in self._garbled(file, rng):
-                for mask in {every, 0}:
-                    for rest in others:
-                        kind: Kind = (
-                            "kill" if cut and mask == every and rest is new and file is self._writing else "power"
-                        )
-                        yield mask, {**rest, file: content}, f"{what} of {path}", kind
-        yield from self._subsets(names, files, by_name, changed)
-        for _ in range(4):
-            if self.names == "journal":
-                mask = rng.choice(masks)
-            else:
-                mask = rng.getrandbits(names) if names else 0
-                if by_name:
-                    mask |= 1 << (names - 1)
-            mixed = {file: self._random_content(file, rng) for file in files}
-            yield mask, mixed, "a random mixture", "power"
-
-    def _subsets(self, names: int, files: list[_File], by_name: bool, changed: _File | None) -> Iterator[_Choice]:
-        count = names + sum(len(file.pending) for file in files)
-        if count <= EXHAUSTIVE:
-            choices: list[Iterable[tuple[int, ...]]] = []
-            ranges = [range(1 << len(file.pending)) for file in files]
-            for at, file in enumerate(files):
-                if file is changed:
-                    ranges[at] = range(1 << (len(file.pending) - 1), 1 << len(file.pending))
-            lowest = 1 << (names - 1) if by_name else 0
-            name_masks = range(lowest, 1 << names) if self.names == "posix" else self._name_masks(names)
-            choices = [[(mask,) for mask in name_masks], itertools.product(*ranges)]
-            for (mask,), masks in itertools.product(*choices):
-                contents = {file: file.of(bits) for file, bits in zip(files, masks, strict=True)}
-                yield mask, contents, "a subset of the changes", "power"
-            return
-        every = (1 << names) - 1
-        new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
-        for file in files:
-            full = (1 << len(file.pending)) - 1
-            path = self._path_of(file)
-            for at in range(len(file.pending)):
-                if file is changed and at == len(file.pending) - 1:
-                    continue
-                contents = {**new, file: file.of(full & ~(1 << at))}
-                yield every, contents, f"without change {at} of {path}", "power"
-                contents = {**new, file: file.of((1 << at) - 1)}
-                yield every, contents, f"only {at} changes of {path}", "power"
-
-    def _name_masks(self, names: int) -> list[int]:
-        """All, none, every prefix and every change left out; only prefixes where a journal keeps the order."""
-        every = (1 << names) - 1
-        masks = [every, *((1 << count) - 1 for count in range(names))]
-        if self.names == "posix":
-            masks += [every & ~(1 << at) for at in range(names - 1)]
-        return list(dict.fromkeys(masks))
-
-    def _tree(self, mask: int, open: Container[_File]) -> _Tree:
-        """What stands where, after a crash that keeps these changes of names."""
-        changed: dict[_Directory, dict[str, _Node]] = {}
-        for at, naming in enumerate(self._journal):
-            if mask >> at & 1:
-                if naming.gone is not None:
-                    directory = naming.gone[0]
-                    if directory not in changed:
-                        changed[directory] = dict(directory.durable)
-                    changed[directory].pop(naming.gone[1], None)
-                if naming.come is not None:
-                    directory = naming.come[0]
-                    if directory not in changed:
-                        changed[directory] = dict(directory.durable)
-                    changed[directory][naming.come[1]] = naming.come[2]
-        tree = _Tree({}, [], 0)
-        key = 0
-        waiting = [("", self._root)]
-        while waiting:
-            above, directory = waiting.pop()
-            for name, node in changed.get(directory, directory.durable).items():
-                path = f"{above}/{name}"
-                content = None
-                if isinstance(node, _Directory):
-                    waiting.append((path, node))
-                else:
-                    content = node.durable
-                    if node in open:
-                        tree.open.append((path, node))
-                tree.files[path] = content
-                if not tree.open or tree.open[-1][0] != path:
-                    key ^= hash((path, content))
-        return tree._replace(key=key)
-
-    def _ordered(self, mask: int, contents: Mapping[_File, bytes]) -> dict[_File, bytes]:
-        """A renamed file has at least what was written before the rename, where the file system sees to that."""
-        ordered = dict(contents)
-        for at, naming in enumerate(self._journal):
-            if mask >> at & 1 and naming.gone is not None and naming.come is not None:
-                node = naming.come[2]
-                if isinstance(node, _File) and node in ordered:
-                    before = sum(change.order < naming.order for change in node.pending)
-                    if before == len(node.pending):
-                        ordered[node] = node.of((1 << before) - 1)
-                    elif before:
-                        ordered[node] = node.of((1 << before) - 1 | 1 << before)
-        return ordered
-
-    def _garbled(self, file: _File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]]:
-        """(content, what it is, whether the end of a process can leave it): the last change of a file, half done."""
-        if not file.pending:
-            return
-        count = len(file.pending)
-        before, after = file.of((1 << (count - 1)) - 1), file.of((1 << count) - 1)
-        change = file.pending[-1]
-        if change.data is None:
-            return
-        start, size = change.position, len(change.data)
-        stop = start + size
-        sectors = range(start // SECTOR * SECTOR + SECTOR, stop, SECTOR)
-        cuts = dict.fromkeys(
-            [*sectors, *(start + cut for cut in (1, size // 3, size // 2, size - 1) if 0 < cut < size)]
-        )
-        base = before if len(before) >= start else before + bytes(start - len(before))
-        for cut in list(cuts)[:12]:
-            yield base[:start] + after[start:cut] + base[cut:], f"the first {cut - start} bytes of the last write", True
-            torn = after[:cut] + base[cut:].ljust(len(after) - cut, b"\0")
-            yield torn[: len(after)], f"the first {cut - start} bytes of the last write, at its full size", False
-            hole = base[start:cut].ljust(cut - start, b"\0")
-            yield after[:start] + hole + after[cut:], f"all but the first {cut - start} bytes of the last write", False
-        if len(after) > len(file.durable):
-            grown = len(file.durable)
-            yield after[:grown] + bytes(len(after) - grown), "zeros in the new part", False
-            garbage = rng.randbytes(len(after) - grown)
-            yield after[:grown] + garbage, "garbage in the new part", False
-            yield before + rng.randbytes(max(0, len(after) - len(before))), "garbage for the last write", False
-            yield before + bytes(max(0, len(after) - len(before))), "zeros for the last write", False
-            yield file.durable + bytes(len(after) - grown), "the new size and the old data", False
-        else:
-            yield after[:start] + bytes(size) + after[stop:], "zeros for the last write", False
-        for _ in range(4):
-            yield self._random_content(file, rng), "a random mixture of sectors", False
-
-    def _random_content(self, file: _File, rng: random.Random) -> bytes:
-        """Each sector as some of the changes left it, or zeros, or garbage where the file grew; any size between."""
-        if not file.pending:
-            return file.durable
-        full = (1 << len(file.pending)) - 1
-        sizes = [len(file.of((1 << count) - 1)) for count in range(len(file.pending) + 1)]
-        size = rng.choice([*sizes, rng.randint(min(sizes), max(sizes))])
-        content = bytearray(file.of(rng.choice([full, 0])).ljust(size, b"\0")[:size])
-        touched = sorted(
-            {
-                at
-                for change in file.pending
-                if change.data
-                for at in range(change.position // SECTOR, -(-(change.position + len(change.data)) // SECTOR))
-            }
-        )
-        for sector in touched:
-            at, stop = sector * SECTOR, min(size, (sector + 1) * SECTOR)
-            if at >= stop:
-                continue
-            choice = rng.randrange(4)
-            if choice < 2:
-                content[at:stop] = file.of(rng.getrandbits(len(file.pending)))[at:stop].ljust(stop - at, b"\0")
-            elif choice == 2 and at >= len(file.durable):
-                content[at:stop] = bytes(stop - at)
-            elif choice == 3 and at >= len(file.durable):
-                content[at:stop] = rng.randbytes(stop - at)
-        return bytes(content)
-
     # -- paths and steps ----------------------------------------------------------------------------------------
 
-    def _find(self, path: str) -> _Node | None:
+    def _find(self, path: str) -> Node | None:
         known = self._found.get(path)
         if known is not None:
             return known
-        node: _Node = self._root
+        node: Node = self._root
         for name in _parts(path):
-            if not isinstance(node, _Directory):
+            if not isinstance(node, Directory):
                 return None
             found = node.entries.get(name)
             if found is None:
@@ -708,7 +381,7 @@ class SimulatedDisk:
         self._found[path] = node
         return node
 
-    def _get(self, path: str, kind: _Failure = StorageReadError) -> _Node:
+    def _get(self, path: str, kind: _Failure = StorageReadError) -> Node:
         """What stands there, with the errors of a system call."""
         node = self._find(path)
         if node is None:
@@ -716,19 +389,19 @@ class SimulatedDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return node
 
-    def _file(self, path: str) -> _File:
+    def _file(self, path: str) -> File:
         node = self._get(path)
-        if isinstance(node, _Directory):
+        if isinstance(node, Directory):
             _fail(errno.EISDIR, path, StorageReadError)
         return node
 
-    def _directory(self, path: str, kind: _Failure = StorageReadError) -> _Directory:
+    def _directory(self, path: str, kind: _Failure = StorageReadError) -> Directory:
         node = self._get(path, kind)
-        if isinstance(node, _File):
+        if isinstance(node, File):
             _fail(errno.ENOTDIR, path, kind)
         return node
 
-    def _place(self, path: str, kind: _Failure = StorageWriteError) -> tuple[_Directory, str]:
+    def _place(self, path: str, kind: _Failure = StorageWriteError) -> tuple[Directory, str]:
         """The directory that a name is in, or is to be in."""
         parts = _parts(path)
         node = self._root
@@ -736,12 +409,12 @@ class SimulatedDisk:
             found = node.entries.get(name)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            if isinstance(found, _File):
+            if isinstance(found, File):
                 _fail(errno.ENOTDIR, path, kind)
             node = found
         return node, parts[-1] if parts else ""
 
-    def _held(self, handle: int) -> tuple[_File, str, bool]:
+    def _held(self, handle: int) -> tuple[File, str, bool]:
         if self.is_dead:
             raise SimulatedCrash
         try:
@@ -784,7 +457,7 @@ class SimulatedDisk:
         self.crash()
         raise SimulatedCrash
 
-    def _name(self, what: str, gone: tuple[_Directory, str] | None, come: tuple[_Directory, str, _Node] | None) -> None:
+    def _name(self, what: str, gone: tuple[Directory, str] | None, come: tuple[Directory, str, Node] | None) -> None:
         if gone is not None:
             del gone[0].entries[gone[1]]
             gone[0].modified_ms = self._now_ms
@@ -792,10 +465,10 @@ class SimulatedDisk:
             come[0].entries[come[1]] = come[2]
             come[0].modified_ms = self._now_ms
         self._found.clear()
-        self._journal.append(_Naming(len(self.operations), what, gone, come))
+        self._journal.append(Naming(len(self.operations), what, gone, come))
         self._newest = None
 
-    def _change(self, file: _File, change: _Change) -> None:
+    def _change(self, file: File, change: Change) -> None:
         if self._asked is not None:
             self._asked.written.add(file)
         content = file.content
@@ -815,14 +488,14 @@ class SimulatedDisk:
         if file.mappings is not None:
             file.show(change.position, change.data)
 
-    def _path_of(self, file: _File) -> str:
+    def _path_of(self, file: File) -> str:
         waiting = [("", self._root)]
         while waiting:
             path, directory = waiting.pop()
             for name, node in directory.entries.items():
                 if node is file:
                     return f"{path}/{name}"
-                if isinstance(node, _Directory):
+                if isinstance(node, Directory):
                     waiting.append((f"{path}/{name}", node))
         return f"removed file {file.number}"
 
@@ -836,7 +509,7 @@ class SimulatedDisk:
                 action = self._begin("create", path)
                 if isinstance(action, int):
                     self._end("create", action, path)
-                node = _File(next(self._numbers), b"", self._now_ms)
+                node = File(next(self._numbers), b"", self._now_ms)
                 self._name(f"create {path}", None, (directory, name, node))
                 self._end("create", action, path)
             else:
@@ -850,7 +523,7 @@ class SimulatedDisk:
                     node = self._get(path, kind)
                 if create and exclusive:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-                if isinstance(node, _Directory):
+                if isinstance(node, Directory):
                     _fail(errno.EISDIR, path, kind)
             handle = next(self._next_handle)
             self._handles[handle] = node, path, write
@@ -889,7 +562,7 @@ class SimulatedDisk:
                 if grown > room:
                     written, action = written[: max(0, len(written) - (grown - room))], errno.ENOSPC
             if written:
-                self._change(file, _Change(len(self.operations), position, written))
+                self._change(file, Change(len(self.operations), position, written))
                 self._writing = file
             self._end("pwrite", action, path)
             self._writing = None
@@ -909,7 +582,7 @@ class SimulatedDisk:
             if self._asked is not None:
                 self._asked.cut(file, size)
             if size != len(file.content):
-                self._change(file, _Change(len(self.operations), size, None))
+                self._change(file, Change(len(self.operations), size, None))
             self._end("truncate", action, path)
 
     def fdatasync(self, handle: int) -> None:
@@ -968,7 +641,7 @@ class SimulatedDisk:
             _fail(errno.EINVAL, path, StorageReadError)
         if self._asked is not None:
             self._asked.ask(file, True)
-        memory = _Mapping(file.content[:size])
+        memory = MappedPages(file.content[:size])
         file.mappings = [*(file.mappings or ()), weakref.ref(memory)]
         return memoryview(memory).toreadonly()
 
@@ -999,7 +672,7 @@ class SimulatedDisk:
 
     def is_directory(self, path: str) -> bool:
         self._ask("is_directory", path)
-        return isinstance(self._find(path), _Directory)
+        return isinstance(self._find(path), Directory)
 
     def listdir(self, path: str) -> list[str]:
         """Beginning anywhere: a real directory's order is one of chance too."""
@@ -1015,7 +688,7 @@ class SimulatedDisk:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             action = self._begin("mkdir", path)
             if not isinstance(action, int):
-                self._name(f"mkdir {path}", None, (directory, name, _Directory(next(self._numbers), self._now_ms)))
+                self._name(f"mkdir {path}", None, (directory, name, Directory(next(self._numbers), self._now_ms)))
             self._end("mkdir", action, path)
 
     def free_bytes(self, path: str) -> int:
@@ -1036,11 +709,11 @@ class SimulatedDisk:
             if there is node:
                 return
             action = self._begin("rename", target)
-            if isinstance(node, _Directory) and _parts(target)[: len(_parts(source))] == _parts(source):
+            if isinstance(node, Directory) and _parts(target)[: len(_parts(source))] == _parts(source):
                 action = errno.EINVAL
-            elif isinstance(there, _Directory):
-                action = errno.EISDIR if isinstance(node, _File) else errno.ENOTEMPTY if there.entries else action
-            elif there is not None and isinstance(node, _Directory):
+            elif isinstance(there, Directory):
+                action = errno.EISDIR if isinstance(node, File) else errno.ENOTEMPTY if there.entries else action
+            elif there is not None and isinstance(node, Directory):
                 action = errno.ENOTDIR
             if not isinstance(action, int):
                 self._name(f"rename {source} to {target}", (old, old_name), (new, new_name, node))
@@ -1064,7 +737,7 @@ class SimulatedDisk:
             node = self._get(path, StorageWriteError)
             directory, name = self._place(path)
             action = self._begin("unlink", path)
-            if isinstance(node, _Directory):
+            if isinstance(node, Directory):
                 action = errno.EISDIR
             if not isinstance(action, int):
                 self._name(f"unlink {path}", (directory, name), None)
@@ -1075,7 +748,7 @@ class SimulatedDisk:
             node = self._get(path, StorageWriteError)
             directory, name = self._place(path)
             action = self._begin("rmdir", path)
-            if isinstance(node, _File):
+            if isinstance(node, File):
                 action = errno.ENOTDIR
             elif node.entries:
                 action = errno.ENOTEMPTY
@@ -1100,7 +773,7 @@ class SimulatedDisk:
             if self.observer is not None:
                 self.observer("sync_dir", True)
 
-    def _keep_names(self, directory: _Directory | None) -> None:
+    def _keep_names(self, directory: Directory | None) -> None:
         """Makes changes of names durable: those of one directory, or (None) all."""
         left = []
         for naming in self._journal:
@@ -1119,7 +792,7 @@ class SimulatedDisk:
                 place = waiting.pop()
                 for node in {*place.entries.values(), *place.durable.values()}:
                     living.add(node)
-                    if isinstance(node, _Directory):
+                    if isinstance(node, Directory):
                         waiting.append(node)
             self._dirty = {file: None for file in self._dirty if file in living}
 
@@ -1193,7 +866,7 @@ class _LockMembers:
 
 
 class _MemberLock:
-    def __init__(self, disk: SimulatedDisk, node: _Directory, held: _LockMembers, member: str) -> None:
+    def __init__(self, disk: SimulatedDisk, node: Directory, held: _LockMembers, member: str) -> None:
         self._disk, self._node, self._held, self._member = disk, node, held, member
         self.shared = held.shared
 

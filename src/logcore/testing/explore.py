@@ -25,7 +25,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
-from logcore.testing.disk import CrashState, Kind, Names, SimulatedDisk
+from logcore.testing.crashstates import Kind, Names
+from logcore.testing.disk import CrashState, SimulatedDisk
 from logcore.testing.faults import SYNCS, Operation
 from logcore.testing.known import Known
 

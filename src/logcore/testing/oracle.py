@@ -35,7 +35,8 @@ from logcore.partition.recovery import rebuild
 from logcore.partition.transactions import Transactions
 from logcore.reader import control_types, list_bases
 from logcore.segment import ActiveSegment
-from logcore.testing.disk import Kind, SimulatedDisk
+from logcore.testing.crashstates import Kind
+from logcore.testing.disk import SimulatedDisk
 from logcore.testing.known import Known
 
 Found = TypeVar("Found")

@@ -1,0 +1,262 @@
+"""What a crash may leave of a disk: every choice among the changes that were not synced.
+
+Rules:
+- What is durable stays. Of the rest anything may stay: each change or none, writes torn between sectors and at any
+  byte, zeros or garbage where a file grew, the new size without the data.
+- Of few changes every subset is tried; of more, chosen and random ones.
+- The same changes and the same chance give the same choices in the same order.
+
+This module changes no disk and reads no clock; disk.py makes disks of what it finds.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+import attrs
+
+from logcore.testing.nodes import Directory, File, Naming, Node
+
+#: What a disk writes whole or not at all.
+SECTOR: Final = 512
+#: Changes of a file or of names, of which every subset is tried; of more, chosen and random ones.
+EXHAUSTIVE: Final = 10
+
+Kind = Literal["kill", "power"]
+Names = Literal["posix", "journal"]
+#: Of the disks that a crash may leave: the changed names that stay, contents of files, what it is, and what can do it.
+Choice = tuple[int, Mapping[File, bytes], str | Callable[[], str], Kind]
+
+
+class Tree(NamedTuple):
+    """What names lead to after a crash. files: durable contents by path. open: those of which content may be lost.
+    key: of the others, to which these are added.
+    """
+
+    files: dict[str, bytes | None]
+    open: list[tuple[str, File]]
+    key: int
+
+
+@attrs.frozen(eq=False)
+class Moment:
+    """What a disk has not synced at one moment. It is valid until the disk changes.
+
+    journal: changes of names, in order. files: those with changes. newest: the file whose change came last, None when
+    that was a change of names. writing: the file that a write is under way to. names: see SimulatedDisk.
+    """
+
+    root: Directory
+    journal: tuple[Naming, ...]
+    files: tuple[File, ...]
+    newest: File | None
+    writing: File | None
+    names: Names
+    path_of: Callable[[File], str]
+
+    def choices(self, rng: random.Random, newest: bool) -> Iterator[Choice]:
+        """Choices of what stays. newest: only those in which the last change plays a part."""
+        names = len(self.journal)
+        files = self.files
+        every = (1 << names) - 1
+        new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
+        old = {file: file.durable for file in files}
+        by_name = newest and self.newest is None
+        changed = self.newest if newest else None  # the file that must not be as it was before its last change
+
+        yield every, {file: bytes(file.content) for file in files}, "killed", "kill"
+        if by_name and not names:
+            return
+        if not newest:
+            yield 0, old, "all that was not synced is gone", "power"
+        masks = self._name_masks(names)
+        if by_name:
+            masks = [mask for mask in masks if mask >> (names - 1) & 1]
+        if changed is not None:
+            masks_of_old = []
+        else:
+            masks_of_old = masks
+        for mask in masks:
+            yield mask, new, functools.partial(_said, self.journal, mask, "with all data"), "power"
+        for mask in masks_of_old:
+            yield mask, old, functools.partial(_said, self.journal, mask, "without unsynced data"), "power"
+        if changed is not None and len(files) > 1:
+            yield every, {**old, changed: new[changed]}, f"only the data of {changed.number}", "power"
+        for file in files if changed is None and not by_name else [changed] if changed is not None else []:
+            others = [new, old] if len(files) > 1 else [new]
+            path = self.path_of(file)
+            for content, what, cut in _garbled(file, rng):
+                for mask in {every, 0}:
+                    for rest in others:
+                        kind: Kind = (
+                            "kill" if cut and mask == every and rest is new and file is self.writing else "power"
+                        )
+                        yield mask, {**rest, file: content}, f"{what} of {path}", kind
+        yield from self._subsets(names, files, by_name, changed)
+        for _ in range(4):
+            if self.names == "journal":
+                mask = rng.choice(masks)
+            else:
+                mask = rng.getrandbits(names) if names else 0
+                if by_name:
+                    mask |= 1 << (names - 1)
+            mixed = {file: _random_content(file, rng) for file in files}
+            yield mask, mixed, "a random mixture", "power"
+
+    def _subsets(self, names: int, files: Sequence[File], by_name: bool, changed: File | None) -> Iterator[Choice]:
+        count = names + sum(len(file.pending) for file in files)
+        if count <= EXHAUSTIVE:
+            choices: list[Iterable[tuple[int, ...]]] = []
+            ranges = [range(1 << len(file.pending)) for file in files]
+            for at, file in enumerate(files):
+                if file is changed:
+                    ranges[at] = range(1 << (len(file.pending) - 1), 1 << len(file.pending))
+            lowest = 1 << (names - 1) if by_name else 0
+            name_masks = range(lowest, 1 << names) if self.names == "posix" else self._name_masks(names)
+            choices = [[(mask,) for mask in name_masks], itertools.product(*ranges)]
+            for (mask,), masks in itertools.product(*choices):
+                contents = {file: file.of(bits) for file, bits in zip(files, masks, strict=True)}
+                yield mask, contents, "a subset of the changes", "power"
+            return
+        every = (1 << names) - 1
+        new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
+        for file in files:
+            full = (1 << len(file.pending)) - 1
+            path = self.path_of(file)
+            for at in range(len(file.pending)):
+                if file is changed and at == len(file.pending) - 1:
+                    continue
+                contents = {**new, file: file.of(full & ~(1 << at))}
+                yield every, contents, f"without change {at} of {path}", "power"
+                contents = {**new, file: file.of((1 << at) - 1)}
+                yield every, contents, f"only {at} changes of {path}", "power"
+
+    def _name_masks(self, names: int) -> list[int]:
+        """All, none, every prefix and every change left out; only prefixes where a journal keeps the order."""
+        every = (1 << names) - 1
+        masks = [every, *((1 << count) - 1 for count in range(names))]
+        if self.names == "posix":
+            masks += [every & ~(1 << at) for at in range(names - 1)]
+        return list(dict.fromkeys(masks))
+
+    def tree(self, mask: int, open: Container[File]) -> Tree:
+        """What stands where, after a crash that keeps these changes of names."""
+        changed: dict[Directory, dict[str, Node]] = {}
+        for at, naming in enumerate(self.journal):
+            if mask >> at & 1:
+                if naming.gone is not None:
+                    directory = naming.gone[0]
+                    if directory not in changed:
+                        changed[directory] = dict(directory.durable)
+                    changed[directory].pop(naming.gone[1], None)
+                if naming.come is not None:
+                    directory = naming.come[0]
+                    if directory not in changed:
+                        changed[directory] = dict(directory.durable)
+                    changed[directory][naming.come[1]] = naming.come[2]
+        tree = Tree({}, [], 0)
+        key = 0
+        waiting = [("", self.root)]
+        while waiting:
+            above, directory = waiting.pop()
+            for name, node in changed.get(directory, directory.durable).items():
+                path = f"{above}/{name}"
+                content = None
+                if isinstance(node, Directory):
+                    waiting.append((path, node))
+                else:
+                    content = node.durable
+                    if node in open:
+                        tree.open.append((path, node))
+                tree.files[path] = content
+                if not tree.open or tree.open[-1][0] != path:
+                    key ^= hash((path, content))
+        return tree._replace(key=key)
+
+    def ordered(self, mask: int, contents: Mapping[File, bytes]) -> dict[File, bytes]:
+        """A renamed file has at least what was written before the rename, where the file system sees to that."""
+        ordered = dict(contents)
+        for at, naming in enumerate(self.journal):
+            if mask >> at & 1 and naming.gone is not None and naming.come is not None:
+                node = naming.come[2]
+                if isinstance(node, File) and node in ordered:
+                    before = sum(change.order < naming.order for change in node.pending)
+                    if before == len(node.pending):
+                        ordered[node] = node.of((1 << before) - 1)
+                    elif before:
+                        ordered[node] = node.of((1 << before) - 1 | 1 << before)
+        return ordered
+
+
+def _said(journal: Sequence[Naming], mask: int, how: str) -> str:
+    kept = [naming.what for at, naming in enumerate(journal) if mask >> at & 1]
+    names = f" ({', '.join(kept)})" if 0 < len(kept) < 5 else ""
+    return f"of the changed names {len(kept)} of {len(journal)}{names}, {how}"
+
+
+def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]]:
+    """(content, what it is, whether the end of a process can leave it): the last change of a file, half done."""
+    if not file.pending:
+        return
+    count = len(file.pending)
+    before, after = file.of((1 << (count - 1)) - 1), file.of((1 << count) - 1)
+    change = file.pending[-1]
+    if change.data is None:
+        return
+    start, size = change.position, len(change.data)
+    stop = start + size
+    sectors = range(start // SECTOR * SECTOR + SECTOR, stop, SECTOR)
+    cuts = dict.fromkeys([*sectors, *(start + cut for cut in (1, size // 3, size // 2, size - 1) if 0 < cut < size)])
+    base = before if len(before) >= start else before + bytes(start - len(before))
+    for cut in list(cuts)[:12]:
+        yield base[:start] + after[start:cut] + base[cut:], f"the first {cut - start} bytes of the last write", True
+        torn = after[:cut] + base[cut:].ljust(len(after) - cut, b"\0")
+        yield torn[: len(after)], f"the first {cut - start} bytes of the last write, at its full size", False
+        hole = base[start:cut].ljust(cut - start, b"\0")
+        yield after[:start] + hole + after[cut:], f"all but the first {cut - start} bytes of the last write", False
+    if len(after) > len(file.durable):
+        grown = len(file.durable)
+        yield after[:grown] + bytes(len(after) - grown), "zeros in the new part", False
+        garbage = rng.randbytes(len(after) - grown)
+        yield after[:grown] + garbage, "garbage in the new part", False
+        yield before + rng.randbytes(max(0, len(after) - len(before))), "garbage for the last write", False
+        yield before + bytes(max(0, len(after) - len(before))), "zeros for the last write", False
+        yield file.durable + bytes(len(after) - grown), "the new size and the old data", False
+    else:
+        yield after[:start] + bytes(size) + after[stop:], "zeros for the last write", False
+    for _ in range(4):
+        yield _random_content(file, rng), "a random mixture of sectors", False
+
+
+def _random_content(file: File, rng: random.Random) -> bytes:
+    """Each sector as some of the changes left it, or zeros, or garbage where the file grew; any size between."""
+    if not file.pending:
+        return file.durable
+    full = (1 << len(file.pending)) - 1
+    sizes = [len(file.of((1 << count) - 1)) for count in range(len(file.pending) + 1)]
+    size = rng.choice([*sizes, rng.randint(min(sizes), max(sizes))])
+    content = bytearray(file.of(rng.choice([full, 0])).ljust(size, b"\0")[:size])
+    touched = sorted(
+        {
+            at
+            for change in file.pending
+            if change.data
+            for at in range(change.position // SECTOR, -(-(change.position + len(change.data)) // SECTOR))
+        }
+    )
+    for sector in touched:
+        at, stop = sector * SECTOR, min(size, (sector + 1) * SECTOR)
+        if at >= stop:
+            continue
+        choice = rng.randrange(4)
+        if choice < 2:
+            content[at:stop] = file.of(rng.getrandbits(len(file.pending)))[at:stop].ljust(stop - at, b"\0")
+        elif choice == 2 and at >= len(file.durable):
+            content[at:stop] = bytes(stop - at)
+        elif choice == 3 and at >= len(file.durable):
+            content[at:stop] = rng.randbytes(stop - at)
+    return bytes(content)

@@ -1,0 +1,132 @@
+"""Files and directories of a simulated disk: what programs see of them, and what of it is on the disk.
+
+Between the two stand changes: writes and truncations of a file since its last sync, and changes of names, which are
+numbered in one order for the whole disk.
+
+This module knows no path and decides nothing: disk.py changes these, crashstates.py says what a crash may make of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Final, NamedTuple
+
+from logcore.fs import Data
+
+_PAGE: Final = 4096
+
+
+class Change(NamedTuple):
+    """A write (data at position) or, with data None, a change of size to position. order: among all of the disk."""
+
+    order: int
+    position: int
+    data: bytes | None
+
+    def rewrites(self, other: Change) -> bool:
+        mine, theirs = self.data, other.data
+        return mine is not None and theirs is not None and (self.position, len(mine)) == (other.position, len(theirs))
+
+    def apply(self, content: bytearray) -> None:
+        if self.data is None:
+            if len(content) > self.position:
+                del content[self.position :]
+            else:
+                content.extend(bytes(self.position - len(content)))
+            return
+        if len(content) < self.position:
+            content.extend(bytes(self.position - len(content)))
+        content[self.position : self.position + len(self.data)] = self.data
+
+
+class MappedPages(bytearray):
+    """Memory that stands for mapped pages; it goes when the last view of it does."""
+
+
+class File:
+    __slots__ = ("content", "durable", "forgot", "mappings", "modified_ms", "number", "pending", "variants")
+
+    def __init__(self, number: int, content: bytes, modified_ms: int) -> None:
+        self.number = number
+        self.content: bytes | bytearray = content
+        self.durable = content
+        self.pending: list[Change] = []
+        self.forgot = False  # a sync failed: content is not what durable and pending make
+        self.modified_ms = modified_ms
+        self.mappings: list[weakref.ref[MappedPages]] | None = None
+        self.variants: dict[int, bytes] = {}
+
+    def seen(self) -> bytes:
+        """What programs see."""
+        return bytes(self.content)
+
+    def of(self, mask: int) -> bytes:
+        """The content with those pending changes whose bits are set."""
+        found = self.variants.get(mask)
+        if found is None:
+            if mask == 0:
+                found = self.durable
+            elif not self.forgot and mask == (1 << len(self.pending)) - 1:
+                found = bytes(self.content)
+            else:
+                content = bytearray(self.durable)
+                for at, change in enumerate(self.pending):
+                    if mask >> at & 1:
+                        change.apply(content)
+                found = bytes(content)
+            self.variants[mask] = found
+        return found
+
+    def sync(self) -> None:
+        self.durable = self.of((1 << len(self.pending)) - 1)
+        self.pending = []
+        self.variants = {}
+
+    def forget(self, order: int) -> None:
+        """What a failed sync does: the pages are called clean, and only the size is still to be written."""
+        self.forgot = True
+        self.pending = [Change(order, len(self.content), None)] if len(self.content) != len(self.durable) else []
+        self.variants = {}
+
+    def show(self, start: int, data: Data | None) -> None:
+        """Lets mappings see a write, or (data None) that the file now ends at start."""
+        assert self.mappings is not None
+        living = [(reference, memory) for reference in self.mappings if (memory := reference()) is not None]
+        self.mappings = [reference for reference, _ in living] or None
+        for _, memory in living:
+            if data is not None:
+                stop = min(len(memory), start + len(data))
+                if start < stop:
+                    memory[start:stop] = data[: stop - start]
+            elif start < len(memory):  # whole pages behind the end would kill the process; they read as ruins here
+                edge = min(len(memory), -(-start // _PAGE) * _PAGE)
+                memory[start:edge] = bytes(edge - start)
+                memory[edge:] = b"\xde" * (len(memory) - edge)
+
+
+class Directory:
+    __slots__ = ("durable", "entries", "modified_ms", "number")
+
+    def __init__(self, number: int, modified_ms: int) -> None:
+        self.number = number
+        self.entries: dict[str, Node] = {}
+        self.durable: dict[str, Node] = {}
+        self.modified_ms = modified_ms
+
+    def seen(self) -> None:
+        return None
+
+
+Node = File | Directory
+
+
+class Naming(NamedTuple):
+    """A change of names: what goes from `gone`, then what comes to `come`. order: among all changes of the disk."""
+
+    order: int
+    what: str
+    gone: tuple[Directory, str] | None
+    come: tuple[Directory, str, Node] | None
+
+    def touches(self, directory: Directory) -> bool:
+        return any(place is not None and place[0] is directory for place in (self.gone, self.come))
