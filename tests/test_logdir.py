@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 import logcore
 from logcore import checkpoint
 from logcore.directory.agenda import Agenda
+from logcore.directory.topicfile import id_text, parse_id
 from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS
 from logcore.log import Log
-from logcore.logdir import id_text, parse_id
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 
 
@@ -1072,7 +1072,7 @@ def test_what_fails_in_tick_is_an_incident_and_ends_nothing() -> None:
 def test_incidents_are_bounded() -> None:
     with logcore.open_dir("data", create=True, fs=SimulatedDisk()) as logdir:
         for number in range(250):
-            logdir._met("tick", f"t-{number}", OSError("x"))
+            logdir._incidents.met("tick", f"t-{number}", OSError("x"))
         assert [one.where for one in logdir.incidents()] == [f"t-{number}" for number in range(150, 250)]
 
 

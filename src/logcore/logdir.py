@@ -13,7 +13,6 @@ This module appends and reads nothing itself (log.py), starts no thread, and has
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import operator
@@ -33,6 +32,17 @@ from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
 from logcore.directory.agenda import Agenda
 from logcore.directory.copying import copy_log
+from logcore.directory.incidents import Incidents
+from logcore.directory.topicfile import (
+    NO_ID,
+    Topic,
+    check_count,
+    id_text,
+    new_id,
+    parse_id,
+    read_topics,
+    write_topics,
+)
 from logcore.errors import (
     CorruptBatchError,
     CorruptLogError,
@@ -66,11 +76,10 @@ from logcore.names import (
     deleted_partition_name,
     file_name,
     is_deleted_partition,
-    is_topic_name,
     partition_name,
     partition_of,
 )
-from logcore.notices import INFO, WARNING, Incident, tell
+from logcore.notices import INFO, Incident, tell
 from logcore.partition.seals import Finding, Progress, ScrubReport, finish
 from logcore.reader import Isolation, LogReader, list_bases
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
@@ -89,13 +98,8 @@ _TICK_LOGS: Final = 1_000
 _RETRY_MS: Final = 1_000
 _SPACE_MS: Final = 1_000  # between two looks at the space that is free
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
-_NO_ID: Final = uuid.UUID(int=0)
-#: Not Kafka's limit: each is a directory with files, and a slip of the keyboard must not make a million of them.
-_MOST_PARTITIONS: Final = 100_000
-_MOST_IN_ALL: Final = 1_000_000
 #: How often a reader looks again when topics change while it looks.
 _LOOKS: Final = 100
-_MOST_INCIDENTS: Final = 100
 #: A log whose compaction failed waits so long for the next, then twice as long, up to the last.
 _UNCLEANABLE_MS: Final = 60_000
 _UNCLEANABLE_MOST_MS: Final = 3_600_000
@@ -165,61 +169,6 @@ class TopicDescription:
     partitions: tuple[PartitionDescription, ...]
     config: LogConfig
     overrides: Mapping[str, str]
-
-
-@attrs.define
-class _Topic:
-    """What is known of a topic. count: its partitions are 0..count-1; 0 for one that only its directories tell of."""
-
-    name: str
-    topic_id: uuid.UUID | None = None  # None: not looked up yet
-    count: int = 0
-    overrides: dict[str, str] = attrs.Factory(dict)
-    numbers: tuple[int, ...] = ()
-    is_deleting: bool = False  # in the file of topics: its files are going, or not all of them are there yet
-    adding: int = 0  # in the file of topics: partitions from count to here are being made
-
-    def as_json(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"topic": self.name, "id": id_text(self.topic_id or _NO_ID), "partitions": self.count}
-        if self.overrides:
-            facts["config"] = self.overrides
-        if self.is_deleting:
-            facts["deleting"] = True
-        if self.adding:
-            facts["adding"] = self.adding
-        return facts
-
-    @classmethod
-    def from_json(cls, row: object) -> _Topic:
-        """Raises ValueError, which says what is wrong. The file may come from anywhere, and what it says becomes paths
-        and memory.
-        """
-        facts: dict[str, Any] = row if isinstance(row, dict) else {}
-        name = facts.get("topic")
-        if not is_topic_name(name):
-            raise ValueError(f"a row whose topic is {name!r:.80}")
-        count = facts.get("partitions")
-        adding = facts.get("adding", 0)
-        for number in (count, adding):
-            if type(number) is not int or not 0 <= number <= _MOST_PARTITIONS:
-                raise ValueError(f"topic {name} with {number!r:.80} partitions")
-        overrides = facts.get("config", {})
-        if not isinstance(overrides, dict) or not all(isinstance(value, str) for value in overrides.values()):
-            raise ValueError(f"topic {name} with settings that are no text")
-        try:
-            topic_id = parse_id(facts["id"])
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"topic {name} without an id") from None
-        assert isinstance(count, int)
-        return cls(
-            name,
-            topic_id if topic_id.int else None,
-            count,
-            dict(overrides),
-            tuple(range(count)),
-            facts.get("deleting") is True,
-            adding,
-        )
 
 
 def open_dir(
@@ -296,26 +245,9 @@ def _check_kind(fs: FS, real: str, create: bool) -> None:
         )
 
 
-def id_text(topic_id: uuid.UUID) -> str:
-    """A topic or cluster id as Kafka writes it: 22 characters of base64url."""
-    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
-
-
-def parse_id(text: str) -> uuid.UUID:
-    """The reverse of id_text(). Raises ValueError."""
-    return uuid.UUID(bytes=base64.b64decode(text + "==", b"-_", validate=True))
-
-
 def _confusable(name: str) -> str:
     """Equal for names that Kafka's metrics, or a file system, cannot tell apart."""
     return name.replace(".", "_").lower()
-
-
-def _new_id(fs: FS) -> uuid.UUID:
-    while True:
-        made = uuid.UUID(bytes=fs.random_bytes(16), version=4)
-        if not id_text(made).startswith("-"):  # Kafka: such a text would be taken for an option
-            return made
 
 
 class LogDir:
@@ -346,9 +278,9 @@ class LogDir:
         self.given_config = given
         self._make_locks()
         self._logs: dict[tuple[str, int], Log] = {}
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, Topic] = {}
         self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
-        self._deleting: dict[str, _Topic] = {}  # deletions that have taken place and whose files are still there
+        self._deleting: dict[str, Topic] = {}  # deletions that have taken place and whose files are still there
         self._closed = True  # until it is open, there is nothing to close
         self._agenda: Agenda[tuple[tuple[str, int], Log]] = Agenda()  # logs that tick() is to visit, and when
         self._tick_clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
@@ -364,8 +296,7 @@ class LogDir:
         self._next_cleaning_ms = fs.monotonic_ms() + upkeep.compaction_backoff_ms
         #: Logs over which a round failed, when they are tried again, and how long they wait for it.
         self._uncleanable: dict[tuple[str, int], tuple[Log, int, int]] = {}
-        self._on_incident = on_incident
-        self._incidents: dict[tuple[str, str, str], Incident] = {}  # the newest last; under _incidents_lock
+        self._incidents = Incidents(fs, on_incident)
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
         self._forks = fs.forks
@@ -379,8 +310,10 @@ class LogDir:
         self._closed = False
         if claim is not None:
             for path in applying.damaged(fs, self.path):
-                self._met("staging", path, CorruptLogError("the manifest of a staged write is damaged", path=path))
-            with self._going_on("staging", self.path):  # what cannot be done now waits, others do not wait for it
+                error = CorruptLogError("the manifest of a staged write is damaged", path=path)
+                self._incidents.met("staging", path, error)
+            # A write that cannot be carried out now waits; others do not wait for it.
+            with self._incidents.going_on("staging", self.path):
                 applying.apply_ready(fs, self)
 
     # -- opening and closing -------------------------------------------------------------------------------------
@@ -388,7 +321,6 @@ class LogDir:
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
         self._agenda_lock = threading.Lock()  # several threads may call tick()
-        self._incidents_lock = threading.Lock()
 
     def _read_properties(self) -> dict[str, str]:
         """meta.properties; written when there is none, kept as it is when Kafka wrote it (storage format section 6)."""
@@ -397,9 +329,9 @@ class LogDir:
             return checkpoint.properties(content)
         made = {
             "version": "1",
-            "cluster.id": id_text(_new_id(self._fs)),
+            "cluster.id": id_text(new_id(self._fs)),
             "node.id": "1",
-            "directory.id": id_text(_new_id(self._fs)),
+            "directory.id": id_text(new_id(self._fs)),
         }
         if self._claim is not None:
             text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
@@ -417,7 +349,7 @@ class LogDir:
 
     def _finish_interrupted(self) -> None:
         """Ends deletions that a crash ended, and undoes what it left half made."""
-        topics = self._read_topics()
+        topics = read_topics(self._fs, self.path)
         present = self._partitions_on_disk()
         undone: dict[str, Iterable[int]] = {
             topic.name: {*topic.numbers, *present.get(topic.name, ())} for topic in topics if topic.is_deleting
@@ -425,10 +357,11 @@ class LogDir:
         undone |= {topic.name: range(topic.count, topic.adding) for topic in topics if topic.adding}
         if undone:
             self._rename_topics_away(undone)
-            self._write_topics(attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting)
+            kept = [attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting]
+            write_topics(self._fs, self.path, kept)
         for name in self._fs.listdir(self.path):
             if is_deleted_partition(name):
-                with self._going_on("deletion", name):
+                with self._incidents.going_on("deletion", name):
                     self._remove_tree(name)
 
     def _partitions_on_disk(self) -> dict[str, list[int]]:
@@ -448,21 +381,21 @@ class LogDir:
         A writer makes directories while a topic is not whole and removes them when it is no more; the file says so
         before and after. Directories that were listed between two readings of one file are judged by it.
         """
-        before = self._read_topics()
+        before = read_topics(self._fs, self.path)
         found = self._partitions_on_disk()
-        rows = self._read_topics()
+        rows = read_topics(self._fs, self.path)
         for _ in range(_LOOKS):
             if rows == before:
                 break
             before = rows
             found = self._partitions_on_disk()
-            rows = self._read_topics()
+            rows = read_topics(self._fs, self.path)
         topics = {row.name: row for row in rows if not row.is_deleting}
         half_made = {row.name: range(row.count, row.adding) for row in rows}
         going = {row.name for row in rows if row.is_deleting}
         for name, numbers in found.items():
             if name not in going:
-                topic_ = topics.setdefault(name, _Topic(name))
+                topic_ = topics.setdefault(name, Topic(name))
                 whole = {number for number in numbers if number not in half_made.get(name, ())}
                 topic_.numbers = tuple(sorted({*topic_.numbers, *whole}))
         self._topics = topics
@@ -561,47 +494,7 @@ class LogDir:
 
     # -- the file of topics --------------------------------------------------------------------------------------
 
-    def _read_topics(self) -> list[_Topic]:
-        """Rows of logcore.topics. Raises CorruptLogError: settings that cannot be believed are not guessed."""
-        content = checkpoint.read(self._fs, self.path, checkpoint.TOPICS)
-        if content is None:
-            return []
-        rows = checkpoint.unpack_topics(content)
-        if rows is None:
-            raise CorruptLogError(
-                "the file of topics is damaged; restore it from a copy, or remove it and set the topics' configs again",
-                path=os.path.join(self.path, checkpoint.TOPICS),
-                expected="a first line whose crc32 is that of the rest",
-                found=repr(content[:80]),
-            )
-        try:
-            total = sum(int(row["partitions"]) for row in rows if isinstance(row, dict) and _is_count(row))
-            if total > _MOST_IN_ALL:
-                raise ValueError(f"{total} partitions in all, where {_MOST_IN_ALL} are the most")
-            topics = [_Topic.from_json(row) for row in rows]
-            if len({topic.name for topic in topics}) < len(topics):
-                raise ValueError("a topic twice")
-        except ValueError as error:
-            raise CorruptLogError(
-                "the file of topics holds what no program writes; restore it from a copy, or remove it and set "
-                "the topics' configs again",
-                path=os.path.join(self.path, checkpoint.TOPICS),
-                expected="names, ids, counts and settings of topics",
-                found=str(error),
-            ) from error
-        return topics
-
-    def _write_topics(self, topics: Iterable[_Topic], *, may_use_reserve: bool = True) -> None:
-        rows = [topic.as_json() for topic in topics]
-        total = sum(row["partitions"] for row in rows)
-        if total > _MOST_IN_ALL:
-            raise InvalidConfigError("partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total)
-        content = checkpoint.pack_topics(rows)
-        checkpoint.write(
-            self._fs, self.path, checkpoint.TOPICS, content, reserve=self.path if may_use_reserve else None
-        )
-
-    def _save(self, *changed: _Topic, deleting: Iterable[_Topic] = (), makes_room: bool = False) -> None:
+    def _save(self, *changed: Topic, deleting: Iterable[Topic] = (), makes_room: bool = False) -> None:
         """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place.
 
         makes_room: on a full disk the reserve may be used for it.
@@ -613,7 +506,7 @@ class LogDir:
             for name, topic in sorted(topics.items())
             if topic.count or topic.overrides or topic.topic_id or name in gone
         ]
-        self._write_topics(rows, may_use_reserve=makes_room)
+        write_topics(self._fs, self.path, rows, may_use_reserve=makes_room)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -632,7 +525,7 @@ class LogDir:
             if self._claim is None:
                 self._look()
 
-    def _topic(self, name: str) -> _Topic:
+    def _topic(self, name: str) -> Topic:
         self._check_open()
         topic = self._topics.get(name)
         if topic is None:
@@ -657,8 +550,8 @@ class LogDir:
                         break
                 else:
                     if self._claim is None:
-                        return _NO_ID
-                    topic.topic_id = _new_id(self._fs)
+                        return NO_ID
+                    topic.topic_id = new_id(self._fs)
                     self._save(topic)
             return topic.topic_id
 
@@ -721,9 +614,9 @@ class LogDir:
                         expected=f"not {other!r}",
                         found=repr(name),
                     )
-                count = _check_count(partitions, 1)
+                count = check_count(partitions, 1)
                 overrides = self._overrides({}, config or {})
-                made.append(_Topic(name, _new_id(self._fs), count, overrides, tuple(range(count))))
+                made.append(Topic(name, new_id(self._fs), count, overrides, tuple(range(count))))
             for topic in made:
                 for number in topic.numbers:
                     self._check_unused(topic.name, number)
@@ -740,12 +633,12 @@ class LogDir:
                 self._undo(*made)
                 raise
 
-    def _undo(self, *made: _Topic) -> None:
+    def _undo(self, *made: Topic) -> None:
         """Takes back topics that could not be made; what fails of it is left to tick() and the next opening."""
         for topic in made:
             self._topics.pop(topic.name, None)
             self._deleting[topic.name] = topic
-        with self._going_on("deletion", made[0].name):
+        with self._incidents.going_on("deletion", made[0].name):
             self._finish_deleting()
 
     def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
@@ -760,7 +653,7 @@ class LogDir:
             self._check_writable()
             source = self._topic(topic)
             overrides = self._own_overrides(source)
-            made = _Topic(new_topic, _new_id(self._fs), len(source.numbers), overrides, source.numbers)
+            made = Topic(new_topic, new_id(self._fs), len(source.numbers), overrides, source.numbers)
             if source.numbers != tuple(range(len(source.numbers))):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(source.numbers))
             self.create_topics({new_topic: (made.count, made.overrides)}, check_only=True)
@@ -792,7 +685,7 @@ class LogDir:
                 self._save()
             except BaseException:
                 self._undo(made)
-                with self._going_on("deletion", new_topic):
+                with self._incidents.going_on("deletion", new_topic):
                     for name in set(away.values()) & set(self._fs.listdir(self.path)):
                         self._remove_tree(name)
                 raise
@@ -819,7 +712,7 @@ class LogDir:
                 self._fs.rename(partial, target)
                 self._fs.sync_dir(parent)
             except BaseException:
-                with self._going_on("deletion", partial):
+                with self._incidents.going_on("deletion", partial):
                     for inside in self._fs.listdir(partial):
                         if self._fs.is_directory(os.path.join(partial, inside)):
                             self._remove_tree(os.path.join(partial, inside))
@@ -863,7 +756,7 @@ class LogDir:
             present = len(topic.numbers)
             if topic.numbers != tuple(range(present)):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(topic.numbers))
-            _check_count(count, present + 1)
+            check_count(count, present + 1)
             for number in range(present, count):
                 self._check_unused(name, number)
             if check_only:
@@ -880,7 +773,7 @@ class LogDir:
                 self._make_partitions([(grown, range(present, count))])
                 self._save(grown)
             except BaseException:
-                with self._going_on("deletion", name):
+                with self._incidents.going_on("deletion", name):
                     self._rename_topics_away({name: range(present, count)})
                     self._save(makes_room=True)
                 raise
@@ -900,7 +793,7 @@ class LogDir:
             settings = self._settings(changed)
             for (of, number), log in self._logs.items():
                 if of == name and not log.is_closed:
-                    with self._going_on(
+                    with self._incidents.going_on(
                         "settings", partition_name(of, number)
                     ):  # a poisoned one has them when it is opened again
                         log.reconfigure(settings)
@@ -935,7 +828,7 @@ class LogDir:
                     log = self._logs.pop((topic.name, number), None)
                     if log is not None:
                         self._stop_compacting(log)
-                        with self._going_on("deletion", partition_name(topic.name, number)):
+                        with self._incidents.going_on("deletion", partition_name(topic.name, number)):
                             log.close()
         for key in [key for key in self._leader_epochs if key[0] in doomed]:
             del self._leader_epochs[key]
@@ -975,11 +868,11 @@ class LogDir:
         for file in _CHECKPOINTS:
             self._claim.checkpoints.set(file, keys, may_use_reserve=True)
 
-    def _settings(self, topic: _Topic) -> LogConfig:
+    def _settings(self, topic: Topic) -> LogConfig:
         """Those in force. One that was not made here, whose settings may stand elsewhere, loses nothing by default."""
         return LogConfig.parse({**({} if topic.count else KEEPS_ALL), **self.given_config, **topic.overrides})
 
-    def _own_overrides(self, topic: _Topic) -> dict[str, str]:
+    def _own_overrides(self, topic: Topic) -> dict[str, str]:
         """What a topic sets itself, with what it has for not being made here, for one that is."""
         implied = {} if topic.count else {name: config_text(-1) for name in KEEPS_ALL if name not in self.given_config}
         return {**implied, **topic.overrides}
@@ -1128,7 +1021,7 @@ class LogDir:
     def _partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self.path, partition_name(topic, number))
 
-    def _make_partitions(self, wanted: Iterable[tuple[_Topic, Iterable[int]]]) -> None:
+    def _make_partitions(self, wanted: Iterable[tuple[Topic, Iterable[int]]]) -> None:
         made: dict[tuple[str, int], int | None] = {}
         for topic, numbers in wanted:
             for number in numbers:
@@ -1138,7 +1031,7 @@ class LogDir:
             self._forget(made)  # what a deletion or another program may have left
             self._fs.sync_dir(self.path)
 
-    def _make_partition(self, topic: _Topic, path: str) -> None:
+    def _make_partition(self, topic: Topic, path: str) -> None:
         with contextlib.suppress(FileExistsError):  # see _check_unused(); it is empty, or a crash left it
             self._fs.mkdir(path)
         assert topic.topic_id is not None
@@ -1180,46 +1073,13 @@ class LogDir:
             self._fs.unlink(os.path.join(directory, file))
         self._fs.rmdir(directory)
 
-    # -- what went wrong ---------------------------------------------------------------------------------------------
-
     def incidents(self) -> tuple[Incident, ...]:
         """What failed since the directory was opened in work that no caller waits for, such as tick(); newest last.
 
         Damage met by compaction or retention, files that could not be removed, staged writes that could not be carried
         out. The same is told to the loggers `logcore.<work>`. At most a hundred kinds are kept.
         """
-        with self._incidents_lock:
-            return tuple(self._incidents.values())
-
-    def _met(self, work: str, where: str, error: LogcoreError | OSError) -> None:
-        now_ms = self._fs.now_ms()
-        kind = type(error).__name__
-        with self._incidents_lock:
-            known = self._incidents.pop((work, where, kind), None)
-            incident = Incident(
-                work=work,
-                where=where,
-                kind=kind,
-                reason=str(error),
-                count=1 if known is None else known.count + 1,
-                first_ms=now_ms if known is None else known.first_ms,
-                last_ms=now_ms,
-            )
-            self._incidents[work, where, kind] = incident
-            if len(self._incidents) > _MOST_INCIDENTS:
-                del self._incidents[next(iter(self._incidents))]
-        if str(incident.count).strip("0") == "1":  # what is met at each tick is not told at each
-            tell(work, WARNING, "%s: %s: %s (%d times)", where, kind, incident.reason, incident.count)
-            if self._on_incident is not None:
-                self._on_incident(incident)
-
-    @contextlib.contextmanager
-    def _going_on(self, work: str, where: str) -> Generator[None, None, None]:
-        """An error inside is an incident, and does not end what follows."""
-        try:
-            yield
-        except (LogcoreError, OSError) as error:
-            self._met(work, where, error)
+        return self._incidents.all()
 
     # -- work in time --------------------------------------------------------------------------------------------
 
@@ -1232,7 +1092,7 @@ class LogDir:
         self._check_writable()
         now_ms = self._fs.now_ms() if now_ms is None else now_ms
         if self._deleting:
-            with self._lock, self._going_on("deletion", ", ".join(sorted(self._deleting))):
+            with self._lock, self._incidents.going_on("deletion", ", ".join(sorted(self._deleting))):
                 self._finish_deleting()
         gathered = self._gathered
         actions, began_ms = 0, self._fs.monotonic_ms()
@@ -1261,7 +1121,7 @@ class LogDir:
         if gathered:
             self._gathered = []
             self._save_recovery_points(gathered)
-        with self._going_on("staging", self.path):  # whoever published it is told
+        with self._incidents.going_on("staging", self.path):  # whoever published it is told
             if applying.apply_ready(self._fs, self, most=1):
                 return
         clock_ms = self._fs.monotonic_ms()
@@ -1272,7 +1132,7 @@ class LogDir:
             if self.upkeep.compacts and self._compact(clock_ms, now_ms):
                 return
         if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
-            with self._lock, self._going_on("checkpoints", self.path):
+            with self._lock, self._incidents.going_on("checkpoints", self.path):
                 self._save_high_watermarks(_high_watermarks(self._logs))
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
@@ -1284,7 +1144,7 @@ class LogDir:
             acted, recovery_point = log.tick_gathered(now_ms)
             next_ms = log.rest()
         except (LogcoreError, OSError) as error:
-            self._met("tick", "{}-{}".format(*key), error)
+            self._incidents.met("tick", "{}-{}".format(*key), error)
         finally:
             if self._logs.get(key) is log and not log.is_closed and not log.has_failed:
                 with self._agenda_lock:
@@ -1342,13 +1202,13 @@ class LogDir:
         facts = {}
         for name in self.topics():
             for number in self._numbers(name):
-                with self._going_on("retention", partition_name(name, number)):
+                with self._incidents.going_on("retention", partition_name(name, number)):
                     # The only segment of a partition does not go, so there is no use in opening it.
                     if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
                         facts[name, number] = self.partition(name, number).retention_facts(now_ms)
         acted = False
         for (name, number), count in to_fit(facts, excess_bytes).items():
-            with self._going_on("retention", partition_name(name, number)):
+            with self._incidents.going_on("retention", partition_name(name, number)):
                 acted |= self.partition(name, number).retain(now_ms, segments=count) > 0
         return acted
 
@@ -1369,7 +1229,7 @@ class LogDir:
         if "delete" not in config.cleanup_policy:
             return
         path = self._partition_path(name, number)
-        with self._going_on("retention", partition_name(name, number)):
+        with self._incidents.going_on("retention", partition_name(name, number)):
             bases = list_bases(self._fs, path)
             if len(bases) < 2 and not (bases and self.size_bytes(name, number)):
                 return
@@ -1438,7 +1298,7 @@ class LogDir:
 
     def _not_cleaned(self, key: tuple[str, int], log: Log, error: LogcoreError | OSError) -> None:
         """The log is tried again, after damage ever more rarely: a file may have been brought back."""
-        self._met("compaction", "{}-{}".format(*key), error)
+        self._incidents.met("compaction", "{}-{}".format(*key), error)
         if not getattr(error, "retriable", False):
             waited_ms = self._uncleanable[key][2] if key in self._uncleanable else _UNCLEANABLE_MS // 2
             wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
@@ -1463,7 +1323,7 @@ class LogDir:
             log = logs[key]
             return self._logs.get(key) is log and log.recovery_point == point
 
-        with self._going_on("checkpoints", self.path):
+        with self._incidents.going_on("checkpoints", self.path):
             self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
 
     def _save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
@@ -1483,19 +1343,3 @@ def unopened(path: str, error: LogcoreError) -> ScrubReport:
     """The report on a partition that could not be opened, or not read to its end."""
     found = Finding(error.path or path, error.position, error.offset, None, error.reason)
     return ScrubReport(path=path, findings=(found,))
-
-
-def _is_count(row: dict[str, Any]) -> bool:
-    return type(row.get("partitions")) is int and row["partitions"] > 0
-
-
-def _check_count(partitions: object, least: int) -> int:
-    try:
-        count = operator.index(partitions)  # type: ignore[arg-type]
-    except TypeError:
-        count = -1
-    if not least <= count <= _MOST_PARTITIONS:
-        raise InvalidConfigError(
-            "number of partitions", expected=f"{least} to {_MOST_PARTITIONS}", found=repr(partitions)
-        )
-    return count

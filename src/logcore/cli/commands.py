@@ -47,6 +47,7 @@ from logcore.cli.terminal import (
     to_json,
     wants_json,
 )
+from logcore.directory.topicfile import id_text
 from logcore.errors import (
     CorruptBatchError,
     CorruptLogError,
@@ -60,7 +61,7 @@ from logcore.errors import (
     ResourceError,
     StorageReadError,
 )
-from logcore.logdir import id_text, unopened
+from logcore.logdir import unopened
 from logcore.names import parse_partition_name, partition_name
 from logcore.partition.seals import Progress
 

@@ -1,0 +1,72 @@
+"""What failed in work that no caller waits for: kept by kind, told to loggers and to whoever asked.
+
+Rules:
+- An incident is told when it is met the first time, the tenth, the hundredth and so on, and always kept.
+- Of more than a hundred kinds the one that was met longest ago is forgotten.
+
+This module decides nothing about what goes on after an error; whoever meets it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from typing import Final
+
+from logcore.errors import LogcoreError
+from logcore.fs import FS
+from logcore.notices import WARNING, Incident, tell
+
+_MOST_KINDS: Final = 100
+
+
+class Incidents:
+    """Those of one directory. All methods may be called from several threads."""
+
+    def __init__(self, fs: FS, on_incident: Callable[[Incident], None] | None) -> None:
+        """on_incident: called in the thread at work, each time an incident is told."""
+        self._fs = fs
+        self._on_incident = on_incident
+        self._known: dict[tuple[str, str, str], Incident] = {}  # the one met last is last; written under _lock
+        self._make_lock()
+        fs.after_fork(self._make_lock)
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def all(self) -> tuple[Incident, ...]:
+        """The one met last is last."""
+        with self._lock:
+            return tuple(self._known.values())
+
+    def met(self, work: str, where: str, error: LogcoreError | OSError) -> None:
+        """Keeps an error. where: the partition's or topic's name, or a path."""
+        now_ms = self._fs.now_ms()
+        kind = type(error).__name__
+        with self._lock:
+            known = self._known.pop((work, where, kind), None)
+            incident = Incident(
+                work=work,
+                where=where,
+                kind=kind,
+                reason=str(error),
+                count=1 if known is None else known.count + 1,
+                first_ms=now_ms if known is None else known.first_ms,
+                last_ms=now_ms,
+            )
+            self._known[work, where, kind] = incident
+            if len(self._known) > _MOST_KINDS:
+                del self._known[next(iter(self._known))]
+        if str(incident.count).strip("0") == "1":  # an error met at each tick is not told at each
+            tell(work, WARNING, "%s: %s: %s (%d times)", where, kind, incident.reason, incident.count)
+            if self._on_incident is not None:
+                self._on_incident(incident)
+
+    @contextlib.contextmanager
+    def going_on(self, work: str, where: str) -> Generator[None, None, None]:
+        """An error inside is an incident, and does not end what follows."""
+        try:
+            yield
+        except (LogcoreError, OSError) as error:
+            self.met(work, where, error)
