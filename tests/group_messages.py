@@ -4,8 +4,7 @@ No tests: the tests of the wire compare these with what Kafka and other clients 
 that module with these.
 """
 
-from netshim.wire.codec import Message
-from netshim.wire.table import data
+from netshim.wire.codec import Message, data
 
 OFFSET_COMMIT_KEY = data(
     "OffsetCommitKey",

@@ -885,6 +885,11 @@ class Message:
         return field, position
 
 
+def data(name: str, *, served: tuple[int, int], flexible: int | None, fields: str) -> Message:
+    """A message that is no request: the content of a record, or bytes that group members hand each other."""
+    return Message(name, "", served, flexible, fields)
+
+
 def _frames(error: BaseException) -> Iterator[tuple[Any, int]]:
     trace = error.__traceback__
     while trace:
@@ -895,7 +900,8 @@ def _frames(error: BaseException) -> Iterator[tuple[Any, int]]:
 class Api:
     """One API key: the versions we serve, its request and its response.
 
-    advertised_min may be lower than min_version: a version announced for old clients to see, yet refused.
+    flexible: the first version with compact lengths and tagged fields, None when there is none. advertised_min may be
+    lower than min_version: a version announced for old clients to see, yet refused.
     """
 
     def __init__(
