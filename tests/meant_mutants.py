@@ -303,28 +303,28 @@ MISTAKES: Final = (
     ),
     # -- requests
     Mistake(
-        "fetch_waits_for_its_first_partition", "netshim/handlers/data.py",
+        "fetch_waits_for_its_first_partition", "netshim/handlers/fetch.py",
         "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]\n",
         "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None][:1]\n",
         "test_requests.py::test_a_fetch_waits_for_each_of_its_partitions",
     ),
     Mistake(
-        "each_partition_sends_one_batch_beyond_the_limit", "netshim/handlers/data.py",
+        "each_partition_sends_one_batch_beyond_the_limit", "netshim/handlers/fetch.py",
         "at_least_one=not total)", "at_least_one=True)",
         "test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
     ),
     Mistake(
-        "budget_of_a_fetch_is_not_used_up", "netshim/handlers/data.py",
+        "budget_of_a_fetch_is_not_used_up", "netshim/handlers/fetch.py",
         "                    left -= size\n", "",
         "test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
     ),
     Mistake(
-        "deletion_wakes_no_fetch", "netshim/handlers/data.py",
+        "deletion_wakes_no_fetch", "netshim/handlers/offsets.py",
         "        state.fetches.wake(keys, call.now_ms)\n        answer.set(error", "        answer.set(error",
         "test_requests.py::test_a_fetch_that_waits_is_told_when_its_offset_is_deleted",
     ),
     Mistake(
-        "cancelled_fetch_stays_parked", "netshim/handlers/data.py",
+        "cancelled_fetch_stays_parked", "netshim/handlers/fetch.py",
         "    answer.when_cancelled(forget)\n", "",
         "test_requests.py::test_a_fetch_of_a_client_that_has_gone_waits_no_more",
     ),

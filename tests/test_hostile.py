@@ -568,7 +568,7 @@ def test_a_poisoned_log_is_opened_anew(connect: Any, server: Any, caplog: Any) -
 
 
 def test_an_error_of_one_who_waits_is_not_another_s(connect: Any, server: Any, monkeypatch: Any) -> None:
-    from netshim.handlers import data
+    from netshim.handlers import fetch
 
     readers = [connect() for _ in range(3)]
     writer = connect()
@@ -579,14 +579,14 @@ def test_an_error_of_one_who_waits_is_not_another_s(connect: Any, server: Any, m
         topics = [request.Topic(topic="t", partitions=[part])]
         reader.send(wire.FETCH, 11, request(max_wait_ms=20_000, min_bytes=1, max_bytes=1000 + number, topics=topics))
     settled(lambda: len(server.server.broker.state.timers._actions) == 3)
-    real = data._collect
+    real = fetch._collect
 
     def collect(request: Any, *others: Any) -> Any:
         if request.max_bytes == 1001:
             raise ValueError("an error of ours")
         return real(request, *others)
 
-    monkeypatch.setattr(data, "_collect", collect)
+    monkeypatch.setattr(fetch, "_collect", collect)
     assert writer.produce([b"v"]).error_code == 0
     assert readers[1].answer(wire.FETCH, 11).error_code == codes.UNKNOWN_SERVER_ERROR
     for reader in (readers[0], readers[2]):

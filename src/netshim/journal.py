@@ -20,6 +20,8 @@ _log = logging.getLogger("netshim")
 #: So many lines of a kind are said in a period.
 _LINES: Final = 10
 _PERIOD_MS: Final = 60_000
+#: Lines about topics that are made, changed or deleted: a program may make many at once.
+_CHANGES: Final = 200
 #: So many kinds are told apart; others share one.
 _KINDS: Final = 1_000
 _TEXT_CHARACTERS: Final = 200
@@ -86,6 +88,20 @@ class Journal:
                 codes.name(code),
                 f", {message}" if message else "",
             )
+
+    def changed(self, call: Any, topic: str | None, what: str) -> None:
+        """A client changed a topic."""
+        self.say(
+            logging.INFO,
+            "topic",
+            call.now_ms,
+            "topic %s %s, by client %s at %s",
+            topic,
+            what,
+            shown(call.client_id),
+            call.session.peer,
+            most=_CHANGES,
+        )
 
     def tick(self, now_ms: int) -> None:
         """Says how many lines were left out, of the kinds whose time is over."""

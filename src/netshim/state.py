@@ -259,7 +259,8 @@ class Syncs:
             self._start(log)
 
 
-_NO_ID: Final = bytes(16)
+#: The topic id that stands for none.
+NO_ID: Final = bytes(16)
 #: The turn of those who open logs: one at a time, for the directory has one lock.
 _OPENING: Final = "opening"
 
@@ -398,6 +399,12 @@ class State:
         finally:
             self._is_starting = False
 
+    def in_background(self, work: Callable[[], Any]) -> Answer:
+        """The answer that will hold what work() gives, or its error."""
+        answer = Answer()
+        self.submit(work, answer.set)
+        return answer
+
     def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """As submit, but one after the other for each key, in the order of the calls."""
         turns = self._turns.get(key)
@@ -450,7 +457,7 @@ class State:
         if name is not None and name in self.logdir and self.topic_id(name) == topic_id:
             return name
         self._names = {self.topic_id(name): name for name in self.logdir.topics()}
-        return self._names.get(topic_id) if topic_id != _NO_ID else None
+        return self._names.get(topic_id) if topic_id != NO_ID else None
 
     def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
         """To be called after an append: lets those know who wait to read it, once it may be read."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from netshim import wire
-from netshim.handlers import admin, data, group, producer
+from netshim.handlers import configs, fetch, group, metadata, offsets, produce, producer, topics
 from netshim.state import Call, State
 
 Handler = Callable[[Any, Call, State], Any]
@@ -56,10 +56,10 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
     {
         api.key: handler
         for api, handler in (
-            (wire.PRODUCE, data.produce),
-            (wire.FETCH, data.fetch),
-            (wire.LIST_OFFSETS, data.list_offsets),
-            (wire.METADATA, admin.metadata),
+            (wire.PRODUCE, produce.produce),
+            (wire.FETCH, fetch.fetch),
+            (wire.LIST_OFFSETS, offsets.list_offsets),
+            (wire.METADATA, metadata.metadata),
             (wire.OFFSET_COMMIT, group.offset_commit),
             (wire.OFFSET_FETCH, group.offset_fetch),
             (wire.FIND_COORDINATOR, group.find_coordinator),
@@ -70,20 +70,20 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
             (wire.DESCRIBE_GROUPS, group.describe_groups),
             (wire.LIST_GROUPS, group.list_groups),
             (wire.API_VERSIONS, api_versions),
-            (wire.CREATE_TOPICS, admin.create_topics),
-            (wire.DELETE_TOPICS, admin.delete_topics),
-            (wire.DELETE_RECORDS, data.delete_records),
+            (wire.CREATE_TOPICS, topics.create_topics),
+            (wire.DELETE_TOPICS, topics.delete_topics),
+            (wire.DELETE_RECORDS, offsets.delete_records),
             (wire.INIT_PRODUCER_ID, producer.init_producer_id),
-            (wire.OFFSET_FOR_LEADER_EPOCH, data.offset_for_leader_epoch),
-            (wire.DESCRIBE_CONFIGS, admin.describe_configs),
-            (wire.ALTER_CONFIGS, admin.alter_configs),
-            (wire.DESCRIBE_LOG_DIRS, admin.describe_log_dirs),
-            (wire.CREATE_PARTITIONS, admin.create_partitions),
+            (wire.OFFSET_FOR_LEADER_EPOCH, offsets.offset_for_leader_epoch),
+            (wire.DESCRIBE_CONFIGS, configs.describe_configs),
+            (wire.ALTER_CONFIGS, configs.alter_configs),
+            (wire.DESCRIBE_LOG_DIRS, metadata.describe_log_dirs),
+            (wire.CREATE_PARTITIONS, topics.create_partitions),
             (wire.DELETE_GROUPS, group.delete_groups),
-            (wire.INCREMENTAL_ALTER_CONFIGS, admin.incremental_alter_configs),
+            (wire.INCREMENTAL_ALTER_CONFIGS, configs.incremental_alter_configs),
             (wire.OFFSET_DELETE, group.offset_delete),
-            (wire.DESCRIBE_CLUSTER, admin.describe_cluster),
-            (wire.DESCRIBE_TOPIC_PARTITIONS, admin.describe_topic_partitions),
+            (wire.DESCRIBE_CLUSTER, metadata.describe_cluster),
+            (wire.DESCRIBE_TOPIC_PARTITIONS, metadata.describe_topic_partitions),
         )
     }
 )

@@ -1,0 +1,219 @@
+"""Settings of topics and of the broker: described, and for topics changed.
+
+LogDir keeps them; here requests are checked for what only the protocol can get wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from logcore import LogcoreError
+from logcore.config import CONFIGS, config_text
+from logcore.names import check_topic_name
+from netshim import wire
+from netshim.handlers.failures import code_of, message_of
+from netshim.journal import shown
+from netshim.state import Answer, Call, State
+from netshim.wire import codes
+
+_TOPIC_RESOURCE: Final = 2
+_BROKER_RESOURCE: Final = 4
+_CONFIG_TYPES: Final = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
+_FROM_TOPIC: Final = 1
+_FROM_BROKER: Final = 4
+_FROM_DEFAULT: Final = 5
+_SET: Final = 0
+_DELETE: Final = 1
+_APPEND: Final = 2
+_SUBTRACT: Final = 3
+
+
+def source_of(name: str, overrides: Iterable[str], given: Iterable[str]) -> int:
+    return _FROM_TOPIC if name in overrides else _FROM_BROKER if name in given else _FROM_DEFAULT
+
+
+def describe_configs(request: Any, call: Call, state: State) -> Answer:
+    return state.in_background(lambda: _describe_configs(request, state))  # the directory's lock may be taken
+
+
+def _describe_configs(request: Any, state: State) -> Any:
+    response_type = wire.DESCRIBE_CONFIGS.Response
+    results = []
+    for asked in request.resources:
+        result = response_type.Resource(
+            resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[]
+        )
+        results.append(result)
+        try:
+            if asked.resource_type == _TOPIC_RESOURCE:
+                check_topic_name(asked.resource_name)
+                described = state.logdir.describe_topic(asked.resource_name)
+                result.configs = list(_topic_configs(asked, request, described, state))
+            elif asked.resource_type == _BROKER_RESOURCE and asked.resource_name in ("", str(state.node_id)):
+                result.configs = list(_broker_configs(asked, state))
+            elif asked.resource_type == _BROKER_RESOURCE:
+                result.error_code = codes.INVALID_REQUEST
+                result.error_message = f"the only broker is {state.node_id}"
+            else:
+                result.error_code = codes.INVALID_REQUEST
+                result.error_message = f"resources of type {asked.resource_type} have no settings here"
+        except LogcoreError as error:
+            result.error_code, result.error_message = code_of(error), message_of(error)
+    return response_type(results=results)
+
+
+def _topic_configs(asked: Any, request: Any, described: Any, state: State) -> Iterable[Any]:
+    config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
+    given = state.logdir.given_config
+    for name, value in described.config.as_mapping().items():
+        facts = CONFIGS[name].metadata
+        if facts.get("ours") or (asked.configuration_keys and name not in asked.configuration_keys):
+            continue
+        synonyms = []
+        if request.include_synonyms:
+            chain: list[tuple[Any, int]] = [
+                (described.overrides.get(name), _FROM_TOPIC),
+                (given.get(name), _FROM_BROKER),
+                (CONFIGS[name].default, _FROM_DEFAULT),
+            ]
+            synonyms = [
+                config_type.Synonym(name=name, value=config_text(of), source=source)
+                for of, source in chain
+                if of is not None
+            ]
+        yield config_type(
+            name=name,
+            value=config_text(value),
+            config_source=source_of(name, described.overrides, given),
+            synonyms=synonyms,
+            config_type=_CONFIG_TYPES[facts["type"]],
+            documentation=facts["doc"] if request.include_documentation else None,
+        )
+
+
+def _broker_configs(asked: Any, state: State) -> Iterable[Any]:
+    """The settings that tools look for, by Kafka's names; they are set when the broker is started."""
+    config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
+    settings, defaults = state.settings, state.logdir.config
+    known: dict[str, tuple[float | bool | str, str]] = {
+        "node.id": (state.node_id, "int"),
+        "broker.id": (state.node_id, "int"),
+        "log.dirs": (state.logdir.path, "string"),
+        "auto.create.topics.enable": (settings.auto_create_topics, "boolean"),
+        "delete.topic.enable": (True, "boolean"),
+        "num.partitions": (settings.num_partitions, "int"),
+        "default.replication.factor": (1, "int"),
+        "offsets.topic.num.partitions": (settings.offsets_partitions, "int"),
+        "offset.metadata.max.bytes": (settings.offset_metadata_max_bytes, "int"),
+        "group.initial.rebalance.delay.ms": (settings.rebalance_delay_ms, "int"),
+        "group.min.session.timeout.ms": (settings.min_session_timeout_ms, "int"),
+        "group.max.session.timeout.ms": (settings.max_session_timeout_ms, "int"),
+        "group.max.size": (settings.group_max_size, "int"),
+        "socket.request.max.bytes": (settings.max_request_bytes, "int"),
+        "fetch.max.bytes": (settings.fetch_max_bytes, "int"),
+        "connections.max.idle.ms": (settings.idle_timeout_ms, "long"),
+        "message.max.bytes": (defaults.max_message_bytes, "int"),
+        "compression.type": (defaults.compression_type, "string"),
+        "log.cleanup.policy": (defaults.cleanup_policy, "list"),
+        "log.retention.ms": (defaults.retention_ms, "long"),
+        "log.retention.bytes": (defaults.retention_bytes, "long"),
+        "log.segment.bytes": (defaults.segment_bytes, "int"),
+        "log.roll.ms": (defaults.segment_ms, "long"),
+        "min.insync.replicas": (defaults.min_insync_replicas, "int"),
+    }
+    for name, (value, kind) in known.items():
+        if not asked.configuration_keys or name in asked.configuration_keys:
+            yield config_type(
+                name=name,
+                value=config_text(value),
+                read_only=True,
+                config_source=_FROM_BROKER,
+                synonyms=[],
+                config_type=_CONFIG_TYPES[kind],
+            )
+
+
+def incremental_alter_configs(request: Any, call: Call, state: State) -> Any:
+    def changes(asked: Any) -> dict[str, object | None]:
+        described = state.logdir.describe_topic(asked.resource_name)
+        present = described.config.as_mapping()
+        result: dict[str, object | None] = {}
+        for each in asked.configs:
+            operation = each.config_operation
+            if operation == _SET:
+                result[each.name] = each.value
+            elif operation == _DELETE:
+                result[each.name] = None
+            elif CONFIGS.get(each.name) is None or CONFIGS[each.name].metadata["type"] != "list":
+                raise _Refused(codes.INVALID_CONFIG, f"{each.name} is no list to append to or to subtract from")
+            else:
+                parts = str(present[each.name]).split(",")
+                given = each.value.split(",")
+                kept = [part for part in parts if part not in given]
+                result[each.name] = ",".join(kept if operation == _SUBTRACT else [*kept, *given])
+        return result
+
+    def refuse(asked: Any) -> str | None:
+        if any(each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT) for each in asked.configs):
+            return "unknown operation"
+        if any(each.value is None and each.config_operation != _DELETE for each in asked.configs):
+            return "a config without a value"
+        return None
+
+    return state.in_background(
+        lambda: _alter(wire.INCREMENTAL_ALTER_CONFIGS.Response, request, call, state, changes, refuse)
+    )
+
+
+def alter_configs(request: Any, call: Call, state: State) -> Any:
+    """The older form: what is given replaces all that was set before."""
+
+    def changes(asked: Any) -> dict[str, object | None]:
+        before = state.logdir.describe_topic(asked.resource_name).overrides
+        return {**dict.fromkeys(before), **{each.name: each.value for each in asked.configs}}
+
+    def refuse(asked: Any) -> str | None:
+        return "a config without a value" if any(each.value is None for each in asked.configs) else None
+
+    return state.in_background(lambda: _alter(wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse))
+
+
+class _Refused(Exception):
+    """A change that the protocol forbids: code, message."""
+
+
+def _alter(
+    response_type: Any,
+    request: Any,
+    call: Call,
+    state: State,
+    changes: Callable[[Any], dict[str, object | None]],
+    refuse: Callable[[Any], str | None],
+) -> Any:
+    """Each resource is changed wholly or not at all."""
+    times = Counter((each.resource_type, each.resource_name) for each in request.resources)
+    results = []
+    for asked in request.resources:
+        result = response_type.Resource(resource_type=asked.resource_type, resource_name=asked.resource_name)
+        results.append(result)
+        names = [each.name for each in asked.configs]
+        reason = "the resource is named twice" if times[asked.resource_type, asked.resource_name] > 1 else None
+        reason = reason or ("a config is named twice" if len(set(names)) < len(names) else refuse(asked))
+        if asked.resource_type != _TOPIC_RESOURCE:
+            reason = reason or "only settings of topics can be altered; the broker's are given when it is started"
+        if reason is not None:
+            result.error_code, result.error_message = codes.INVALID_REQUEST, reason
+            continue
+        try:
+            check_topic_name(asked.resource_name)
+            wanted = changes(asked)
+            state.logdir.alter_topic(asked.resource_name, wanted, check_only=request.validate_only)
+            if not request.validate_only:
+                state.journal.changed(call, asked.resource_name, f"set to {shown(wanted)}")
+        except _Refused as refused:
+            result.error_code, result.error_message = refused.args
+        except LogcoreError as error:
+            result.error_code, result.error_message = code_of(error), message_of(error)
+    return response_type(responses=results)

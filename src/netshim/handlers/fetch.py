@@ -1,0 +1,195 @@
+"""Fetch: stored batches to clients.
+
+Rules (wire protocol section 5):
+- Each partition of a request succeeds or fails by itself.
+- Batches leave as they are stored, as views.
+- A request that has nothing to say yet waits for an append or its time, whichever is first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from logcore import LogcoreError
+from netshim import wire
+from netshim.handlers.failures import code_of, message_of
+from netshim.handlers.partitions import (
+    ATTRIBUTES_POSITION,
+    MAGIC_POSITION,
+    ZSTD,
+    check_epoch,
+    when_transactions_are_known,
+)
+from netshim.state import Answer, Call, State
+from netshim.wire import codes
+
+#: A fetch waits no longer than this, whatever its client would bear: a connection that is gone must be noticed.
+_MAX_WAIT_MS: Final = 30_000
+
+
+def fetch(request: Any, call: Call, state: State, *, opened: bool = False, looked: bool = False) -> Any:
+    """Stored batches of the partitions asked for; waits up to max_wait_ms for min_bytes of them.
+
+    Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
+    """
+    response_type = wire.FETCH.Response
+    asked = [
+        (topic.topic if call.version < 13 else state.topic_of(topic.topic_id) or "", partition.partition)
+        for topic in request.topics
+        for partition in topic.partitions
+    ]
+    if not opened:
+        return state.when_open(asked, lambda: fetch(request, call, state, opened=True))
+    if request.isolation_level == 1 and not looked:
+        later = when_transactions_are_known(asked, lambda: fetch(request, call, state, opened=True, looked=True), state)
+        if later is not None:
+            return later
+    if request.session_id and request.session_epoch > 0:
+        return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
+    wanted = []
+    seen: set[tuple[str | None, int]] = set()
+    for topic in request.topics:
+        name = topic.topic if call.version < 13 else state.topic_of(topic.topic_id)
+        for partition in topic.partitions:
+            if (name, partition.partition) not in seen or name is None:  # once is enough
+                seen.add((name, partition.partition))
+                wanted.append((topic, name, partition))
+    response, size, settled = _collect(request, wanted, call, state)
+    deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
+    if settled or not wanted or request.max_wait_ms <= 0 or size >= min(request.min_bytes, request.max_bytes):
+        return response
+    return _park(request, wanted, call, state, deadline_ms, size)
+
+
+def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int, size: int) -> Answer:
+    answer = Answer()
+    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
+    enough = min(request.min_bytes, request.max_bytes)
+    missing = enough - size
+    extent = _extent(keys, state)
+
+    def forget() -> None:
+        state.fetches.remove(keys, look)
+        state.timers.cancel(timer)
+
+    def finish(response: Any) -> None:
+        forget()
+        answer.set(response)
+
+    def look(now_ms: int) -> None:
+        nonlocal missing, extent
+        if missing > 1 and now_ms < deadline_ms and not state.is_stopping:
+            now = _extent(keys, state)
+            if now is not None and extent is not None and now[1] == extent[1] and 0 <= now[0] - extent[0] < missing:
+                return  # not enough can have come, and nothing has gone: no need to gather what there is
+        try:
+            response, size, settled = _collect(request, wanted, call, state)
+        except Exception as error:  # it is not for whoever woke us
+            finish(error)
+            return
+        if settled or now_ms >= deadline_ms or size >= enough:
+            finish(response)
+        else:
+            missing = enough - size
+            extent = _extent(keys, state)
+
+    timer = state.timers.at(deadline_ms, look)
+    state.fetches.add(keys, look)
+    answer.when_cancelled(forget)
+    return answer
+
+
+def _extent(keys: list[tuple[str, int]], state: State) -> tuple[int, int] | None:
+    """(bytes ever appended to some partitions, a number that changes when records of one are deleted or truncated);
+    None when one of them is not there.
+    """
+    written = 0
+    taken = 0
+    for topic, partition in keys:
+        log = state.logdir.opened(topic, partition)
+        if log is None:
+            return None
+        written += log.written_bytes
+        taken += log.log_start_offset + log.times_truncated
+    return written, taken
+
+
+def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple[Any, int, bool]:
+    """(response, bytes of records in it, whether it has to go out at once)."""
+    response_type = wire.FETCH.Response
+    topic_type, partition_type = response_type.Topic, response_type.Topic.Partition
+    topics: list[Any] = []
+    total, settled = 0, state.is_stopping
+    left = min(request.max_bytes, state.settings.fetch_max_bytes)
+    committed = request.isolation_level == 1
+    current = None
+    for asked, name, partition in wanted:
+        if asked is not current:
+            current = asked
+            topics.append(topic_type(topic=asked.topic, topic_id=asked.topic_id, partitions=[]))
+        part = partition_type(partition_index=partition.partition, high_watermark=-1, records=b"")
+        topics[-1].partitions.append(part)
+        try:
+            # A topic that was deleted while the request waited is gone, even if there is a new one of that name.
+            if name is None or (
+                call.version >= 13 and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
+            ):
+                part.error_code = codes.UNKNOWN_TOPIC_ID
+                settled = True
+                continue
+            log = state.log(name, partition.partition)
+            part.error_code = check_epoch(log, partition.current_leader_epoch)
+            if part.error_code:
+                settled = True
+                continue
+            if partition.last_fetched_epoch >= 0:
+                epoch, end = log.end_of_epoch(partition.last_fetched_epoch)
+                if end < 0 or partition.fetch_offset < log.log_start_offset:
+                    part.error_code = codes.OFFSET_OUT_OF_RANGE
+                    settled = True
+                    continue
+                if epoch < partition.last_fetched_epoch or end < partition.fetch_offset:
+                    part.diverging_epoch = partition_type.DivergingEpoch(epoch=epoch, end_offset=end)
+                    part.high_watermark, part.log_start_offset = log.high_watermark, log.log_start_offset
+                    part.last_stable_offset = log.last_stable_offset if committed else log.high_watermark
+                    settled = True
+                    continue
+            offset = partition.fetch_offset
+            start, high_watermark = log.log_start_offset, log.high_watermark
+            stable = log.last_stable_offset if committed else high_watermark
+            if offset < stable or not start <= offset <= log.log_end_offset:
+                most = min(left, partition.partition_max_bytes)
+                pieces = log.stored(offset, stable, max_bytes=most, at_least_one=not total)
+                size = sum(map(len, pieces))
+                if size and call.version < 10 and _has_zstd(pieces):
+                    part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
+                    settled = True
+                    continue
+                if size:
+                    part.records = pieces if len(pieces) > 1 else pieces[0]
+                    total += size
+                    left -= size
+            part.high_watermark, part.last_stable_offset, part.log_start_offset = high_watermark, stable, start
+            if committed:
+                part.aborted_transactions = [
+                    partition_type.AbortedTransaction(producer_id=producer_id, first_offset=first)
+                    for producer_id, first in (log.aborted_transactions(offset, stable) if part.records else ())
+                ]
+            else:
+                part.aborted_transactions = None
+        except LogcoreError as error:
+            part.error_code = code_of(error)
+            settled = True
+            state.journal.refused(call, "Fetch", part.error_code, message_of(error))
+    return response_type(responses=topics), total, settled
+
+
+def _has_zstd(pieces: list[memoryview]) -> bool:
+    """Whether a batch among whole ones is compressed with zstd, which clients before Fetch 10 cannot read."""
+    for piece in pieces:
+        at = 0
+        while at + ATTRIBUTES_POSITION < len(piece):
+            if piece[at + MAGIC_POSITION] == 2 and piece[at + ATTRIBUTES_POSITION] & 7 == ZSTD:
+                return True
+            at += 12 + int.from_bytes(piece[at + 8 : at + 12], "big")
+    return False

@@ -1,0 +1,277 @@
+"""Metadata and what describes the cluster: what every client asks before anything else.
+
+Rules (wire protocol section 6):
+- There is one broker, this one: it leads every partition, and is controller and coordinator.
+- The address that is told to a client is the one by which it reached us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from logcore import InvalidNameError, LogcoreError, TopicExistsError
+from logcore.format.grouprecords import OFFSETS_TOPIC
+from logcore.names import check_topic_name
+from netshim import wire
+from netshim.handlers.failures import code_of
+from netshim.handlers.partitions import INTERNAL_TOPICS
+from netshim.offsets import OFFSETS_CONFIG
+from netshim.state import NO_ID, Answer, Call, State, answer_with
+from netshim.wire import codes
+
+#: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
+_TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+_CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+
+
+def metadata(request: Any, call: Call, state: State) -> Any:
+    """Brokers and topics. Topics that are asked for by name and not there are made first, if that is allowed."""
+    every = request.topics is None or (call.version == 0 and not request.topics)
+    missing = []
+    if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
+        names = {each.name for each in request.topics or () if call.version < 12 or each.topic_id == NO_ID}
+        missing = sorted(name for name in names if name and name not in state.logdir)
+    if not missing:
+        return _metadata_when_known(request, call, state, every, {})
+    answer = Answer()
+
+    def done(failures: Any) -> None:
+        if isinstance(failures, Exception):
+            answer.set(failures)
+        else:
+            answer_with(lambda: _metadata_when_known(request, call, state, every, failures), answer)
+
+    state.submit(lambda: _make_topics(missing, state, call), done)
+    return answer
+
+
+def _metadata_when_known(request: Any, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]) -> Any:
+    if every:
+        names: Iterable[str] = state.logdir.topics()
+    else:
+        names = [asked.name or state.topic_of(asked.topic_id) or "" for asked in request.topics or ()]
+    return _when_epochs_are_known(names, lambda: _metadata(request, call, state, every, failures), state)
+
+
+def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], Any], state: State) -> Any:
+    """handle(), once the leader epochs of all partitions of these topics are known; an Answer when they are to be read.
+
+    Each stands in a file of its partition until the log is open.
+    """
+    logdir = state.logdir
+    unread = [
+        (name, number)
+        for name in names
+        if name in logdir
+        for number in logdir.partitions(name)
+        if not logdir.knows_leader_epoch(name, number)
+    ]
+    if not unread:
+        return handle()
+
+    def read() -> None:
+        for name, number in unread:
+            with contextlib.suppress(LogcoreError, OSError):  # the request itself will say so
+                logdir.leader_epoch(name, number)
+
+    answer = Answer()
+    state.submit(read, lambda _: answer_with(handle, answer))
+    return answer
+
+
+def _make_topics(names: list[str], state: State, call: Call) -> dict[str, LogcoreError]:
+    """Makes topics that clients asked for; which of them could not be made."""
+    failures = {}
+    for name in names:
+        try:
+            if name == OFFSETS_TOPIC:
+                state.logdir.create_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
+            else:
+                state.logdir.create_topic(name, state.settings.num_partitions)
+            state.journal.changed(call, name, "created since it was asked for")
+        except TopicExistsError:  # another client was faster
+            pass
+        except LogcoreError as error:
+            failures[name] = error
+    return failures
+
+
+def _metadata(request: Any, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]) -> Any:
+    response_type = wire.METADATA.Response
+    results = []
+    if every:
+        results = [_topic_metadata(name, request, state) for name in state.logdir.topics()]
+    for asked in () if every else request.topics or ():
+        name = asked.name or ""
+        if call.version >= 12 and asked.topic_id != NO_ID:
+            known = state.topic_of(asked.topic_id)
+            if known is None:
+                unknown = codes.UNKNOWN_TOPIC_ID
+                results.append(response_type.Topic(error_code=unknown, name=None, topic_id=asked.topic_id))
+            else:
+                results.append(_topic_metadata(known, request, state))
+        elif name in state.logdir:
+            results.append(_topic_metadata(name, request, state))
+        else:
+            code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            try:
+                check_topic_name(name)
+            except InvalidNameError:
+                code = codes.INVALID_TOPIC_EXCEPTION
+            if name in failures:
+                code = code_of(failures[name])
+            results.append(response_type.Topic(error_code=code, name=name))
+    return response_type(
+        brokers=[response_type.Broker(node_id=state.node_id, host=call.session.host, port=call.session.port)],
+        cluster_id=state.logdir.cluster_id,
+        controller_id=state.node_id,
+        topics=results,
+        cluster_authorized_operations=_asked(request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS),
+    )
+
+
+def _asked(wanted: bool, operations: int) -> int:
+    return operations if wanted else -(2**31)
+
+
+def _topic_metadata(name: str, request: Any, state: State) -> Any:
+    topic_type = wire.METADATA.Response.Topic
+    partition_type = topic_type.Partition
+    node = [state.node_id]
+    try:
+        numbers, topic_id = state.logdir.partitions(name), state.topic_id(name)
+    except LogcoreError as error:
+        return topic_type(error_code=code_of(error), name=name)
+    partitions = []
+    for number in numbers:
+        partitions.append(
+            partition_type(
+                partition_index=number,
+                leader_id=node[0],
+                leader_epoch=state.logdir.leader_epoch(name, number),
+                replica_nodes=node,
+                isr_nodes=node,
+                offline_replicas=[],
+            )
+        )
+    return topic_type(
+        name=name,
+        topic_id=topic_id,
+        is_internal=name in INTERNAL_TOPICS,
+        partitions=partitions,
+        topic_authorized_operations=_asked(request.include_topic_authorized_operations, _TOPIC_OPERATIONS),
+    )
+
+
+def describe_cluster(request: Any, call: Call, state: State) -> Any:
+    response_type = wire.DESCRIBE_CLUSTER.Response
+    if request.endpoint_type != 1:
+        mismatched = request.endpoint_type == 2
+        return response_type(
+            error_code=codes.MISMATCHED_ENDPOINT_TYPE if mismatched else codes.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this is a broker, not a controller" if mismatched else "unknown endpoint type",
+            endpoint_type=request.endpoint_type,
+        )
+    return response_type(
+        cluster_id=state.logdir.cluster_id,
+        controller_id=state.node_id,
+        endpoint_type=1,
+        brokers=[response_type.Broker(broker_id=state.node_id, host=call.session.host, port=call.session.port)],
+        cluster_authorized_operations=_asked(request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS),
+    )
+
+
+def describe_topic_partitions(request: Any, call: Call, state: State) -> Any:
+    """What newer admin clients ask instead of Metadata; empty lists where Kafka would name other replicas."""
+    names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
+    return _when_epochs_are_known(names, lambda: _describe_topic_partitions(names, request, state), state)
+
+
+def _describe_topic_partitions(names: Iterable[str], request: Any, state: State) -> Any:
+    response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
+    topic_type = response_type.Topic
+    cursor = request.cursor
+    left = max(1, min(request.response_partition_limit, 2_000))
+    topics: list[Any] = []
+    next_cursor = None
+    for name in names:
+        if cursor is not None and name < cursor.topic_name:
+            continue
+        if name not in state.logdir:
+            code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            try:
+                check_topic_name(name)
+            except InvalidNameError:
+                code = codes.INVALID_TOPIC_EXCEPTION
+            topics.append(topic_type(error_code=code, name=name))
+            continue
+        first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
+        described = _topic_metadata(name, _NOTHING_ASKED, state)
+        partitions = [partition for partition in described.partitions if partition.partition_index >= first]
+        if left <= 0 or len(partitions) > left:
+            next_cursor = response_type.Cursor(
+                topic_name=name, partition_index=partitions[left].partition_index if left > 0 else first
+            )
+        if left > 0:
+            topics.append(
+                topic_type(
+                    name=name,
+                    topic_id=described.topic_id,
+                    is_internal=described.is_internal,
+                    topic_authorized_operations=_TOPIC_OPERATIONS,
+                    partitions=[
+                        topic_type.Partition(
+                            partition_index=partition.partition_index,
+                            leader_id=partition.leader_id,
+                            leader_epoch=partition.leader_epoch,
+                            replica_nodes=partition.replica_nodes,
+                            isr_nodes=partition.isr_nodes,
+                            eligible_leader_replicas=[],  # null makes the Java admin client fail
+                            last_known_elr=[],
+                            offline_replicas=[],
+                        )
+                        for partition in partitions[:left]
+                    ],
+                )
+            )
+        left -= len(partitions)
+        if next_cursor is not None:
+            break
+    return response_type(topics=topics, next_cursor=next_cursor)
+
+
+class _NothingAsked:
+    include_topic_authorized_operations = False
+
+
+_NOTHING_ASKED: Final = _NothingAsked()
+
+
+def describe_log_dirs(request: Any, call: Call, state: State) -> Answer:
+    return state.in_background(lambda: _log_dirs(request, state))
+
+
+def _log_dirs(request: Any, state: State) -> Any:
+    response_type = wire.DESCRIBE_LOG_DIRS.Response
+    wanted = (
+        {name: state.logdir.partitions(name) for name in state.logdir.topics()}
+        if request.topics is None
+        else {topic.topic: topic.partitions for topic in request.topics}
+    )
+    dir_type = response_type.LogDir
+    topics = []
+    for name, numbers in wanted.items():
+        partitions = []
+        for number in numbers:
+            try:
+                size = state.logdir.size_bytes(name, number)
+            except LogcoreError:
+                continue
+            partitions.append(dir_type.Topic.Partition(partition_index=number, partition_size=size))
+        topics.append(dir_type.Topic(name=name, partitions=partitions))
+    total_bytes, free_bytes = state.logdir.space()
+    return response_type(
+        results=[dir_type(log_dir=state.logdir.path, topics=topics, total_bytes=total_bytes, usable_bytes=free_bytes)]
+    )

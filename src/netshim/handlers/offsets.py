@@ -1,0 +1,213 @@
+"""ListOffsets and OffsetForLeaderEpoch: which offsets a log has; DeleteRecords: from which on.
+
+What reads indexes or batches, or renames files, is done off the broker's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from logcore import Log, LogcoreError
+from netshim import wire
+from netshim.handlers.failures import code_of
+from netshim.handlers.partitions import (
+    answer_into,
+    log_of,
+    when_transactions_are_known,
+)
+from netshim.state import Answer, Call, State, answer_with
+from netshim.wire import codes
+
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+_MAX_TIMESTAMP: Final = -3
+_EARLIEST_LOCAL: Final = -4
+_LATEST_TIERED: Final = -5
+#: From which version of ListOffsets on a special timestamp may be asked.
+_SINCE: Final = {_LATEST: 0, _EARLIEST: 0, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
+
+
+def list_offsets(request: Any, call: Call, state: State) -> Any:
+    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    return state.when_open(asked, lambda: _list_offsets(request, call, state, asked))
+
+
+def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], Any], state: State) -> Answer | None:
+    """None when readers may see all that was written. Else the answer that handle() gives once what is written now is
+    on disk: under `group` what came with acks=1 would be missing for up to 100 ms.
+    """
+    unsynced = []
+    for name, number in dict.fromkeys(asked):
+        with contextlib.suppress(LogcoreError):  # the request itself will say so
+            log = state.log(name, number)
+            if log.durability.waits and log.high_watermark < log.log_end_offset:
+                unsynced.append(log)
+    if not unsynced:
+        return None
+    answer = Answer()
+    left = len(unsynced)
+
+    def done(_: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            answer_with(handle, answer)
+
+    for log in unsynced:
+        state.syncs.when_durable(log, log.log_end_offset, done)
+    return answer
+
+
+def _list_offsets(
+    request: Any,
+    call: Call,
+    state: State,
+    asked: list[tuple[str, int]],
+    *,
+    shown: bool = False,
+    looked: bool = False,
+) -> Any:
+    if not shown:
+        later = _when_shown(asked, lambda: _list_offsets(request, call, state, asked, shown=True), state)
+        if later is not None:
+            return later
+    if request.isolation_level == 1 and not looked:
+        later = when_transactions_are_known(
+            asked, lambda: _list_offsets(request, call, state, asked, shown=True, looked=True), state
+        )
+        if later is not None:
+            return later
+
+    def answer(asked: Any, result: Any, log: Log) -> None:
+        timestamp = asked.timestamp
+        if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
+            result.error_code = codes.UNSUPPORTED_VERSION
+            return
+        result.leader_epoch = log.leader_epoch
+        end = log.last_stable_offset if request.isolation_level == 1 else log.high_watermark
+        if timestamp == _LATEST:
+            result.offset = end
+        elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+            result.offset = log.log_start_offset
+        elif timestamp == _LATEST_TIERED:
+            result.leader_epoch = -1
+        elif timestamp == _MAX_TIMESTAMP:
+            newest = log.newest()
+            if newest is not None and newest[0] < end:
+                result.offset, result.timestamp = newest
+        else:
+            offset = log.offset_for_timestamp(timestamp)
+            if offset is not None and offset < end:
+                result.offset, result.timestamp = offset, log.get(offset).timestamp_ms
+        if result.offset < 0:
+            result.leader_epoch = -1
+
+    seen: set[tuple[str, int]] = set()
+    twice: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = topic.name, partition.partition_index
+            (twice if key in seen else seen).add(key)
+    topic_type = wire.LIST_OFFSETS.Response.Topic
+    response = wire.LIST_OFFSETS.Response(topics=[])
+    work: list[Callable[[], None]] = []
+    reads = False
+    for topic in request.topics:
+        results = []
+        for partition in topic.partitions:
+            result = topic_type.Partition(partition_index=partition.partition_index)
+            results.append(result)
+            if (topic.name, partition.partition_index) in twice:
+                result.error_code = codes.INVALID_REQUEST
+                continue
+            log = log_of(topic.name, partition.partition_index, partition, result, state)
+            if log is not None:
+                work.append(partial(answer_into, result, partial(answer, partition, result, log)))
+                reads = reads or partition.timestamp >= 0 or partition.timestamp == _MAX_TIMESTAMP
+        response.topics.append(topic_type(name=topic.name, partitions=results))
+
+    def answer_all() -> Any:
+        for step in work:
+            step()
+        return response
+
+    if not reads:
+        return answer_all()
+    later = Answer()
+    state.submit(answer_all, later.set)  # a search by time reads indexes and batches
+    return later
+
+
+def offset_for_leader_epoch(request: Any, call: Call, state: State) -> Any:
+    asked = [(topic.topic, each.partition) for topic in request.topics for each in topic.partitions]
+    return state.when_open(asked, lambda: _offset_for_leader_epoch(request, state))
+
+
+def _offset_for_leader_epoch(request: Any, state: State) -> Any:
+    def answer(asked: Any, result: Any, log: Log) -> None:
+        result.leader_epoch, result.end_offset = log.end_of_epoch(asked.leader_epoch)
+
+    topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
+    topics = []
+    for topic in request.topics:
+        results = []
+        for partition in topic.partitions:
+            result = topic_type.Partition(partition=partition.partition)
+            results.append(result)
+            log = log_of(topic.topic, partition.partition, partition, result, state)
+            if log is not None:
+                answer_into(result, partial(answer, partition, result, log))
+        topics.append(topic_type(topic=topic.topic, partitions=results))
+    return wire.OFFSET_FOR_LEADER_EPOCH.Response(topics=topics)
+
+
+def delete_records(request: Any, call: Call, state: State) -> Any:
+    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    return state.when_open(asked, lambda: _delete_records(request, call, state))
+
+
+def _delete_records(request: Any, call: Call, state: State) -> Answer:
+    """What is deleted has to be on disk, and deleting renames files: in the background."""
+
+    def delete(asked: Any, result: Any, log: Log) -> None:
+        if "delete" not in log.config.cleanup_policy:
+            result.error_code = codes.POLICY_VIOLATION
+            return
+        if log.durability.waits:  # what was written with acks=1 is shown when it is on disk, and may be deleted then
+            log.flush()
+        before = log.high_watermark if asked.offset == -1 else asked.offset
+        result.low_watermark = log.delete_records(before)
+
+    topic_type = wire.DELETE_RECORDS.Response.Topic
+    response = wire.DELETE_RECORDS.Response(topics=[])
+    work: list[tuple[Any, Any, Log]] = []
+    for topic in request.topics:
+        results = [
+            topic_type.Partition(partition_index=each.partition_index, low_watermark=-1) for each in topic.partitions
+        ]
+        response.topics.append(topic_type(name=topic.name, partitions=results))
+        for partition, result in zip(topic.partitions, results, strict=True):
+            try:
+                work.append((partition, result, state.log(topic.name, partition.partition_index)))
+            except LogcoreError as error:
+                result.error_code = code_of(error)
+
+    def delete_all() -> None:
+        for asked, result, log in work:
+            try:
+                delete(asked, result, log)
+            except LogcoreError as error:
+                result.error_code = code_of(error)
+
+    answer = Answer()
+
+    def done(error: Any) -> None:
+        keys = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+        state.fetches.wake(keys, call.now_ms)
+        answer.set(error if isinstance(error, Exception) else response)
+
+    state.submit(delete_all, done)
+    return answer

@@ -1,0 +1,75 @@
+"""What handlers of requests about partitions share: finding the log, checking the leader epoch, knowing transactions.
+
+Each partition of a request succeeds or fails by itself, so what goes wrong becomes the code of its result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from logcore import Log, LogcoreError
+from netshim.handlers.failures import code_of
+from netshim.state import Answer, State, answer_with
+from netshim.wire import codes
+
+MAGIC_POSITION: Final = 16
+ATTRIBUTES_POSITION: Final = 22
+ZSTD: Final = 4
+#: A consumer that reads at the end of a log is so little behind that walking is cheaper than another thread.
+_WALKED_AT_ONCE: Final = 1_000
+#: Written by the broker itself; a client that wrote there would change what groups have committed.
+INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
+
+
+def log_of(topic: str, number: int, asked: Any, result: Any, state: State) -> Log | None:
+    """The log of a partition; None, with the code in the result, when it cannot be asked."""
+    try:
+        log = state.log(topic, number)
+    except LogcoreError as error:
+        result.error_code = code_of(error)
+        return None
+    result.error_code = check_epoch(log, getattr(asked, "current_leader_epoch", -1))
+    return None if result.error_code else log
+
+
+def check_epoch(log: Log, leader_epoch: int) -> int:
+    """What a client's idea of the leader epoch says about its metadata."""
+    if leader_epoch < 0 or leader_epoch == log.leader_epoch:
+        return codes.NONE
+    return codes.FENCED_LEADER_EPOCH if leader_epoch < log.leader_epoch else codes.UNKNOWN_LEADER_EPOCH
+
+
+def answer_into(result: Any, step: Callable[[], None]) -> None:
+    """Fills in one partition's result, or the code of what went wrong."""
+    try:
+        step()
+    except LogcoreError as error:
+        result.error_code = code_of(error)
+
+
+def when_transactions_are_known(asked: list[tuple[str, int]], handle: Callable[[], Any], state: State) -> Answer | None:
+    """None when they are, nearly. Else the answer that handle() gives once they are.
+
+    A read_committed look at a log walks all that was not walked before, which is not for the broker's thread.
+    """
+    logs = []
+    for name, number in asked:
+        try:
+            log = state.log(name, number)
+        except LogcoreError:
+            continue
+        if log.unwalked_offsets > _WALKED_AT_ONCE:
+            logs.append(log)
+    if not logs:
+        return None
+    answer = Answer()
+
+    def look() -> None:
+        for log in logs:
+            with contextlib.suppress(LogcoreError):  # the request itself will say so
+                _ = log.last_stable_offset
+
+    state.submit(look, lambda _: answer_with(handle, answer))
+    return answer

@@ -1,0 +1,203 @@
+"""Produce: batches from clients into logs.
+
+Rules (wire protocol section 5):
+- Each partition of a request succeeds or fails by itself.
+- Batches are stored as they came. What they must be like beyond what the log checks is checked here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from logcore import CorruptBatchError, Log, LogcoreError
+from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
+from logcore.recordbatch import RecordBatch
+from netshim import wire
+from netshim.handlers.failures import code_of, message_of
+from netshim.handlers.partitions import (
+    ATTRIBUTES_POSITION,
+    INTERNAL_TOPICS,
+    MAGIC_POSITION,
+    ZSTD,
+)
+from netshim.state import Answer, Call, CloseConnection, State
+from netshim.wire import codes
+
+
+def produce(request: Any, call: Call, state: State) -> Any:
+    """Appends; with acks=all the answer waits for what the directory's durability policy promises."""
+    keys = [(topic.name, partition.index) for topic in request.topic_data for partition in topic.partition_data]
+    has_begun = False
+
+    def begin() -> Any:
+        nonlocal has_begun
+        has_begun = True
+        return _produce(request, call, state)
+
+    response = state.in_order(keys, begin)
+    if not has_begun:
+        for topic in request.topic_data:
+            for partition in topic.partition_data:
+                _keep(partition)
+    return response
+
+
+def _keep(partition: Any) -> None:
+    """Copies the records of a request that waits: they lie in a buffer that will hold other requests."""
+    if partition.records is not None:
+        partition.records = bytes(partition.records)
+
+
+def _produce(request: Any, call: Call, state: State) -> Any:
+    response_type = wire.PRODUCE.Response
+    partition_type = response_type.Topic.Partition
+    acks = request.acks
+    response = response_type(responses=[])
+    answer = Answer()
+    left = 1  # partitions that are not done with, and this call
+    failed = False
+
+    def fail(result: Any, code: int, message: str | None) -> None:
+        nonlocal failed
+        failed = True
+        result.error_code = code
+        result.error_message = message
+        result.base_offset = -1
+        state.journal.refused(call, "Produce", code, message)
+
+    def done() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            return
+        if acks:
+            answer.set(response)
+        elif failed:  # Kafka: the only way to tell a producer that hears no answers
+            answer.set(CloseConnection("a produce request with acks=0 failed"))
+        else:
+            answer.set(None)
+
+    def synced(result: Any, error: LogcoreError | None) -> None:
+        if error is not None:
+            fail(result, code_of(error), message_of(error))
+        done()
+
+    def stored(topic: str, log: Log, records: Any, result: Any, receipt: Any) -> None:
+        if isinstance(receipt, Exception):
+            fail(result, _code_of_batch(receipt, records), message_of(receipt))
+            refused = getattr(receipt, "record_errors", ())
+            result.record_errors = [
+                partition_type.RecordError(batch_index=at, batch_index_error_message=why) for at, why in refused
+            ]
+            done()
+            return
+        result.base_offset = receipt.offset
+        result.log_start_offset = log.log_start_offset
+        if log.config.is_append_time:
+            result.log_append_time_ms = receipt.timestamp_ms
+        end = receipt.last_offset + 1
+        state.appended(topic, result.index, log, end, call.now_ms)
+        if acks == -1 and log.durability.waits and log.durable_end_offset < end:
+            state.syncs.when_durable(log, end, lambda error: synced(result, error))
+        else:
+            done()
+
+    def store(topic: str, asked: Any, result: Any) -> None:
+        try:
+            if acks not in (0, 1, -1):
+                fail(result, codes.INVALID_REQUIRED_ACKS, None)
+                done()
+                return
+            log = state.log(topic, asked.index)
+            code, message = _check_batch(request, topic, asked.records, call)
+        except LogcoreError as error:
+            fail(result, code_of(error), message_of(error))
+            done()
+            return
+        if code:
+            fail(result, code, message)
+            done()
+            return
+        head = memoryview(asked.records)
+        newest, has_producer = int.from_bytes(head[35:43], "big", signed=True), len(head) > 43 and head[43] < 0x80
+        key = topic, asked.index
+        if state.has_turns(key) or log.may_wait(len(head), newest, has_producer=has_producer):
+            _keep(asked)
+            state.in_turn(
+                key,
+                lambda: log.append_batch(asked.records, durability="os"),
+                lambda receipt: stored(topic, log, asked.records, result, receipt),
+            )
+            return
+        try:
+            receipt: Any = log.append_batch(asked.records, durability="os")
+        except LogcoreError as error:
+            receipt = error
+        stored(topic, log, asked.records, result, receipt)
+
+    for topic in request.topic_data:
+        asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
+        results = [partition_type(index=index, base_offset=-1) for index in asked_once]
+        response.responses.append(response_type.Topic(name=topic.name, partition_responses=results))
+        for partition, result in zip(asked_once.values(), results, strict=True):
+            left += 1
+            store(topic.name, partition, result)
+    done()
+    if not answer.is_set:
+        return answer
+    if isinstance(answer.value, CloseConnection):
+        raise answer.value
+    return answer.value
+
+
+def _check_batch(request: Any, topic: str, records: Any, call: Call) -> tuple[int, str | None]:
+    """What the Produce request asks beyond what the log checks: (code, message), code 0 for none.
+
+    What is no whole batch gets a code that clients do not retry, for it would not become better.
+    """
+    if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
+        return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
+    if records is None:
+        records = b""
+    size = len(records)
+    # Most are exactly one batch of magic 2; only others are looked at closely.
+    if size < HEADER_SIZE or records[MAGIC_POSITION] != 2 or int.from_bytes(records[8:12], "big") + 12 != size:
+        refusal = _why_not_one_batch(records)
+        if refusal is not None:
+            return codes.INVALID_RECORD, refusal
+    if any(records[:8]):
+        return codes.INVALID_RECORD, "expected base offset 0"
+    if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:  # nobody could end it, and readers would wait for that
+        if request.transactional_id is None:
+            return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
+        return codes.INVALID_PRODUCER_ID_MAPPING, "there is no transaction of this id; transactions are not served"
+    if records[ATTRIBUTES_POSITION] & 7 == ZSTD and call.version < 7:
+        return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
+    return 0, None
+
+
+def _why_not_one_batch(records: Any) -> str | None:
+    """What is wrong with what should be one batch. An incomplete one behind it is dropped, as in Kafka."""
+    try:
+        batch = RecordBatch.parse(records)
+        if batch is None:
+            return f"expected exactly one batch, found no whole one in {len(records)} bytes"
+        if batch.magic != 2:
+            return f"expected batches of magic 2, found {batch.magic}"
+        if RecordBatch.parse(records, batch.size_bytes) is not None:
+            return "expected exactly one batch, found more"
+    except CorruptBatchError as error:
+        return message_of(error)
+    return None
+
+
+def _code_of_batch(error: Exception, records: Any) -> int:
+    """As code_of(). A batch that came as it was sent and cannot be read will not be better when it is sent again."""
+    if isinstance(error, CorruptBatchError):
+        with contextlib.suppress(LogcoreError):
+            batch = RecordBatch.parse(records)
+            if batch is not None:
+                batch.verify()
+                return codes.INVALID_RECORD
+    return code_of(error)

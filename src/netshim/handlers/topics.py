@@ -1,0 +1,204 @@
+"""Topics: made, grown and deleted by admin clients.
+
+LogDir does it; here requests are checked for what only the protocol can get wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from logcore import LogConfig, LogcoreError
+from logcore.config import CONFIGS, config_text
+from netshim import wire
+from netshim.handlers.configs import source_of
+from netshim.handlers.failures import code_of, message_of
+from netshim.handlers.partitions import INTERNAL_TOPICS
+from netshim.state import NO_ID, Answer, Call, State
+from netshim.wire import codes
+
+#: CreateTopics makes so many at once: others come to the directory in between.
+_TOPICS_AT_ONCE: Final = 50
+
+
+def create_topics(request: Any, call: Call, state: State) -> Answer:
+    response_type = wire.CREATE_TOPICS.Response
+    logdir = state.logdir
+    times = Counter(topic.name for topic in request.topics)
+
+    def work() -> Any:
+        results: dict[str, Any] = {}
+        wanted: dict[str, tuple[int, dict[str, object]]] = {}
+        for topic in request.topics:
+            result = results[topic.name] = response_type.Topic(name=topic.name)
+            result.error_code, result.error_message = _check_new_topic(topic, times[topic.name], state)
+            if result.error_code:
+                continue
+            count = _partition_count(topic, state)
+            config = {each.name: each.value for each in topic.configs}
+            try:
+                logdir.create_topics({topic.name: (count, config)}, check_only=True)
+                wanted[topic.name] = count, config
+            except LogcoreError as error:
+                result.error_code, result.error_message = code_of(error), message_of(error)
+        names = list(wanted)
+        for first in range(0, len(names), _TOPICS_AT_ONCE):
+            _create(names[first : first + _TOPICS_AT_ONCE], wanted, results, request.validate_only, state)
+        wanted = {name: wanted[name] for name in names if not results[name].error_code}
+        for name, (count, config) in wanted.items():
+            result = results[name]
+            result.num_partitions, result.replication_factor = count, 1
+            overrides: Iterable[str] = config
+            if request.validate_only:
+                settings = LogConfig.parse({**logdir.given_config, **config})
+            else:
+                described = logdir.describe_topic(name)
+                overrides, settings = described.overrides, described.config
+                result.topic_id = described.topic_id.bytes
+                state.journal.changed(call, name, f"created with {count} partitions")
+            result.configs = [
+                response_type.Topic.Config(
+                    name=key,
+                    value=config_text(value),
+                    config_source=source_of(key, overrides, logdir.given_config),
+                )
+                for key, value in settings.as_mapping().items()
+                if not CONFIGS[key].metadata.get("ours")
+            ]
+        return response_type(topics=list(results.values()))
+
+    return state.in_background(work)
+
+
+def _create(names: list[str], wanted: Any, results: Any, check_only: bool, state: State) -> None:
+    """Makes topics together, which costs one writing of the file of topics, or one by one when some are at odds."""
+    try:
+        state.logdir.create_topics({name: wanted[name] for name in names}, check_only=check_only)
+    except LogcoreError as error:
+        if len(names) == 1:
+            results[names[0]].error_code, results[names[0]].error_message = code_of(error), message_of(error)
+        else:
+            for name in names:
+                _create([name], wanted, results, check_only, state)
+
+
+def _partition_count(topic: Any, state: State) -> int:
+    if topic.assignments:
+        return len(topic.assignments)
+    count: int = topic.num_partitions
+    return state.settings.num_partitions if count == -1 else count
+
+
+def _check_new_topic(topic: Any, times: int, state: State) -> tuple[int, str | None]:
+    """What only the request can get wrong: (code, message)."""
+    if times > 1:
+        return codes.INVALID_REQUEST, "the topic is named twice in this request"
+    if topic.assignments:
+        if topic.num_partitions != -1 or topic.replication_factor != -1:
+            return codes.INVALID_REQUEST, "a manual assignment excludes a number of partitions and replicas"
+        if sorted(each.partition_index for each in topic.assignments) != list(range(len(topic.assignments))):
+            return codes.INVALID_REPLICA_ASSIGNMENT, "expected partitions 0, 1, 2, ..."
+        if any(set(each.broker_ids) != {state.node_id} for each in topic.assignments):
+            return codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {state.node_id}"
+    else:
+        if topic.num_partitions == 0 or topic.num_partitions < -1:
+            return codes.INVALID_PARTITIONS, f"expected 1 or more partitions, found {topic.num_partitions}"
+        factor = topic.replication_factor
+        if factor == 0 or factor < -1 or factor > state.settings.max_replication_factor:
+            most = state.settings.max_replication_factor
+            return codes.INVALID_REPLICATION_FACTOR, f"expected a replication factor of 1 to {most}, found {factor}"
+    if any(each.value is None for each in topic.configs):
+        return codes.INVALID_CONFIG, "a config without a value"
+    if len({each.name for each in topic.configs}) < len(topic.configs):
+        return codes.INVALID_REQUEST, "a config is set twice"
+    return codes.NONE, None
+
+
+def create_partitions(request: Any, call: Call, state: State) -> Answer:
+    response_type = wire.CREATE_PARTITIONS.Response
+
+    def work() -> Any:
+        results = []
+        for topic in request.topics:
+            result = response_type.Topic(name=topic.name)
+            results.append(result)
+            try:
+                present = len(state.logdir.partitions(topic.name))
+                if topic.name in INTERNAL_TOPICS:  # groups would be looked for in other partitions than theirs
+                    result.error_code = codes.INVALID_REQUEST
+                    result.error_message = "the number of partitions of an internal topic does not change"
+                elif topic.count <= present:
+                    result.error_code = codes.INVALID_PARTITIONS
+                    result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
+                elif topic.assignments is not None and (
+                    len(topic.assignments) != topic.count - present
+                    or any(set(each.broker_ids) != {state.node_id} for each in topic.assignments)
+                ):
+                    result.error_code = codes.INVALID_REPLICA_ASSIGNMENT
+                    result.error_message = f"expected {topic.count - present} assignments to broker {state.node_id}"
+                else:
+                    state.logdir.add_partitions(topic.name, topic.count, check_only=request.validate_only)
+                    if not request.validate_only:
+                        state.journal.changed(call, topic.name, f"grown to {topic.count} partitions")
+            except LogcoreError as error:
+                code = code_of(error)
+                result.error_code = codes.INVALID_PARTITIONS if code == codes.INVALID_CONFIG else code
+                result.error_message = message_of(error)
+        return response_type(results=results)
+
+    return state.in_background(work)
+
+
+def _refuse_twice(result: Any, times: int) -> bool:
+    """A topic that is named twice, by its name or its id, is not deleted."""
+    if times > 1:
+        result.error_code = codes.INVALID_REQUEST
+        result.error_message = "the topic is named twice in this request"
+    return times > 1
+
+
+def delete_topics(request: Any, call: Call, state: State) -> Answer:
+    response_type = wire.DELETE_TOPICS.Response
+    results, doomed = [], []
+    if call.version < 6:
+        times = Counter(request.topic_names)
+        results = [response_type.Topic(name=name) for name in times]
+        doomed = [result for result in results if not _refuse_twice(result, times[result.name])]
+    wanted = Counter((topic.name, topic.topic_id) for topic in request.topics) if call.version >= 6 else Counter()
+    named = Counter(name if name is not None else state.topic_of(topic_id) for name, topic_id in wanted.elements())
+    for topic in {(each.name, each.topic_id): each for each in request.topics if call.version >= 6}.values():
+        result = response_type.Topic(name=topic.name, topic_id=topic.topic_id)
+        results.append(result)
+        if (topic.name is None) == (topic.topic_id == NO_ID):
+            result.error_code = codes.INVALID_REQUEST
+            result.error_message = "expected a name or an id, and not both"
+            continue
+        if topic.name is None:
+            result.name = state.topic_of(topic.topic_id)
+        if result.name is None:
+            result.error_code = codes.UNKNOWN_TOPIC_ID
+        elif not _refuse_twice(result, named[result.name]):
+            doomed.append(result)
+
+    def work() -> None:
+        for result in doomed:
+            try:
+                result.topic_id = state.logdir.topic_id(result.name).bytes
+                state.logdir.delete_topic(result.name)
+                state.journal.changed(call, result.name, "deleted")
+            except LogcoreError as error:
+                result.error_code, result.error_message = code_of(error), message_of(error)
+
+    answer = Answer()
+
+    def done(error: Any) -> None:
+        gone = {result.name for result in doomed if not result.error_code}
+        # Those who wait for its records are told that it is gone.
+        state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms)
+        if gone:
+            state.groups.topics_deleted(gone, call.now_ms)
+        answer.set(error if isinstance(error, Exception) else response_type(responses=results))
+
+    state.submit(work, done)
+    return answer
