@@ -12,7 +12,7 @@ import pytest
 
 import logcore
 from logcore.cleaner import clean
-from logcore.logdir import Upkeep
+from logcore.directory.upkeep import Upkeep
 from logcore.recordbatch import encode
 from logcore.retention import PartitionFacts
 from logcore.testing import SimulatedDisk

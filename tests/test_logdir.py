@@ -674,7 +674,7 @@ def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(d
             logdir.delete_topic("t")
             logdir.create_topic("t")
             logdir.partition("t", 0).append(b"new")
-        logdir._save_recovery_points([(("t", 0), log, point)])
+        logdir._upkeeper._save_recovery_points([(("t", 0), log, point)])
         assert checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT).get(("t", 0), 0) <= 3
         _abandon(logdir)
     with logcore.open_dir(data) as logdir:

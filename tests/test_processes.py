@@ -301,7 +301,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
         log.append(b"parent", key=b"k")
         kept = log.table()
         locks = [log._lock, log._moved, log._scanning, log._commit._mutex, kept._lock]
-        locks += [logdir._lock, logdir._agenda_lock, logdir._incidents._lock]
+        locks += [logdir._lock, logdir._upkeeper._agenda_lock, logdir._incidents._lock]
         locks += [log._claim._mutex, log._claim.checkpoints._lock]
         is_held = threading.Barrier(len(locks) + 1)
         may_go = threading.Event()

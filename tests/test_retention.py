@@ -19,8 +19,8 @@ from logcore import checkpoint, retention
 from logcore.checkpoint import SEALS_HOLD
 from logcore.cleaner import clean
 from logcore.config import LogConfig
+from logcore.directory.upkeep import Upkeep
 from logcore.log import Log
-from logcore.logdir import Upkeep
 from logcore.partition import epochs
 from logcore.recordbatch import encode
 from logcore.retention import PartitionFacts, SegmentFacts, hold_for, kafka_rules, to_fit
@@ -444,7 +444,7 @@ def test_compaction_counts_its_own_time(
     with opened(disk) as logdir:
         disk.advance(passed_ms)
         monkeypatch.setattr(disk, "thread_us", lambda: 77 + own_us)
-        assert logdir._may_clean(0, 77) is goes_on
+        assert logdir._upkeeper._may_clean(0, 77) is goes_on
 
 
 def test_a_round_goes_on_while_others_have_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ The public names are those in __all__. See docs/map.md for where things are.
 
 from logcore.cleaner import CleaningReport, clean
 from logcore.config import Durability, LogConfig, every, interval
+from logcore.directory.upkeep import Upkeep
 from logcore.errors import (
     CompactionAbandonedError,
     CoordinatorFencedError,
@@ -48,7 +49,7 @@ from logcore.format.columns import RecordColumns
 from logcore.kernels import Record
 from logcore.log import Log, LogStatistics, Receipt
 from logcore.log import open_log as open
-from logcore.logdir import LogDir, TopicDescription, Upkeep, open_dir
+from logcore.logdir import LogDir, TopicDescription, open_dir
 from logcore.notices import Incident
 from logcore.partition.recovery import RecoveryReport
 from logcore.partition.scan import Scan

@@ -14,7 +14,6 @@ This module appends and reads nothing itself (log.py), starts no thread, and has
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import os
 import threading
@@ -26,11 +25,10 @@ from typing import Any, Final, Self
 
 import attrs
 
-from logcore import checkpoint, cleaner
+from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key, OffsetCheckpoints
 from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
-from logcore.directory.agenda import Agenda
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import (
@@ -43,6 +41,7 @@ from logcore.directory.topicfile import (
     read_topics,
     write_topics,
 )
+from logcore.directory.upkeep import Upkeep, Upkeeper, high_watermarks
 from logcore.errors import (
     CorruptBatchError,
     CorruptLogError,
@@ -82,70 +81,15 @@ from logcore.names import (
 from logcore.notices import INFO, Incident, tell
 from logcore.partition.seals import Finding, Progress, ScrubReport, finish
 from logcore.reader import Isolation, LogReader, list_bases
-from logcore.retention import Clocks, Policy, kafka_rules, to_fit
-from logcore.segment import Segment
 from logcore.staging import applying
 from logcore.table import TopicTable
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
-_HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
-#: What one tick() may do that touches the disk, as long as that took less than this, and how many logs it looks at.
-_TICK_ACTIONS: Final = 4
-_TICK_MS: Final = 2
-_TICK_LOGS: Final = 1_000
-#: When a log is visited again in which something went wrong that may pass.
-_RETRY_MS: Final = 1_000
-_SPACE_MS: Final = 1_000  # between two looks at the space that is free
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 #: How often a reader looks again when topics change while it looks.
 _LOOKS: Final = 100
-#: A log whose compaction failed waits so long for the next, then twice as long, up to the last.
-_UNCLEANABLE_MS: Final = 60_000
-_UNCLEANABLE_MOST_MS: Final = 3_600_000
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
-
-
-#: Compaction gets this much processor time of a tick, and up to so much time in all while the processor is free: while
-#: the time that passes is little more than what the cleaner uses itself.
-_CLEANER_TICK_US: Final = 5_000
-_CLEANER_FREE_MS: Final = 25
-
-
-@attrs.frozen(kw_only=True)
-class Upkeep:
-    """What tick() does beyond the settings of the topics.
-
-    retention: see logcore.retention. committed(topic, partition): consumer group -> committed offset, for policies that
-    hold for groups; by default what `__consumer_offsets` in this directory says. max_bytes: of all logs together; when
-    they are larger, the oldest segments of topics with `delete` go. min_free_bytes: with less free on the disk, appends
-    are refused with DiskFullError while there is still room to read, delete and compact. compacts: whether tick()
-    compacts. compaction_backoff_ms: how often it looks for a log to compact when there was none (Kafka:
-    log.cleaner.backoff.ms). compaction_bytes_per_s: read and written together, None for no limit.
-    compaction_memory_bytes: of the table of keys.
-    """
-
-    retention: Policy = kafka_rules
-    committed: Callable[[str, int], Mapping[str, int]] | None = None
-    max_bytes: int | None = None
-    min_free_bytes: int = 0
-    compacts: bool = True
-    compaction_backoff_ms: int = 15_000
-    compaction_bytes_per_s: int | None = None
-    compaction_memory_bytes: int = cleaner.DEDUPE_BYTES
-
-    def __attrs_post_init__(self) -> None:
-        least = {
-            "max_bytes": 0,
-            "min_free_bytes": 0,
-            "compaction_backoff_ms": 0,
-            "compaction_bytes_per_s": 1,
-            "compaction_memory_bytes": 1024,
-        }
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise InvalidConfigError(f"upkeep {name!r}", expected=f"at least {low}", found=value)
 
 
 @attrs.frozen(kw_only=True)
@@ -282,23 +226,10 @@ class LogDir:
         self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
         self._deleting: dict[str, Topic] = {}  # deletions that have taken place and whose files are still there
         self._closed = True  # until it is open, there is nothing to close
-        self._agenda: Agenda[tuple[tuple[str, int], Log]] = Agenda()  # logs that tick() is to visit, and when
-        self._tick_clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
-        self.upkeep = upkeep
         self._on_corruption: OnCorruption = on_corruption
-        self._gathered: list[tuple[tuple[str, int], Log, int]] = []  # recovery points to be written
-        self._is_low = False  # whether the disk is nearly full
-        self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
-        self._to_visit: list[tuple[str, int]] = []  # partitions to look at for retention, open or not
-        self._clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
-        self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
-        self._next_cleaning_ms = fs.monotonic_ms() + upkeep.compaction_backoff_ms
-        #: Logs over which a round failed, when they are tried again, and how long they wait for it.
-        self._uncleanable: dict[tuple[str, int], tuple[Log, int, int]] = {}
         self._incidents = Incidents(fs, on_incident)
-        self._high_watermarks_saved_ms = fs.monotonic_ms()
-        self._saved_high_watermarks: dict[tuple[str, int], int | None] = {}
+        self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
         self._properties = self._read_properties()
@@ -320,7 +251,6 @@ class LogDir:
 
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
-        self._agenda_lock = threading.Lock()  # several threads may call tick()
 
     def _read_properties(self) -> dict[str, str]:
         """meta.properties; written when there is none, kept as it is when Kafka wrote it (storage format section 6)."""
@@ -443,11 +373,11 @@ class LogDir:
             logs = self._logs
             failures: list[BaseException] = []
             try:
-                self._stop_compacting(*logs.values())
+                self._upkeeper.stop_compacting(*logs.values())
             except (LogcoreError, OSError) as error:
                 failures.append(error)
             self._logs = {}
-            high_watermarks = _high_watermarks(logs)
+            ends = high_watermarks(logs)
             if claim is None or self._fs.forks != self._forks:
                 for log in logs.values():
                     log.close()
@@ -466,7 +396,7 @@ class LogDir:
                             claim.fail()
                 try:
                     claim.checkpoints.set(checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True)
-                    self._save_high_watermarks(high_watermarks)
+                    self._upkeeper.save_high_watermarks(ends)
                 except (DiskFullError, ResourceError):  # all records are on disk: the next opening checks more, no more
                     claim.fail()
                 except (LogcoreError, OSError) as error:
@@ -577,6 +507,10 @@ class LogDir:
                 config=self._settings(topic),
                 overrides=dict(topic.overrides),
             )
+
+    def settings(self, name: str) -> LogConfig:
+        """Those in force for a topic. Raises TopicNotFoundError."""
+        return self._settings(self._topic(name))
 
     def partitions(self, name: str) -> tuple[int, ...]:
         """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
@@ -726,7 +660,7 @@ class LogDir:
         # What groups have committed first, so that it lies in the copies of the topics.
         for name in sorted(self.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
             self.topic_id(name)
-            for number in self._numbers(name):
+            for number in self.partitions(name):
                 log = self.partition(name, number)
                 directory = os.path.join(target, partition_name(name, number))
                 self._fs.mkdir(directory)
@@ -827,7 +761,7 @@ class LogDir:
                 for number in topic.numbers:
                     log = self._logs.pop((topic.name, number), None)
                     if log is not None:
-                        self._stop_compacting(log)
+                        self._upkeeper.stop_compacting(log)
                         with self._incidents.going_on("deletion", partition_name(topic.name, number)):
                             log.close()
         for key in [key for key in self._leader_epochs if key[0] in doomed]:
@@ -943,10 +877,9 @@ class LogDir:
                     on_corruption=self._on_corruption,
                     fs=self._fs,
                 )
-                committed = self.upkeep.committed or self.committed_offsets
-                log.retain_by(self.upkeep.retention, lambda: committed(topic, number))
-                log.is_held = self._is_low
-                log.on_stir = functools.partial(self._agenda.stir, ((topic, number), log))
+                committed = self._upkeeper.settings.committed or self.committed_offsets
+                log.retain_by(self._upkeeper.settings.retention, lambda: committed(topic, number))
+                self._upkeeper.admit((topic, number), log)
             self._logs[topic, number] = log
             if log.on_stir is not None:
                 log.on_stir()  # last: tick(), in another thread, drops what is not among the open logs
@@ -968,8 +901,12 @@ class LogDir:
         """
         if OFFSETS_TOPIC not in self._topics:
             return {}
-        logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self._numbers(OFFSETS_TOPIC)]
+        logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self.partitions(OFFSETS_TOPIC)]
         return committed_in(logs).get((topic, number), {})
+
+    def known_logs(self) -> Mapping[Key, Log]:
+        """The logs that were opened; a user may have closed some of them since."""
+        return self._logs
 
     def opened(self, topic: str, number: int) -> Log | None:
         """The log of a partition if it is open now."""
@@ -1094,62 +1031,18 @@ class LogDir:
         if self._deleting:
             with self._lock, self._incidents.going_on("deletion", ", ".join(sorted(self._deleting))):
                 self._finish_deleting()
-        gathered = self._gathered
-        actions, began_ms = 0, self._fs.monotonic_ms()
-        with self._agenda_lock:
-            if not self._tick_clocks.agree(now_ms, began_ms):  # the age of what waits is another than was thought
-                for item in self.open_logs().items():
-                    self._agenda.stir(item)
-            due = self._agenda.due(began_ms)
-        visited = 0
-        try:
-            for key, log in due:
-                visited += 1
-                acted, recovery_point = self._tick_one(key, log, now_ms)
-                actions += acted
-                if recovery_point is not None:
-                    gathered.append((key, log, recovery_point))
-                is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
-                if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
-                    break
-        finally:  # also after an interrupt: what is not put back is not visited again
-            with self._agenda_lock:
-                for item in due[visited:]:
-                    self._agenda.put(item, began_ms)
-        if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
-            return  # what was gathered is written by the next tick
-        if gathered:
-            self._gathered = []
-            self._save_recovery_points(gathered)
+        if not self._upkeeper.visit_open(now_ms):
+            return
         with self._incidents.going_on("staging", self.path):  # whoever published it is told
             if applying.apply_ready(self._fs, self, most=1):
                 return
         clock_ms = self._fs.monotonic_ms()
         with self._lock:
-            if self._closed or self._watch_space(clock_ms, now_ms):
+            if self._closed or self._upkeeper.keep(clock_ms, now_ms):
                 return
-            self._visit(now_ms)
-            if self.upkeep.compacts and self._compact(clock_ms, now_ms):
-                return
-        if self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS:
+        if self._upkeeper.owes_high_watermarks:
             with self._lock, self._incidents.going_on("checkpoints", self.path):
-                self._save_high_watermarks(_high_watermarks(self._logs))
-
-    def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
-        """What Log.tick_gathered() says; puts down when the log is to be visited again."""
-        acted = False
-        recovery_point = None
-        next_ms = self._fs.monotonic_ms() + _RETRY_MS
-        try:
-            acted, recovery_point = log.tick_gathered(now_ms)
-            next_ms = log.rest()
-        except (LogcoreError, OSError) as error:
-            self._incidents.met("tick", "{}-{}".format(*key), error)
-        finally:
-            if self._logs.get(key) is log and not log.is_closed and not log.has_failed:
-                with self._agenda_lock:
-                    self._agenda.put((key, log), next_ms)
-        return acted, recovery_point
+                self._upkeeper.save_high_watermarks(high_watermarks(self._logs))
 
     # -- rot -----------------------------------------------------------------------------------------------------
 
@@ -1174,169 +1067,6 @@ class LogDir:
                 except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
                     reports.append(unopened(self._partition_path(name, number), error))
         return reports
-
-    # -- space and compaction --------------------------------------------------------------------------------------
-
-    def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
-        """Keeps the directory's limits; True when it deleted something."""
-        if clock_ms < self._next_look_ms:
-            return False
-        upkeep, acted = self.upkeep, False
-        if upkeep.max_bytes is not None:
-            total = sum(self.size_bytes(name, number) for name in self.topics() for number in self._numbers(name))
-            if total > upkeep.max_bytes:
-                acted = self._free(total - upkeep.max_bytes, now_ms)
-        if upkeep.min_free_bytes:
-            self._is_low = self._fs.free_bytes(self.path) < upkeep.min_free_bytes
-            for log in self.open_logs().values():
-                log.is_held = self._is_low
-        # Of ten thousand partitions a look takes a fifth of a second, so it comes the more rarely.
-        self._next_look_ms = clock_ms + max(_SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms))
-        return acted
-
-    def _numbers(self, name: str) -> tuple[int, ...]:
-        return self._topics[name].numbers
-
-    def _free(self, excess_bytes: int, now_ms: int) -> bool:
-        """Deletes the oldest segments of all partitions until so much is gone, or nothing more may go."""
-        facts = {}
-        for name in self.topics():
-            for number in self._numbers(name):
-                with self._incidents.going_on("retention", partition_name(name, number)):
-                    # The only segment of a partition does not go, so there is no use in opening it.
-                    if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
-                        facts[name, number] = self.partition(name, number).retention_facts(now_ms)
-        acted = False
-        for (name, number), count in to_fit(facts, excess_bytes).items():
-            with self._incidents.going_on("retention", partition_name(name, number)):
-                acted |= self.partition(name, number).retain(now_ms, segments=count) > 0
-        return acted
-
-    def _visit(self, now_ms: int) -> None:
-        """Looks at one partition that is not open, and opens it if something in it is too old or too much."""
-        if not self._to_visit:
-            self._to_visit = [(name, number) for name in self.topics() for number in self._numbers(name)]
-            if not self._clocks.agree(now_ms, self._fs.monotonic_ms()):
-                self._to_visit = []
-        if not self._to_visit:
-            return
-        name, number = self._to_visit.pop()
-        if name not in self._topics:
-            return
-        if self.opened(name, number) is not None:
-            return
-        config = self._settings(self._topics[name])
-        if "delete" not in config.cleanup_policy:
-            return
-        path = self._partition_path(name, number)
-        with self._incidents.going_on("retention", partition_name(name, number)):
-            bases = list_bases(self._fs, path)
-            if len(bases) < 2 and not (bases and self.size_bytes(name, number)):
-                return
-            too_large = 0 <= config.retention_bytes < self.size_bytes(name, number)
-            age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
-            if too_large or 0 <= config.retention_ms < age_ms:
-                self.partition(name, number).retain(now_ms, policy=self.upkeep.retention)
-
-    def _compact(self, clock_ms: int, now_ms: int) -> bool:
-        """Goes on with the round under way, or looks for the log that needs one most; True when it did something."""
-        if self._cleaning is None:
-            if clock_ms < self._next_cleaning_ms:
-                return False
-            self._next_cleaning_ms = clock_ms + self.upkeep.compaction_backoff_ms
-            self._cleaning = self._next_to_clean(now_ms)
-            self._cleaned_bytes, self._cleaning_since_ms = 0, clock_ms
-            if self._cleaning is None:
-                return False
-        log, steps = self._cleaning
-        rate = self.upkeep.compaction_bytes_per_s
-        began_us = self._fs.thread_us()
-        try:
-            while self._may_clean(clock_ms, began_us):
-                if rate is not None and self._cleaned_bytes > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000:
-                    return True
-                self._cleaned_bytes = next(steps).done_bytes
-            return True
-        except StopIteration:
-            self._next_cleaning_ms = clock_ms  # perhaps another waits
-            self._uncleanable = {key: entry for key, entry in self._uncleanable.items() if entry[0] is not log}
-        except LogcoreError as error:
-            key = next((key for key, one in self._logs.items() if one is log), None)
-            if key is not None:
-                self._not_cleaned(key, log, error)
-        self._cleaning = None
-        return True
-
-    def _may_clean(self, began_ms: int, began_us: int) -> bool:
-        """Whether compaction may go on in this tick. Its own time counts: on a busy machine, where it waits for others
-        most of the time, it would else get next to nothing.
-        """
-        own_us = self._fs.thread_us() - began_us
-        passed_ms = self._fs.monotonic_ms() - began_ms
-        return own_us < _CLEANER_TICK_US or (passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2)
-
-    def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[Progress, None, object]] | None:
-        """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""
-        best: tuple[float, Log] | None = None
-        for key, log in self.open_logs().items():
-            if not log.config.is_compacted or log.has_failed:
-                continue
-            failed, retry_ms, _ = self._uncleanable.get(key, (None, 0, 0))
-            if failed is log and self._fs.monotonic_ms() < retry_ms:
-                continue
-            try:
-                plan = cleaner.plan_of(log, now_ms)
-            except (LogcoreError, OSError) as error:
-                self._not_cleaned(key, log, error)
-                continue
-            if plan.is_due and (best is None or plan.ratio > best[0]):
-                best = plan.ratio, log
-        if best is None:
-            return None
-        memory_bytes = self.upkeep.compaction_memory_bytes
-        return best[1], cleaner.cleaning(best[1], now_ms=now_ms, memory_bytes=memory_bytes)
-
-    def _not_cleaned(self, key: tuple[str, int], log: Log, error: LogcoreError | OSError) -> None:
-        """The log is tried again, after damage ever more rarely: a file may have been brought back."""
-        self._incidents.met("compaction", "{}-{}".format(*key), error)
-        if not getattr(error, "retriable", False):
-            waited_ms = self._uncleanable[key][2] if key in self._uncleanable else _UNCLEANABLE_MS // 2
-            wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
-            self._uncleanable[key] = log, self._fs.monotonic_ms() + wait_ms, wait_ms
-
-    def _stop_compacting(self, *logs: Log) -> None:
-        """Ends the round under way, if it is over one of these logs; what it had not put in place goes."""
-        if self._cleaning is not None and self._cleaning[0] in logs:
-            steps, self._cleaning = self._cleaning[1], None
-            steps.close()
-
-    def _save_recovery_points(self, gathered: Iterable[tuple[tuple[str, int], Log, int]]) -> None:
-        """Writes them once for all logs; one that is lost costs the next opening some checking.
-
-        Not that of a log that was truncated or deleted since: a point above its end would keep it from being opened.
-        """
-        assert self._claim is not None
-        logs = {key: log for key, log, _ in gathered}
-        points: dict[Key, int | None] = {key: point for key, _, point in gathered}
-
-        def holds(key: Key, point: int | None) -> bool:
-            log = logs[key]
-            return self._logs.get(key) is log and log.recovery_point == point
-
-        with self._incidents.going_on("checkpoints", self.path):
-            self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
-
-    def _save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
-        """replication-offset-checkpoint: Kafka starts its high watermarks from it."""
-        self._high_watermarks_saved_ms = self._fs.monotonic_ms()
-        if offsets != self._saved_high_watermarks:
-            assert self._claim is not None
-            self._claim.checkpoints.set(checkpoint.HIGH_WATERMARK, offsets)
-            self._saved_high_watermarks = offsets
-
-
-def _high_watermarks(logs: Mapping[tuple[str, int], Log]) -> dict[tuple[str, int], int | None]:
-    return {key: log.high_watermark for key, log in logs.items() if not log.is_closed}
 
 
 def unopened(path: str, error: LogcoreError) -> ScrubReport:

@@ -29,8 +29,8 @@ import attrs
 
 import logcore
 from logcore import Durability, LogDir
+from logcore.directory.upkeep import Upkeep
 from logcore.fs import FS, OS
-from logcore.logdir import Upkeep
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
 from netshim.session import Session

@@ -1,0 +1,388 @@
+"""What a directory does in time, a bounded piece at each call: visits to its logs, its limits, compaction, checkpoints.
+
+Rules:
+- A log is visited when something in it is due, and at once after something changed what may be due.
+- A partition that is not open is looked at now and then, one at a time, and opened only if retention has work in it.
+- An error in one log is an incident, and keeps no other log from its turn. It is tried again later.
+- Recovery points and high watermarks are written for many logs at once.
+
+This module knows no topic: the directory (logdir.py) says which partitions there are, and holds its own lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Final, Protocol
+
+import attrs
+
+from logcore import checkpoint, cleaner
+from logcore.checkpoint import Key
+from logcore.claim import Claim
+from logcore.config import LogConfig
+from logcore.directory.agenda import Agenda
+from logcore.directory.incidents import Incidents
+from logcore.errors import InvalidConfigError, LogcoreError
+from logcore.fs import FS
+from logcore.log import Log
+from logcore.names import partition_name
+from logcore.partition.seals import Progress
+from logcore.reader import list_bases
+from logcore.retention import Clocks, Policy, kafka_rules, to_fit
+from logcore.segment import Segment
+
+_HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
+#: What one tick() may do that touches the disk, as long as that took less than this, and how many logs it looks at.
+_TICK_ACTIONS: Final = 4
+_TICK_MS: Final = 2
+_TICK_LOGS: Final = 1_000
+#: When a log is visited again in which something went wrong that may pass.
+_RETRY_MS: Final = 1_000
+_SPACE_MS: Final = 1_000  # between two looks at the space that is free
+#: A log whose compaction failed waits so long for the next, then twice as long, up to the last.
+_UNCLEANABLE_MS: Final = 60_000
+_UNCLEANABLE_MOST_MS: Final = 3_600_000
+#: Compaction gets this much processor time of a tick, and up to so much time in all while the processor is free: while
+#: the time that passes is little more than what the cleaner uses itself.
+_CLEANER_TICK_US: Final = 5_000
+_CLEANER_FREE_MS: Final = 25
+
+
+@attrs.frozen(kw_only=True)
+class Upkeep:
+    """What tick() does beyond the settings of the topics.
+
+    retention: see logcore.retention. committed(topic, partition): consumer group -> committed offset, for policies that
+    hold for groups; by default what `__consumer_offsets` in this directory says. max_bytes: of all logs together; when
+    they are larger, the oldest segments of topics with `delete` go. min_free_bytes: with less free on the disk, appends
+    are refused with DiskFullError while there is still room to read, delete and compact. compacts: whether tick()
+    compacts. compaction_backoff_ms: how often it looks for a log to compact when there was none (Kafka:
+    log.cleaner.backoff.ms). compaction_bytes_per_s: read and written together, None for no limit.
+    compaction_memory_bytes: of the table of keys.
+    """
+
+    retention: Policy = kafka_rules
+    committed: Callable[[str, int], Mapping[str, int]] | None = None
+    max_bytes: int | None = None
+    min_free_bytes: int = 0
+    compacts: bool = True
+    compaction_backoff_ms: int = 15_000
+    compaction_bytes_per_s: int | None = None
+    compaction_memory_bytes: int = cleaner.DEDUPE_BYTES
+
+    def __attrs_post_init__(self) -> None:
+        least = {
+            "max_bytes": 0,
+            "min_free_bytes": 0,
+            "compaction_backoff_ms": 0,
+            "compaction_bytes_per_s": 1,
+            "compaction_memory_bytes": 1024,
+        }
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise InvalidConfigError(f"upkeep {name!r}", expected=f"at least {low}", found=value)
+
+
+class Directory(Protocol):
+    """What Upkeeper asks of a directory of partitions; logdir.LogDir has it.
+
+    known_logs: those that were opened, of which a user may have closed some since.
+    """
+
+    path: str
+
+    def __contains__(self, topic: object) -> bool: ...
+    def topics(self) -> list[str]: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+    def settings(self, name: str) -> LogConfig: ...
+    def partition(self, topic: str, number: int) -> Log: ...
+    def opened(self, topic: str, number: int) -> Log | None: ...
+    def open_logs(self) -> dict[Key, Log]: ...
+    def known_logs(self) -> Mapping[Key, Log]: ...
+    def size_bytes(self, topic: str, number: int) -> int: ...
+
+
+class Upkeeper:
+    """The work in time of one directory that is open for writing.
+
+    is_low: whether the disk is nearly full. Written, as all fields here but the agenda, under the directory's lock or
+    by the one thread that ticks.
+    """
+
+    def __init__(
+        self, fs: FS, directory: Directory, claim: Claim | None, incidents: Incidents, settings: Upkeep
+    ) -> None:
+        self._fs = fs
+        # Weak: a directory that nobody closed is to say so as soon as it is dropped.
+        self._directory: Directory = weakref.proxy(directory)
+        self._claim = claim
+        self._incidents = incidents
+        self.settings = settings
+        self.is_low = False
+        self._make_lock()
+        fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
+        self._agenda: Agenda[tuple[Key, Log]] = Agenda()  # logs to visit, and when; due() and put() under _agenda_lock
+        self._tick_clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
+        self._gathered: list[tuple[Key, Log, int]] = []  # recovery points to be written
+        self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
+        self._to_visit: list[Key] = []  # partitions to look at for retention, open or not
+        self._clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
+        self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
+        self._cleaned_bytes = 0  # by the round under way
+        self._cleaning_since_ms = 0
+        self._next_cleaning_ms = fs.monotonic_ms() + settings.compaction_backoff_ms
+        #: Logs over which a round failed, when they are tried again, and how long they wait for it.
+        self._uncleanable: dict[Key, tuple[Log, int, int]] = {}
+        self._high_watermarks_saved_ms = fs.monotonic_ms()
+        self._saved_high_watermarks: dict[Key, int | None] = {}
+
+    def _make_lock(self) -> None:
+        self._agenda_lock = threading.Lock()  # several threads may call tick()
+
+    def admit(self, key: Key, log: Log) -> None:
+        """Lets a log be visited whenever something changes what may be due in it."""
+        log.is_held = self.is_low
+        log.on_stir = functools.partial(self._agenda.stir, (key, log))
+
+    # -- the logs that are open -------------------------------------------------------------------------------------
+
+    def visit_open(self, now_ms: int) -> bool:
+        """Does what is due in the logs that are open: syncs, rolls, retention and recovery points by time.
+
+        Returns False when that took all the time of a tick; recovery points are then written by the next.
+        """
+        gathered = self._gathered
+        actions, began_ms = 0, self._fs.monotonic_ms()
+        with self._agenda_lock:
+            if not self._tick_clocks.agree(now_ms, began_ms):  # the age of what waits is another than was thought
+                for item in self._directory.open_logs().items():
+                    self._agenda.stir(item)
+            due = self._agenda.due(began_ms)
+        visited = 0
+        try:
+            for key, log in due:
+                visited += 1
+                acted, recovery_point = self._tick_one(key, log, now_ms)
+                actions += acted
+                if recovery_point is not None:
+                    gathered.append((key, log, recovery_point))
+                is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
+                if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
+                    break
+        finally:  # also after an interrupt: what is not put back is not visited again
+            with self._agenda_lock:
+                for item in due[visited:]:
+                    self._agenda.put(item, began_ms)
+        if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
+            return False
+        if gathered:
+            self._gathered = []
+            self._save_recovery_points(gathered)
+        return True
+
+    def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
+        """What Log.tick_gathered() says; puts down when the log is to be visited again."""
+        acted = False
+        recovery_point = None
+        next_ms = self._fs.monotonic_ms() + _RETRY_MS
+        try:
+            acted, recovery_point = log.tick_gathered(now_ms)
+            next_ms = log.rest()
+        except (LogcoreError, OSError) as error:
+            self._incidents.met("tick", "{}-{}".format(*key), error)
+        finally:
+            if self._directory.known_logs().get(key) is log and not log.is_closed and not log.has_failed:
+                with self._agenda_lock:
+                    self._agenda.put((key, log), next_ms)
+        return acted, recovery_point
+
+    # -- limits and compaction ---------------------------------------------------------------------------------------
+
+    def keep(self, clock_ms: int, now_ms: int) -> bool:
+        """Keeps the directory's limits, looks at a partition that is not open, compacts; True after a longer piece.
+
+        For whoever holds the directory's lock.
+        """
+        if self._watch_space(clock_ms, now_ms):
+            return True
+        self._visit(now_ms)
+        return self.settings.compacts and self._compact(clock_ms, now_ms)
+
+    def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
+        """Keeps the directory's limits; True when it deleted something."""
+        if clock_ms < self._next_look_ms:
+            return False
+        upkeep, acted = self.settings, False
+        if upkeep.max_bytes is not None:
+            total = sum(
+                self._directory.size_bytes(name, number)
+                for name in self._directory.topics()
+                for number in self._directory.partitions(name)
+            )
+            if total > upkeep.max_bytes:
+                acted = self._free(total - upkeep.max_bytes, now_ms)
+        if upkeep.min_free_bytes:
+            self.is_low = self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
+            for log in self._directory.open_logs().values():
+                log.is_held = self.is_low
+        # Of ten thousand partitions a look takes a fifth of a second, so it comes the more rarely.
+        self._next_look_ms = clock_ms + max(_SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms))
+        return acted
+
+    def _free(self, excess_bytes: int, now_ms: int) -> bool:
+        """Deletes the oldest segments of all partitions until so much is gone, or nothing more may go."""
+        facts = {}
+        for name in self._directory.topics():
+            for number in self._directory.partitions(name):
+                with self._incidents.going_on("retention", partition_name(name, number)):
+                    # The only segment of a partition does not go, so there is no use in opening it.
+                    if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
+                        facts[name, number] = self._directory.partition(name, number).retention_facts(now_ms)
+        acted = False
+        for (name, number), count in to_fit(facts, excess_bytes).items():
+            with self._incidents.going_on("retention", partition_name(name, number)):
+                acted |= self._directory.partition(name, number).retain(now_ms, segments=count) > 0
+        return acted
+
+    def _visit(self, now_ms: int) -> None:
+        """Looks at one partition that is not open, and opens it if something in it is too old or too much."""
+        if not self._to_visit:
+            self._to_visit = [
+                (name, number) for name in self._directory.topics() for number in self._directory.partitions(name)
+            ]
+            if not self._clocks.agree(now_ms, self._fs.monotonic_ms()):
+                self._to_visit = []
+        if not self._to_visit:
+            return
+        name, number = self._to_visit.pop()
+        if name not in self._directory:
+            return
+        if self._directory.opened(name, number) is not None:
+            return
+        config = self._directory.settings(name)
+        if "delete" not in config.cleanup_policy:
+            return
+        path = self._partition_path(name, number)
+        with self._incidents.going_on("retention", partition_name(name, number)):
+            bases = list_bases(self._fs, path)
+            if len(bases) < 2 and not (bases and self._directory.size_bytes(name, number)):
+                return
+            too_large = 0 <= config.retention_bytes < self._directory.size_bytes(name, number)
+            age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
+            if too_large or 0 <= config.retention_ms < age_ms:
+                self._directory.partition(name, number).retain(now_ms, policy=self.settings.retention)
+
+    def _compact(self, clock_ms: int, now_ms: int) -> bool:
+        """Goes on with the round under way, or looks for the log that needs one most; True when it did something."""
+        if self._cleaning is None:
+            if clock_ms < self._next_cleaning_ms:
+                return False
+            self._next_cleaning_ms = clock_ms + self.settings.compaction_backoff_ms
+            self._cleaning = self._next_to_clean(now_ms)
+            self._cleaned_bytes, self._cleaning_since_ms = 0, clock_ms
+            if self._cleaning is None:
+                return False
+        log, steps = self._cleaning
+        rate = self.settings.compaction_bytes_per_s
+        began_us = self._fs.thread_us()
+        try:
+            while self._may_clean(clock_ms, began_us):
+                if rate is not None and self._cleaned_bytes > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000:
+                    return True
+                self._cleaned_bytes = next(steps).done_bytes
+            return True
+        except StopIteration:
+            self._next_cleaning_ms = clock_ms  # perhaps another waits
+            self._uncleanable = {key: entry for key, entry in self._uncleanable.items() if entry[0] is not log}
+        except LogcoreError as error:
+            key = next((key for key, one in self._directory.known_logs().items() if one is log), None)
+            if key is not None:
+                self._not_cleaned(key, log, error)
+        self._cleaning = None
+        return True
+
+    def _may_clean(self, began_ms: int, began_us: int) -> bool:
+        """Whether compaction may go on in this tick. Its own time counts: on a busy machine, where it waits for others
+        most of the time, it would else get next to nothing.
+        """
+        own_us = self._fs.thread_us() - began_us
+        passed_ms = self._fs.monotonic_ms() - began_ms
+        return own_us < _CLEANER_TICK_US or (passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2)
+
+    def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[Progress, None, object]] | None:
+        """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""
+        best: tuple[float, Log] | None = None
+        for key, log in self._directory.open_logs().items():
+            if not log.config.is_compacted or log.has_failed:
+                continue
+            failed, retry_ms, _ = self._uncleanable.get(key, (None, 0, 0))
+            if failed is log and self._fs.monotonic_ms() < retry_ms:
+                continue
+            try:
+                plan = cleaner.plan_of(log, now_ms)
+            except (LogcoreError, OSError) as error:
+                self._not_cleaned(key, log, error)
+                continue
+            if plan.is_due and (best is None or plan.ratio > best[0]):
+                best = plan.ratio, log
+        if best is None:
+            return None
+        memory_bytes = self.settings.compaction_memory_bytes
+        return best[1], cleaner.cleaning(best[1], now_ms=now_ms, memory_bytes=memory_bytes)
+
+    def _not_cleaned(self, key: tuple[str, int], log: Log, error: LogcoreError | OSError) -> None:
+        """The log is tried again, after damage ever more rarely: a file may have been brought back."""
+        self._incidents.met("compaction", "{}-{}".format(*key), error)
+        if not getattr(error, "retriable", False):
+            waited_ms = self._uncleanable[key][2] if key in self._uncleanable else _UNCLEANABLE_MS // 2
+            wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
+            self._uncleanable[key] = log, self._fs.monotonic_ms() + wait_ms, wait_ms
+
+    def stop_compacting(self, *logs: Log) -> None:
+        """Ends the round under way, if it is over one of these logs; what it had not put in place goes."""
+        if self._cleaning is not None and self._cleaning[0] in logs:
+            steps, self._cleaning = self._cleaning[1], None
+            steps.close()
+
+    def _partition_path(self, topic: str, number: int) -> str:
+        return os.path.join(self._directory.path, partition_name(topic, number))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_recovery_points(self, gathered: Iterable[tuple[tuple[str, int], Log, int]]) -> None:
+        """Writes them once for all logs; one that is lost costs the next opening some checking.
+
+        Not that of a log that was truncated or deleted since: a point above its end would keep it from being opened.
+        """
+        assert self._claim is not None
+        logs = {key: log for key, log, _ in gathered}
+        points: dict[Key, int | None] = {key: point for key, _, point in gathered}
+
+        def holds(key: Key, point: int | None) -> bool:
+            log = logs[key]
+            return self._directory.known_logs().get(key) is log and log.recovery_point == point
+
+        with self._incidents.going_on("checkpoints", self._directory.path):
+            self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
+
+    @property
+    def owes_high_watermarks(self) -> bool:
+        """Whether the last time that they were written is long enough ago."""
+        return self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS
+
+    def save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
+        """replication-offset-checkpoint: Kafka starts its high watermarks from it."""
+        self._high_watermarks_saved_ms = self._fs.monotonic_ms()
+        if offsets != self._saved_high_watermarks:
+            assert self._claim is not None
+            self._claim.checkpoints.set(checkpoint.HIGH_WATERMARK, offsets)
+            self._saved_high_watermarks = offsets
+
+
+def high_watermarks(logs: Mapping[tuple[str, int], Log]) -> dict[tuple[str, int], int | None]:
+    return {key: log.high_watermark for key, log in logs.items() if not log.is_closed}
