@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
 
 import attrs
@@ -156,24 +156,32 @@ class FS(Protocol):
     def yield_thread(self) -> None: ...
 
 
-@contextlib.contextmanager
-def _reading(path: str) -> Generator[None, None, None]:
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError as error:
-        _raise(error, path, StorageReadError, "read")
+class _Reading:
+    """Errors of the system become StorageReadError, but not whether a name exists. A generator would cost 2 us."""
+
+    __slots__ = ("_path",)
+
+    _kind: type[LogcoreError] = StorageReadError
+    _what = "read"
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, FileExistsError)):
+            _raise(error, self._path, self._kind, self._what)
 
 
-@contextlib.contextmanager
-def _writing(path: str) -> Generator[None, None, None]:
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError as error:
-        _raise(error, path, StorageWriteError, "write")
+class _Writing(_Reading):
+    """The same with StorageWriteError."""
+
+    __slots__ = ()
+
+    _kind = StorageWriteError
+    _what = "write"
 
 
 def _raise(error: OSError, path: str, kind: type[LogcoreError], what: str) -> NoReturn:
@@ -232,7 +240,7 @@ class OsFS:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        with _writing(path) if write else _reading(path):
+        with _Writing(path) if write else _Reading(path):
             handle = os.open(path, flags, 0o644)
         self._paths[handle] = path
         return handle
@@ -279,7 +287,7 @@ class OsFS:
             _raise(error, self.path_of(handle), StorageWriteError, "write")
 
     def truncate(self, handle: int, size: int) -> None:
-        with _writing(self.path_of(handle)):
+        with _Writing(self.path_of(handle)):
             os.ftruncate(handle, size)
 
     def fdatasync(self, handle: int) -> None:
@@ -316,7 +324,7 @@ class OsFS:
             return False
 
     def size(self, handle: int) -> int:
-        with _reading(self.path_of(handle)):
+        with _Reading(self.path_of(handle)):
             return os.fstat(handle).st_size
 
     def map(self, handle: int, size: int) -> memoryview:
@@ -324,7 +332,7 @@ class OsFS:
 
         The mapping takes no file descriptor: a log of a thousand segments would otherwise need as many.
         """
-        with _reading(self.path_of(handle)):
+        with _Reading(self.path_of(handle)):
             if _IS_LINUX:
                 return _map(handle, size)
             options: Any = {"trackfd": False} if _HAS_TRACKFD else {}
@@ -343,12 +351,12 @@ class OsFS:
     # -- names ---------------------------------------------------------------------------------------------------
 
     def file_size(self, path: str) -> int:
-        with _reading(path):
+        with _Reading(path):
             return os.lstat(path).st_size
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
         """What tells two files apart that had the same name at different times."""
-        with _reading(str(path_or_handle)):
+        with _Reading(str(path_or_handle)):
             facts = os.fstat(path_or_handle) if isinstance(path_or_handle, int) else os.lstat(path_or_handle)
         return facts.st_dev, facts.st_ino
 
@@ -362,20 +370,20 @@ class OsFS:
         return mode is not None and stat.S_ISDIR(mode)
 
     def listdir(self, path: str) -> list[str]:
-        with _reading(path):
+        with _Reading(path):
             return os.listdir(path)
 
     def mkdir(self, path: str) -> None:
-        with _writing(path):
+        with _Writing(path):
             os.mkdir(path, 0o755)
 
     def rename(self, source: str, target: str) -> None:
-        with _writing(source):
+        with _Writing(source):
             os.rename(source, target)
 
     def link(self, source: str, target: str) -> bool:
         """Gives a file a second name; False where the file system cannot, such as from one to another."""
-        with _writing(target):
+        with _Writing(target):
             try:
                 os.link(source, target, follow_symlinks=False)
             except OSError as error:
@@ -385,21 +393,21 @@ class OsFS:
         return True
 
     def unlink(self, path: str) -> None:
-        with _writing(path):
+        with _Writing(path):
             os.unlink(path)
 
     def rmdir(self, path: str) -> None:
-        with _writing(path):
+        with _Writing(path):
             os.rmdir(path)
 
     def modified_ms(self, path: str) -> int:
         """When a file was last written, or a name in a directory last changed; milliseconds of the wall clock."""
-        with _reading(path):
+        with _Reading(path):
             return os.lstat(path).st_mtime_ns // 1_000_000
 
     def sync_dir(self, path: str) -> None:
         """Makes the names in a directory durable."""
-        with _writing(path):
+        with _Writing(path):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
             os.fsync(handle)
@@ -410,13 +418,13 @@ class OsFS:
 
     def free_bytes(self, path: str) -> int:
         """What this process may still write on the disk of a directory."""
-        with _reading(path):
+        with _Reading(path):
             facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
 
     def total_bytes(self, path: str) -> int:
         """The size of the file system that a directory is on."""
-        with _reading(path):
+        with _Reading(path):
             facts = os.statvfs(path)
         return facts.f_blocks * facts.f_frsize
 
@@ -450,7 +458,7 @@ class OsFS:
         Raises LogLockedError when another process holds the directory, or this one holds the member already.
         """
         path = os.path.join(directory, ".lock")
-        with _writing(path):
+        with _Writing(path):
             facts = os.stat(directory)
         identity = (facts.st_dev, facts.st_ino)
         with self.guard:
@@ -510,7 +518,7 @@ class _DirectoryLock:
         self.members: set[str] = set()
         self.shared = Shared()
         path = os.path.join(directory, ".lock")
-        with _writing(path):
+        with _Writing(path):
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o644)
         owner = os.path.join(directory, "logcore.owner")
         try:

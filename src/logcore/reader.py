@@ -119,7 +119,7 @@ class LogReader:
         self._writable = False
         self._closed = False
         # Which gaps in the offsets are losses.
-        self._gaps = Gaps(gaps.Noted(gaps.NEVER, False), functools.partial(noted_gaps, fs, directory))
+        self._gaps = Gaps.of_reader(functools.partial(noted_gaps, fs, directory))
         self._replacements = 0  # how often the last segment was found to be another file
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
         self._cuts: list[int] = []  # where the log was truncated since it was opened
@@ -145,7 +145,6 @@ class LogReader:
         check_is_partition(fs, directory)
         log = cls(fs, directory, config, Durability("os"))
         try:
-            log._gaps.noted = noted_gaps(fs, directory)
             log._list_segments()
         except BaseException:
             log._segments = []

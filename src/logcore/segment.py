@@ -49,6 +49,8 @@ _MAPPED_BYTES: Final = 128 << 10
 _REREAD_BYTES: Final = 1 << 20
 #: Index entries are written, and counted against the room for them, when this many have come.
 _LOOK_ENTRIES: Final = 512
+#: How much of a mapping is read at once before it is sent for the first time.
+_TOUCHED_BYTES: Final = 256 << 10
 _UNREADABLE: Final = "a part of the file cannot be read: another program shortened it, or the disk fails"
 #: Later than every timestamp.
 _NEVER: Final = 1 << 64
@@ -101,7 +103,7 @@ class Segment:
         self._next_offset: int | None = None
         #: Whether max_timestamp() is what was written: the time index agreed, or partition/gaps.py walked all batches.
         self.is_newest_sure = False
-        self._touched_position = 0  # all of the mapping before it was looked at; racing threads may look twice
+        self._touched: set[int] = set()  # parts of the mapping that were read once; threads may read one twice
         #: What partition/gaps.py has read of the seal beside the file: written once, by whichever thread comes first.
         self.known_seal: Any = None
         self.is_seal_known = False
@@ -240,10 +242,11 @@ class Segment:
         at, stop = start, min(piece.limit, start + max(0, max_bytes))
         while True:
             facts, next_at, why = kernel.walk(data, at, stop, _WALK_BATCHES, False)
-            above = np.flatnonzero(facts["last_offset"] >= end)
-            if len(above):
-                check(facts[: int(above[0])])
-                return data[start : int(facts["position"][above[0]])], False
+            # Behind the last one nothing is out of order, or check() raises.
+            if len(facts) and int(facts["last_offset"][-1]) >= end:
+                above = int((facts["last_offset"] >= end).argmax())
+                check(facts[:above])
+                return data[start : int(facts["position"][above])], False
             check(facts)
             if why == layout.WALK_SHORT and next_at == start and at_least_one and origin + stop < size:
                 data, start, limit = self.head(position)
@@ -264,15 +267,22 @@ class Segment:
         """
         if self._view is None:
             return  # not mapped
-        with contextlib.suppress(FileNotFoundError):  # who has it mapped goes on reading a file that has no name
-            if self.fs.file_size(self.path) < len(self._view) and self.is_current():
+        try:
+            size = self.fs.file_size(self.path)
+        except FileNotFoundError:
+            size = len(self._view)  # who has it mapped goes on reading a file that has no name
+        if size < len(self._view) and self.is_current():
+            raise StorageReadError(_UNREADABLE, path=self.path, position=position)
+        if not len(data):
+            return
+        for part in range(position // _TOUCHED_BYTES, (position + len(data) - 1) // _TOUCHED_BYTES + 1):
+            if part in self._touched:
+                continue
+            start = part * _TOUCHED_BYTES
+            if self.fs.is_readable(self._view[start : start + _TOUCHED_BYTES], touch=True):
+                self._touched.add(part)
+            elif not self.fs.is_readable(data, touch=True):  # else what cannot be read lies beside what is sent
                 raise StorageReadError(_UNREADABLE, path=self.path, position=position)
-        end = position + len(data)
-        if end > self._touched_position:
-            if not self.fs.is_readable(data, touch=True):
-                raise StorageReadError(_UNREADABLE, path=self.path, position=position)
-            if position <= self._touched_position:
-                self._touched_position = end
 
     def max_timestamp(self) -> int:
         """Largest timestamp of a sealed segment, -1 for none: the closing entry of its time index, if the batches from
@@ -405,6 +415,8 @@ class GrowingSegment(Segment):
         lies behind it may be anything that a crash left. Else a damaged batch may hide sound ones, and is an error.
         """
         start, expected = self._checked
+        if start == self._size and expected >= end:
+            return expected
         for facts, position, why in self.walk(start, crc=True):
             is_behind = False
             if len(facts):

@@ -53,10 +53,29 @@ class Noted:
 class Gaps:
     """Which gaps of one log are losses."""
 
-    def __init__(self, noted: Noted, ask: Callable[[], Noted] | None = None) -> None:
-        """ask: reads the notes again, for a log that another process may be writing; None for the writer's own."""
-        self.noted = noted  # replaced whole: by the writer under its lock, by readers with what they have just read
-        self._ask = ask
+    def __init__(self, noted: Noted) -> None:
+        self._noted: Noted | None = noted
+        self._ask: Callable[[], Noted] | None = None
+
+    @classmethod
+    def of_reader(cls, ask: Callable[[], Noted]) -> Gaps:
+        """For a log that another process may be writing. ask: reads the notes, now or again."""
+        gaps = cls(Noted(NEVER, False))
+        gaps._noted = None  # many a reading meets no gap, and needs no notes
+        gaps._ask = ask
+        return gaps
+
+    @property
+    def noted(self) -> Noted:
+        """Replaced whole: by the writer under its lock, by readers with what they have just read."""
+        if self._noted is None:
+            assert self._ask is not None
+            self._noted = self._ask()
+        return self._noted
+
+    @noted.setter
+    def noted(self, noted: Noted) -> None:
+        self._noted = noted
 
     @property
     def dense_from(self) -> int:
