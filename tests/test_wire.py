@@ -12,10 +12,13 @@ import datetime
 import io
 import random
 import struct
+import subprocess
+import sys
 import tracemalloc
 import typing
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import group_messages
@@ -99,7 +102,7 @@ def kio_class(message: Message, version: int) -> Any:
     """Its class for a message in a version, None when it has none."""
     index = pytest.importorskip("kio.index")
     kinds = index.EntityType
-    kind = {"": kinds.data, "request": kinds.request, "response": kinds.response}[message._kind]
+    kind = {"": kinds.data, "request": kinds.request, "response": kinds.response}[message.kind]
     name = "".join("_" + c.lower() if c.isupper() else c for c in message.name).lstrip("_")
     try:
         return index.load_entity_schema(name, version, kind)
@@ -207,7 +210,7 @@ def kafka_python_class(message: Message) -> Any:
     import kafka.protocol.producer
     import kafka.protocol.sasl  # noqa: F401
 
-    name = message.name + message._kind.capitalize()
+    name = message.name + message.kind.capitalize()
     packages = (protocol.consumer, protocol.producer, protocol.metadata, protocol.admin, protocol.sasl)
     return next((getattr(package, name) for package in packages if hasattr(package, name)), None)
 
@@ -218,7 +221,7 @@ class KafkaPython:
     def __init__(self, message: Message, version: int) -> None:
         self.version = version
         self.flexible = message.is_flexible(version)
-        self.operations = OPERATIONS.get(message.name, {}) if message._kind == "response" else {}
+        self.operations = OPERATIONS.get(message.name, {}) if message.kind == "response" else {}
 
     def fields(self, shape: Struct) -> list[Field]:
         return shape.present(self.version) + (shape.tagged(self.version) if self.flexible else [])
@@ -268,7 +271,7 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
     cls = kafka_python_class(message)
     if cls is None:
         pytest.skip("kafka-python has no such message")
-    is_request_or_response = bool(message._kind)
+    is_request_or_response = bool(message.kind)
     last = cls.max_version if is_request_or_response else message.max_version
     for version in range(message.min_version, min(message.max_version, last) + 1):
         carry = KafkaPython(message, version)
@@ -327,7 +330,7 @@ AIOKAFKA_DIFFERS = {
 
 def test_same_bytes_as_aiokafka() -> None:
     for (message, version), schema in aiokafka_schemas().items():
-        if (message.name, message._kind, version) in AIOKAFKA_DIFFERS:
+        if (message.name, message.kind, version) in AIOKAFKA_DIFFERS:
             continue
         for value in examples(message, version):
             ours = encode(message, version, value)
@@ -436,6 +439,16 @@ def test_a_newer_consumer_protocol_is_read_as_the_newest_known() -> None:
     assert wire.decode_versioned(message, newer) == (9, value)
     with pytest.raises(wire.UnsupportedVersionError):
         wire.decode_versioned(group_messages.OFFSET_COMMIT_VALUE, struct.pack(">h", 9) + bytes(40))
+
+
+# --- types --------------------------------------------------------------------------------------------------------
+
+
+def test_the_types_of_messages_are_those_of_the_table() -> None:
+    """Type checkers read stubs instead of the table. `python tools/wire_stubs.py` writes them."""
+    script = Path(__file__).resolve().parents[1] / "tools" / "wire_stubs.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # --- round trip, frames, tolerance --------------------------------------------------------------------------------

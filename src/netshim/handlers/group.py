@@ -71,8 +71,8 @@ def _when_loaded(refuse: Refuse) -> Callable[[Callable[[Any, Call, Groups, State
                         result = refuse(request, call, _code_of(error, call))
                     else:
                         result = handler(request, call, groups, state)
-                except Exception as error:  # the broker answers and logs it, as that of a request that did not wait
-                    result = error
+                except Exception as failure:  # the broker answers and logs it, as that of a request that did not wait
+                    result = failure
                 if isinstance(result, Answer):
                     result.then(answer.set)
                 else:

@@ -160,11 +160,14 @@ def _refuse_twice(result: Any, times: int) -> bool:
 
 def delete_topics(request: Any, call: Call, state: State) -> Answer:
     response_type = wire.DELETE_TOPICS.Response
-    results, doomed = [], []
+    results = []
+    doomed = []
     if call.version < 6:
-        times = Counter(request.topic_names)
-        results = [response_type.Topic(name=name) for name in times]
-        doomed = [result for result in results if not _refuse_twice(result, times[result.name])]
+        for name, times in Counter(request.topic_names).items():
+            result = response_type.Topic(name=name)
+            results.append(result)
+            if not _refuse_twice(result, times):
+                doomed.append((name, result))
     wanted = Counter((topic.name, topic.topic_id) for topic in request.topics) if call.version >= 6 else Counter()
     named = Counter(name if name is not None else state.topic_of(topic_id) for name, topic_id in wanted.elements())
     for topic in {(each.name, each.topic_id): each for each in request.topics if call.version >= 6}.values():
@@ -179,21 +182,22 @@ def delete_topics(request: Any, call: Call, state: State) -> Answer:
         if result.name is None:
             result.error_code = codes.UNKNOWN_TOPIC_ID
         elif not _refuse_twice(result, named[result.name]):
-            doomed.append(result)
+            doomed.append((result.name, result))
 
     def work() -> None:
-        for result in doomed:
+        for name, result in doomed:
             try:
-                result.topic_id = state.logdir.topic_id(result.name).bytes
-                state.logdir.delete_topic(result.name)
-                state.journal.changed(call, result.name, "deleted")
+                result.topic_id = state.logdir.topic_id(name).bytes
+                state.logdir.delete_topic(name)
+                state.journal.changed(call, name, "deleted")
             except LogcoreError as error:
-                result.error_code, result.error_message = code_of(error), message_of(error)
+                result.error_code = code_of(error)
+                result.error_message = message_of(error)
 
     answer = Answer()
 
     def done(error: Any) -> None:
-        gone = {result.name for result in doomed if not result.error_code}
+        gone = {name for name, result in doomed if not result.error_code}
         # Those who wait for its records are told that it is gone.
         state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms)
         if gone:

@@ -23,7 +23,17 @@ import struct
 from typing import Any, Final
 
 from netshim.wire import codes, table
-from netshim.wire.codec import Api, Buffer, Malformed, Message, ProtocolError, skip_tags
+from netshim.wire.codec import (
+    Api,
+    Buffer,
+    Malformed,
+    Message,
+    ProtocolError,
+    RequestT,
+    ResponseT,
+    ValueT,
+    skip_tags,
+)
 from netshim.wire.table import *  # noqa: F403  (all messages, by Kafka's names; table.__all__ lists them)
 
 _REQUEST_HEAD: Final = struct.Struct(">hhih")
@@ -113,7 +123,7 @@ def decode_request(header: Header, frame: memoryview) -> Any:
     return api.request.decode(header.api_version, frame, header.body_start)
 
 
-def encode_response(api: Api, version: int, correlation_id: int, body: Any) -> list[Buffer]:
+def encode_response(api: Api[Any, ResponseT], version: int, correlation_id: int, body: ResponseT) -> list[Buffer]:
     """A response frame, with its size in front, as pieces to send one after the other.
 
     Records may be bytes, a memoryview or a list of buffers; they become pieces as they are. Null records are encoded
@@ -131,7 +141,9 @@ def encode_response(api: Api, version: int, correlation_id: int, body: Any) -> l
     return pieces
 
 
-def encode_request(api: Api, version: int, correlation_id: int, client_id: str | None, body: Any) -> bytes:
+def encode_request(
+    api: Api[RequestT, Any], version: int, correlation_id: int, client_id: str | None, body: RequestT
+) -> bytes:
     """A request frame with its size in front, as a client sends it."""
     name = None if client_id is None else client_id.encode()
     content = b"".join(
@@ -145,7 +157,7 @@ def encode_request(api: Api, version: int, correlation_id: int, client_id: str |
     return len(content).to_bytes(4, "big") + content
 
 
-def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
+def decode_response(api: Api[Any, ResponseT], version: int, frame: Buffer) -> tuple[int, ResponseT]:
     """Correlation id and value of a response frame (without the size in front of it), as a client reads it."""
     _check(api.response, version)
     view = memoryview(frame)
@@ -161,23 +173,23 @@ def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
     return correlation_id, api.response.decode(version, view, body_start)
 
 
-def encode_data(message: Message, version: int, value: Any) -> bytes:
+def encode_data(message: Message[ValueT], version: int, value: ValueT) -> bytes:
     """The bytes of a message that is no request."""
     return b"".join(message.encode(version, value))
 
 
-def decode_data(message: Message, version: int, data: Buffer) -> Any:
+def decode_data(message: Message[ValueT], version: int, data: Buffer) -> ValueT:
     """The value in the bytes of a message that is no request."""
     _check(message, version)
     return message.decode(version, data)
 
 
-def encode_versioned(message: Message, version: int, value: Any) -> bytes:
+def encode_versioned(message: Message[ValueT], version: int, value: ValueT) -> bytes:
     """As encode_data, with the version as an int16 in front: so are the internal topics and group members' bytes."""
     return _VERSION.pack(version) + encode_data(message, version, value)
 
 
-def decode_versioned(message: Message, data: Buffer) -> tuple[int, Any]:
+def decode_versioned(message: Message[ValueT], data: Buffer) -> tuple[int, ValueT]:
     """Version and value of bytes that encode_versioned made.
 
     What a newer group member wrote (ConsumerProtocol...) is read in the newest version we know, as Kafka's clients do:
@@ -193,7 +205,7 @@ def decode_versioned(message: Message, data: Buffer) -> tuple[int, Any]:
     return version, message.decode(known, data, 2)
 
 
-def _check(message: Message, version: int, header: Header | None = None) -> None:
+def _check(message: Message[Any], version: int, header: Header | None = None) -> None:
     if not message.min_version <= version <= message.max_version:
         raise UnsupportedVersionError(
             f"{message.name}: a version we do not know",

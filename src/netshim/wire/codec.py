@@ -29,12 +29,15 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from logcore.errors import LogcoreError
 
 #: A stored piece of an answer, or several: they are sent as they are.
 Buffer = bytes | bytearray | memoryview
+ValueT = TypeVar("ValueT")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 
 _FIXED: Final = {
     "bool": "?",
@@ -796,13 +799,16 @@ def has_records(shape: Struct) -> bool:
 # --- messages -----------------------------------------------------------------------------------------------------
 
 
-class Message:
-    """A request, a response, or the content of a record: its table, its values, its functions by version."""
+class Message(Generic[ValueT]):
+    """A request, a response, or the content of a record: its table, its values, its functions by version.
+
+    kind: "request", "response" or "". The type parameter is the class of its values, see wire/messages.pyi.
+    """
 
     def __init__(self, name: str, kind: str, served: tuple[int, int], flexible: int | None, table: str) -> None:
         self.name = name
         self.min_version, self.max_version = served
-        self._kind = kind
+        self.kind = kind
         self._flexible = _LAST + 1 if flexible is None else flexible
         self._table = table
         self._encoders: dict[int, Callable[..., list[Buffer]]] = {}
@@ -810,16 +816,16 @@ class Message:
         self._fields: dict[str, list[str]] = {}  # by file name of generated code: the field of each line
 
     def __repr__(self) -> str:
-        return f"<{self.name}{self._kind and ' ' + self._kind} {self.min_version}-{self.max_version}>"
+        return f"<{self.name}{self.kind and ' ' + self.kind} {self.min_version}-{self.max_version}>"
 
     @cached_property
     def shape(self) -> Struct:
         shape = parse(self._table)
-        make_class(shape, f"{self.name}.{self._kind.capitalize() or 'Value'}")
+        make_class(shape, f"{self.name}.{self.kind.capitalize() or 'Value'}")
         return shape
 
     @cached_property
-    def Value(self) -> type[Any]:
+    def Value(self) -> type[ValueT]:
         """The class of this message's values."""
         return self.shape.cls
 
@@ -830,7 +836,7 @@ class Message:
     def is_flexible(self, version: int) -> bool:
         return version >= self._flexible
 
-    def encode(self, version: int, value: Any) -> list[Buffer]:
+    def encode(self, version: int, value: ValueT) -> list[Buffer]:
         """The pieces of the body: our own bytes, and between them records as they were given.
 
         ValueError names the field of a value that does not fit.
@@ -842,7 +848,7 @@ class Message:
             field, _ = self._place(error)
             raise ValueError(f"{self._title(version, field)}: {error}") from error
 
-    def decode(self, version: int, data: Buffer, position: int = 0) -> Any:
+    def decode(self, version: int, data: Buffer, position: int = 0) -> ValueT:
         """The value whose bytes start at position. Bytes behind it are ignored, as Kafka does.
 
         Records are views of data and valid as long as it is; everything else is copied.
@@ -850,7 +856,8 @@ class Message:
         decode = self._decoders.get(version) or self._compile(version, _Decoder, self._decoders)
         content = memoryview(data) if self.has_records else bytes(data)
         try:
-            return decode(content, position, len(content))
+            value: ValueT = decode(content, position, len(content))
+            return value
         except _FOREIGN as error:
             field, found_at = self._place(error)
             reason = "the bytes end too early" if isinstance(error, IndexError | struct.error) else str(error)
@@ -873,7 +880,7 @@ class Message:
         return functions[version]
 
     def _title(self, version: int, field: str) -> str:
-        return f"{self.name} v{version}{self._kind and ' ' + self._kind}{field and ', ' + field}"
+        return f"{self.name} v{version}{self.kind and ' ' + self.kind}{field and ', ' + field}"
 
     def _place(self, error: BaseException) -> tuple[str, int | None]:
         """The field whose generated line raised an error, and the position it had reached."""
@@ -885,7 +892,7 @@ class Message:
         return field, position
 
 
-def data(name: str, *, served: tuple[int, int], flexible: int | None, fields: str) -> Message:
+def data(name: str, *, served: tuple[int, int], flexible: int | None, fields: str) -> Message[Any]:
     """A message that is no request: the content of a record, or bytes that group members hand each other."""
     return Message(name, "", served, flexible, fields)
 
@@ -897,8 +904,8 @@ def _frames(error: BaseException) -> Iterator[tuple[Any, int]]:
         trace = trace.tb_next
 
 
-class Api:
-    """One API key: the versions we serve, its request and its response.
+class Api(Generic[RequestT, ResponseT]):
+    """One API key: the versions we serve, its request and its response. The type parameters are the classes of both.
 
     flexible: the first version with compact lengths and tagged fields, None when there is none. advertised_min may be
     lower than min_version: a version announced for old clients to see, yet refused.
@@ -920,8 +927,8 @@ class Api:
         self.min_version, self.max_version = served
         self.advertised_min = self.min_version if advertised_min is None else advertised_min
         self.flexible = flexible
-        self.request = Message(name, "request", served, flexible, request)
-        self.response = Message(name, "response", served, flexible, response)
+        self.request: Message[RequestT] = Message(name, "request", served, flexible, request)
+        self.response: Message[ResponseT] = Message(name, "response", served, flexible, response)
 
     def __repr__(self) -> str:
         return f"<{self.name} ({self.key}) {self.min_version}-{self.max_version}>"
@@ -933,11 +940,33 @@ class Api:
         return self.flexible is not None and version >= self.flexible
 
     @property
-    def Request(self) -> type[Any]:
+    def Request(self) -> type[RequestT]:
         """The class of request values; inner structs are its attributes."""
         return self.request.Value
 
     @property
-    def Response(self) -> type[Any]:
+    def Response(self) -> type[ResponseT]:
         """The class of response values; inner structs are its attributes."""
         return self.response.Value
+
+
+def api(
+    key: int,
+    name: str,
+    *,
+    served: tuple[int, int],
+    advertised_min: int | None = None,
+    flexible: int | None,
+    request: str,
+    response: str,
+) -> Api[Any, Any]:
+    """An API of the table. Its types are known to type checkers from table/__init__.pyi."""
+    return Api(
+        key,
+        name,
+        served=served,
+        advertised_min=advertised_min,
+        flexible=flexible,
+        request=request,
+        response=response,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from netshim.wire.codec import Api
 from netshim.wire.table.admin import (
@@ -80,7 +80,7 @@ from netshim.wire.table.transactions import (
 )
 
 #: All APIs by key.
-APIS: Final[Mapping[int, Api]] = MappingProxyType(
+APIS: Final[Mapping[int, Api[Any, Any]]] = MappingProxyType(
     dict(sorted((each.key, each) for each in list(globals().values()) if isinstance(each, Api)))
 )
 

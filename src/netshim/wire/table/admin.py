@@ -5,9 +5,9 @@ How a row reads is said in wire/codec.py.
 
 from __future__ import annotations
 
-from netshim.wire.codec import Api
+from netshim.wire.codec import api
 
-CREATE_TOPICS = Api(
+CREATE_TOPICS = api(
     19,
     "CreateTopics",
     served=(2, 7),
@@ -45,7 +45,7 @@ CREATE_TOPICS = Api(
     """,
 )
 
-DELETE_TOPICS = Api(
+DELETE_TOPICS = api(
     20,
     "DeleteTopics",
     served=(1, 6),
@@ -67,7 +67,7 @@ DELETE_TOPICS = Api(
     """,
 )
 
-DESCRIBE_CONFIGS = Api(
+DESCRIBE_CONFIGS = api(
     32,
     "DescribeConfigs",
     served=(1, 4),
@@ -102,7 +102,7 @@ DESCRIBE_CONFIGS = Api(
     """,
 )
 
-ALTER_CONFIGS = Api(
+ALTER_CONFIGS = api(
     33,
     "AlterConfigs",
     served=(0, 2),
@@ -126,7 +126,7 @@ ALTER_CONFIGS = Api(
     """,
 )
 
-CREATE_PARTITIONS = Api(
+CREATE_PARTITIONS = api(
     37,
     "CreatePartitions",
     served=(0, 3),
@@ -149,7 +149,7 @@ CREATE_PARTITIONS = Api(
     """,
 )
 
-INCREMENTAL_ALTER_CONFIGS = Api(
+INCREMENTAL_ALTER_CONFIGS = api(
     44,
     "IncrementalAlterConfigs",
     served=(0, 1),

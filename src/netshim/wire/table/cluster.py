@@ -5,9 +5,9 @@ How a row reads is said in wire/codec.py.
 
 from __future__ import annotations
 
-from netshim.wire.codec import Api
+from netshim.wire.codec import api
 
-METADATA = Api(
+METADATA = api(
     3,
     "Metadata",
     served=(0, 13),
@@ -48,7 +48,7 @@ METADATA = Api(
     """,
 )
 
-API_VERSIONS = Api(
+API_VERSIONS = api(
     18,
     "ApiVersions",
     served=(0, 4),
@@ -77,7 +77,7 @@ API_VERSIONS = Api(
     """,
 )
 
-DESCRIBE_LOG_DIRS = Api(
+DESCRIBE_LOG_DIRS = api(
     35,
     "DescribeLogDirs",
     served=(1, 4),
@@ -105,7 +105,7 @@ DESCRIBE_LOG_DIRS = Api(
     """,
 )
 
-ELECT_LEADERS = Api(
+ELECT_LEADERS = api(
     43,
     "ElectLeaders",
     served=(0, 2),
@@ -129,7 +129,7 @@ ELECT_LEADERS = Api(
     """,
 )
 
-LIST_PARTITION_REASSIGNMENTS = Api(
+LIST_PARTITION_REASSIGNMENTS = api(
     46,
     "ListPartitionReassignments",
     served=(0, 0),
@@ -154,7 +154,7 @@ LIST_PARTITION_REASSIGNMENTS = Api(
     """,
 )
 
-DESCRIBE_CLUSTER = Api(
+DESCRIBE_CLUSTER = api(
     60,
     "DescribeCluster",
     served=(0, 2),
@@ -181,7 +181,7 @@ DESCRIBE_CLUSTER = Api(
     """,
 )
 
-DESCRIBE_TOPIC_PARTITIONS = Api(
+DESCRIBE_TOPIC_PARTITIONS = api(
     75,
     "DescribeTopicPartitions",
     served=(0, 0),

@@ -5,9 +5,9 @@ How a row reads is said in wire/codec.py.
 
 from __future__ import annotations
 
-from netshim.wire.codec import Api
+from netshim.wire.codec import api
 
-PRODUCE = Api(
+PRODUCE = api(
     0,
     "Produce",
     served=(3, 11),
@@ -48,7 +48,7 @@ PRODUCE = Api(
     """,
 )
 
-FETCH = Api(
+FETCH = api(
     1,
     "Fetch",
     served=(4, 17),
@@ -117,7 +117,7 @@ FETCH = Api(
     """,
 )
 
-LIST_OFFSETS = Api(
+LIST_OFFSETS = api(
     2,
     "ListOffsets",
     served=(1, 10),
@@ -146,7 +146,7 @@ LIST_OFFSETS = Api(
     """,
 )
 
-DELETE_RECORDS = Api(
+DELETE_RECORDS = api(
     21,
     "DeleteRecords",
     served=(0, 2),
@@ -170,7 +170,7 @@ DELETE_RECORDS = Api(
     """,
 )
 
-OFFSET_FOR_LEADER_EPOCH = Api(
+OFFSET_FOR_LEADER_EPOCH = api(
     23,
     "OffsetForLeaderEpoch",
     served=(2, 4),

@@ -5,9 +5,9 @@ How a row reads is said in wire/codec.py.
 
 from __future__ import annotations
 
-from netshim.wire.codec import Api, data
+from netshim.wire.codec import api, data
 
-OFFSET_COMMIT = Api(
+OFFSET_COMMIT = api(
     8,
     "OffsetCommit",
     served=(2, 9),
@@ -36,7 +36,7 @@ OFFSET_COMMIT = Api(
     """,
 )
 
-OFFSET_FETCH = Api(
+OFFSET_FETCH = api(
     9,
     "OffsetFetch",
     served=(1, 9),
@@ -80,7 +80,7 @@ OFFSET_FETCH = Api(
     """,
 )
 
-FIND_COORDINATOR = Api(
+FIND_COORDINATOR = api(
     10,
     "FindCoordinator",
     served=(0, 5),
@@ -107,7 +107,7 @@ FIND_COORDINATOR = Api(
     """,
 )
 
-JOIN_GROUP = Api(
+JOIN_GROUP = api(
     11,
     "JoinGroup",
     served=(0, 9),
@@ -140,7 +140,7 @@ JOIN_GROUP = Api(
     """,
 )
 
-HEARTBEAT = Api(
+HEARTBEAT = api(
     12,
     "Heartbeat",
     served=(0, 4),
@@ -157,7 +157,7 @@ HEARTBEAT = Api(
     """,
 )
 
-LEAVE_GROUP = Api(
+LEAVE_GROUP = api(
     13,
     "LeaveGroup",
     served=(0, 5),
@@ -180,7 +180,7 @@ LEAVE_GROUP = Api(
     """,
 )
 
-SYNC_GROUP = Api(
+SYNC_GROUP = api(
     14,
     "SyncGroup",
     served=(0, 5),
@@ -205,7 +205,7 @@ SYNC_GROUP = Api(
     """,
 )
 
-DESCRIBE_GROUPS = Api(
+DESCRIBE_GROUPS = api(
     15,
     "DescribeGroups",
     served=(0, 5),
@@ -233,7 +233,7 @@ DESCRIBE_GROUPS = Api(
     """,
 )
 
-LIST_GROUPS = Api(
+LIST_GROUPS = api(
     16,
     "ListGroups",
     served=(0, 5),
@@ -253,7 +253,7 @@ LIST_GROUPS = Api(
     """,
 )
 
-DELETE_GROUPS = Api(
+DELETE_GROUPS = api(
     42,
     "DeleteGroups",
     served=(0, 2),
@@ -269,7 +269,7 @@ DELETE_GROUPS = Api(
     """,
 )
 
-OFFSET_DELETE = Api(
+OFFSET_DELETE = api(
     47,
     "OffsetDelete",
     served=(0, 0),
@@ -292,7 +292,7 @@ OFFSET_DELETE = Api(
     """,
 )
 
-CONSUMER_GROUP_HEARTBEAT = Api(
+CONSUMER_GROUP_HEARTBEAT = api(
     68,
     "ConsumerGroupHeartbeat",
     served=(0, 1),
@@ -325,7 +325,7 @@ CONSUMER_GROUP_HEARTBEAT = Api(
     """,
 )
 
-CONSUMER_GROUP_DESCRIBE = Api(
+CONSUMER_GROUP_DESCRIBE = api(
     69,
     "ConsumerGroupDescribe",
     served=(0, 1),

@@ -5,9 +5,9 @@ How a row reads is said in wire/codec.py.
 
 from __future__ import annotations
 
-from netshim.wire.codec import Api
+from netshim.wire.codec import api
 
-SASL_HANDSHAKE = Api(
+SASL_HANDSHAKE = api(
     17,
     "SaslHandshake",
     served=(0, 1),
@@ -21,7 +21,7 @@ SASL_HANDSHAKE = Api(
     """,
 )
 
-DESCRIBE_ACLS = Api(
+DESCRIBE_ACLS = api(
     29,
     "DescribeAcls",
     served=(1, 3),
@@ -51,7 +51,7 @@ DESCRIBE_ACLS = Api(
     """,
 )
 
-CREATE_ACLS = Api(
+CREATE_ACLS = api(
     30,
     "CreateAcls",
     served=(1, 3),
@@ -74,7 +74,7 @@ CREATE_ACLS = Api(
     """,
 )
 
-DELETE_ACLS = Api(
+DELETE_ACLS = api(
     31,
     "DeleteAcls",
     served=(1, 3),
@@ -107,7 +107,7 @@ DELETE_ACLS = Api(
     """,
 )
 
-SASL_AUTHENTICATE = Api(
+SASL_AUTHENTICATE = api(
     36,
     "SaslAuthenticate",
     served=(0, 2),
@@ -123,7 +123,7 @@ SASL_AUTHENTICATE = Api(
     """,
 )
 
-DESCRIBE_CLIENT_QUOTAS = Api(
+DESCRIBE_CLIENT_QUOTAS = api(
     48,
     "DescribeClientQuotas",
     served=(0, 1),
@@ -149,7 +149,7 @@ DESCRIBE_CLIENT_QUOTAS = Api(
     """,
 )
 
-ALTER_CLIENT_QUOTAS = Api(
+ALTER_CLIENT_QUOTAS = api(
     49,
     "AlterClientQuotas",
     served=(0, 1),
@@ -176,7 +176,7 @@ ALTER_CLIENT_QUOTAS = Api(
     """,
 )
 
-DESCRIBE_USER_SCRAM_CREDENTIALS = Api(
+DESCRIBE_USER_SCRAM_CREDENTIALS = api(
     50,
     "DescribeUserScramCredentials",
     served=(0, 0),
@@ -199,7 +199,7 @@ DESCRIBE_USER_SCRAM_CREDENTIALS = Api(
     """,
 )
 
-ALTER_USER_SCRAM_CREDENTIALS = Api(
+ALTER_USER_SCRAM_CREDENTIALS = api(
     51,
     "AlterUserScramCredentials",
     served=(0, 0),

@@ -5,9 +5,9 @@ How a row reads is said in wire/codec.py.
 
 from __future__ import annotations
 
-from netshim.wire.codec import Api, data
+from netshim.wire.codec import api, data
 
-INIT_PRODUCER_ID = Api(
+INIT_PRODUCER_ID = api(
     22,
     "InitProducerId",
     served=(0, 5),
@@ -26,7 +26,7 @@ INIT_PRODUCER_ID = Api(
     """,
 )
 
-ADD_PARTITIONS_TO_TXN = Api(
+ADD_PARTITIONS_TO_TXN = api(
     24,
     "AddPartitionsToTxn",
     served=(0, 3),
@@ -49,7 +49,7 @@ ADD_PARTITIONS_TO_TXN = Api(
     """,
 )
 
-ADD_OFFSETS_TO_TXN = Api(
+ADD_OFFSETS_TO_TXN = api(
     25,
     "AddOffsetsToTxn",
     served=(0, 4),
@@ -66,7 +66,7 @@ ADD_OFFSETS_TO_TXN = Api(
     """,
 )
 
-END_TXN = Api(
+END_TXN = api(
     26,
     "EndTxn",
     served=(0, 4),
@@ -83,7 +83,7 @@ END_TXN = Api(
     """,
 )
 
-WRITE_TXN_MARKERS = Api(
+WRITE_TXN_MARKERS = api(
     27,
     "WriteTxnMarkers",
     served=(1, 1),
@@ -109,7 +109,7 @@ WRITE_TXN_MARKERS = Api(
     """,
 )
 
-TXN_OFFSET_COMMIT = Api(
+TXN_OFFSET_COMMIT = api(
     28,
     "TxnOffsetCommit",
     served=(0, 4),
@@ -140,7 +140,7 @@ TXN_OFFSET_COMMIT = Api(
     """,
 )
 
-DESCRIBE_PRODUCERS = Api(
+DESCRIBE_PRODUCERS = api(
     61,
     "DescribeProducers",
     served=(0, 0),
@@ -168,7 +168,7 @@ DESCRIBE_PRODUCERS = Api(
     """,
 )
 
-DESCRIBE_TRANSACTIONS = Api(
+DESCRIBE_TRANSACTIONS = api(
     65,
     "DescribeTransactions",
     served=(0, 0),
@@ -192,7 +192,7 @@ DESCRIBE_TRANSACTIONS = Api(
     """,
 )
 
-LIST_TRANSACTIONS = Api(
+LIST_TRANSACTIONS = api(
     66,
     "ListTransactions",
     served=(0, 2),

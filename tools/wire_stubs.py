@@ -1,0 +1,149 @@
+"""Writes the types of the wire messages from their table, for type checkers.
+
+    python tools/wire_stubs.py            # writes the stubs
+    python tools/wire_stubs.py --check    # says which are out of date, and fails if one is
+
+The classes of messages are made at run time, from src/netshim/wire/table/, so a type checker cannot see them. It reads
+two stubs instead: wire/messages.pyi has a class for each request, response and record, and wire/table/__init__.pyi says
+which of them belong to which API. Nothing at run time imports a stub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from netshim.wire import table
+from netshim.wire.codec import Api, Field, Message, Struct
+
+WIRE: Final = Path(__file__).resolve().parents[1] / "src" / "netshim" / "wire"
+_TYPES: Final = {
+    "bool": "bool",
+    "int8": "int",
+    "int16": "int",
+    "uint16": "int",
+    "int32": "int",
+    "uint32": "int",
+    "int64": "int",
+    "float64": "float",
+    "uuid": "bytes",
+    "string": "str",
+    "bytes": "bytes",
+}
+_MESSAGES_HEAD: Final = '''"""The types of all messages: written by tools/wire_stubs.py from wire/table/. Do not edit.
+
+A field has the type it holds in any served version; what a version lacks holds its default.
+"""
+
+from collections.abc import Sequence
+
+from netshim.wire.codec import Buffer
+'''
+_TABLE_HEAD: Final = '''"""Which types belong to which API: written by tools/wire_stubs.py. Do not edit."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from netshim.wire.codec import Api, Message
+'''
+
+
+def type_name(message: Message) -> str:
+    """FetchRequest for <Fetch request>, TransactionLogKey for a message that is no request."""
+    return message.name + message.kind.capitalize()
+
+
+def messages() -> Iterator[tuple[str, Message]]:
+    """The name that table gives each message, or its API."""
+    for name in table.__all__:
+        entry = getattr(table, name)
+        if isinstance(entry, Api):
+            yield name, entry.request
+            yield name, entry.response
+        elif isinstance(entry, Message):
+            yield name, entry
+
+
+def field_type(field: Field, root: str, is_request: bool) -> str:
+    if field.struct is not None:
+        # The class was named when the table was read: "Fetch.Response.Topic" is nested in FetchResponse.
+        text = ".".join([root, *field.struct.cls.__qualname__.split(".")[2:]])
+    elif field.type == "records":
+        text = "Buffer" if is_request else "Buffer | Sequence[Buffer]"
+    else:
+        text = _TYPES[field.type]
+    if field.is_array:
+        text = f"list[{text}]"
+    is_nullable = field.null_first <= field.null_last or field.default is None
+    return f"{text} | None" if is_nullable else text
+
+
+def class_lines(shape: Struct, name: str, root: str, is_request: bool, depth: int) -> Iterator[str]:
+    indent = "    " * depth
+    inside = indent + "    "
+    yield f"{indent}class {name}:"
+    types = {field.name: field_type(field, root, is_request) for field in shape.fields}
+    own = [field.struct for field in shape.fields if field.struct is not None]
+    path = shape.cls.__qualname__
+    for struct in dict.fromkeys(own):
+        if struct.cls.__qualname__ == f"{path}.{struct.name}":
+            yield from class_lines(struct, struct.name, root, is_request, depth + 1)
+            yield ""
+    for field, text in types.items():
+        yield f"{inside}{field}: {text}"
+    if not types:
+        yield f"{inside}def __init__(self) -> None: ..."
+        return
+    yield f"{inside}def __init__("
+    yield f"{inside}    self,"
+    yield f"{inside}    *,"
+    for field, text in types.items():
+        yield f"{inside}    {field}: {text} = ...,"
+    yield f"{inside}) -> None: ..."
+
+
+def messages_stub() -> str:
+    lines = [_MESSAGES_HEAD]
+    for _, message in messages():
+        name = type_name(message)
+        lines += class_lines(message.shape, name, name, message.kind == "request", 0)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def table_stub() -> str:
+    names = sorted({type_name(message) for _, message in messages()})
+    lines = [_TABLE_HEAD + "from netshim.wire.messages import (", *(f"    {name}," for name in names), ")", ""]
+    for name in table.__all__:
+        entry = getattr(table, name)
+        if isinstance(entry, Api):
+            lines.append(f"{name}: Final[Api[{type_name(entry.request)}, {type_name(entry.response)}]]")
+        elif isinstance(entry, Message):
+            lines.append(f"{name}: Final[Message[{type_name(entry)}]]")
+        else:
+            lines.append(f"{name}: Final[Mapping[int, Api[Any, Any]]]")
+    lines += ["", "__all__ = [", *(f'    "{name}",' for name in table.__all__), "]", ""]
+    return "\n".join(lines)
+
+
+def stubs() -> dict[Path, str]:
+    return {WIRE / "messages.pyi": messages_stub(), WIRE / "table" / "__init__.pyi": table_stub()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Writes the types of the wire messages from their table.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a stub is out of date")
+    is_check = parser.parse_args().check
+    stale = [path for path, text in stubs().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.name} is out of date" if is_check else f"writing {path}")
+        if not is_check:
+            path.write_text(stubs()[path], encoding="utf-8")
+    return 1 if is_check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
