@@ -762,8 +762,13 @@ def test_the_checkpoint_never_says_more_than_was_done() -> None:
     explore(keyed, recover, once, limit=40, again_every=0)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
-def test_an_error_at_each_operation_of_a_round(number: int) -> None:
+#: The first operation that fails, and how many lie between it and the next: each operation fails in one way.
+EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
+
+
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", EACH_IN_TURN)
+def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
     """The log goes on, or refuses and is whole when it is opened again; nothing is lost either way."""
     disk, expected = SimulatedDisk(), {}
     with open_log(disk) as log:
@@ -772,7 +777,7 @@ def test_an_error_at_each_operation_of_a_round(number: int) -> None:
             expected[b"k%d" % (at % 4)] = b"%d" % at * 8
         log.roll()
     files = disk.files()
-    for count in range(1, 800):
+    for count in range(min(step, EACH_IN_TURN[number]), 800, step):
         disk = SimulatedDisk(files)
         log = open_log(disk)
         disk.faults = FaultPlan(Fault("*", number, at=count))
@@ -791,7 +796,7 @@ def test_an_error_at_each_operation_of_a_round(number: int) -> None:
             state = {key: value for _, key, value in pairs(log)}
             assert {**state, b"k0": expected[b"k0"]} == expected
         if not reached:
-            print(f"{count - 1} failures of single operations in a round")
+            print(f"{count // step} failures of single operations in a round")
             return
     raise AssertionError("the round has more operations than were tried")
 

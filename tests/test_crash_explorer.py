@@ -8,7 +8,7 @@ epochs) is among the calls. Directories of topics are in tests/test_directory_cr
 
 That the explorer sees something is shown by breaking the log on purpose: the seeded bugs, each of which must be found.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 50,000; `make slow` goes on where it ended last time, towards
+LOGCORE_EXPLORE_STATES=n looks at n states instead of 25,000; `make slow` goes on where it ended last time, towards
 20,000,000, and LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
 """
 
@@ -64,7 +64,7 @@ from logcore.testing.explore import Seen
 from logcore.testing.known import Known
 from logcore.testing.oracle import Afterwards, check_memory, recover_log, restart_log
 
-STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "50000"))  # that `make test` has time for
+STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "25000"))  # that `make test` has time for
 POLICIES = ("group", "always", "every(3)", "interval(20)", "os")
 CONFIG: dict[str, Any] = {"segment.bytes": 400, "index.interval.bytes": 100, "batch.size": 200}
 COMPACTED: dict[str, Any] = {**CONFIG, "cleanup.policy": "compact,delete", "delete.retention.ms": 0}
