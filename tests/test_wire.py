@@ -28,6 +28,7 @@ import pytest
 
 from logcore.errors import LogcoreError
 from netshim import wire
+from netshim.wire import messages
 from netshim.wire.codec import Field, Message, Struct
 
 DATA = [value for value in vars(wire).values() if isinstance(value, Message)] + [*group_messages.MESSAGES]
@@ -449,6 +450,10 @@ def test_the_types_of_messages_are_those_of_the_table() -> None:
     script = Path(__file__).resolve().parents[1] / "tools" / "wire_stubs.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert messages.FetchRequest is wire.FETCH.Request
+    assert messages.TransactionLogKey is wire.TRANSACTION_LOG_KEY.Value
+    with pytest.raises(AttributeError, match="Nonsense"):
+        _ = messages.Nonsense  # type: ignore[attr-defined]
 
 
 # --- round trip, frames, tolerance --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 
 The classes of messages are made at run time, from src/netshim/wire/table/, so a type checker cannot see them. It reads
 two stubs instead: wire/messages.pyi has a class for each request, response and record, and wire/table/__init__.pyi says
-which of them belong to which API. Nothing at run time imports a stub.
+which of them belong to which API.
 """
 
 from __future__ import annotations
@@ -49,11 +49,6 @@ from typing import Any, Final
 
 from netshim.wire.codec import Api, Message
 '''
-
-
-def type_name(message: Message) -> str:
-    """FetchRequest for <Fetch request>, TransactionLogKey for a message that is no request."""
-    return message.name + message.kind.capitalize()
 
 
 def messages() -> Iterator[tuple[str, Message]]:
@@ -108,21 +103,21 @@ def class_lines(shape: Struct, name: str, root: str, is_request: bool, depth: in
 def messages_stub() -> str:
     lines = [_MESSAGES_HEAD]
     for _, message in messages():
-        name = type_name(message)
+        name = message.type_name
         lines += class_lines(message.shape, name, name, message.kind == "request", 0)
         lines.append("")
     return "\n".join(lines)
 
 
 def table_stub() -> str:
-    names = sorted({type_name(message) for _, message in messages()})
+    names = sorted({message.type_name for _, message in messages()})
     lines = [_TABLE_HEAD + "from netshim.wire.messages import (", *(f"    {name}," for name in names), ")", ""]
     for name in table.__all__:
         entry = getattr(table, name)
         if isinstance(entry, Api):
-            lines.append(f"{name}: Final[Api[{type_name(entry.request)}, {type_name(entry.response)}]]")
+            lines.append(f"{name}: Final[Api[{entry.request.type_name}, {entry.response.type_name}]]")
         elif isinstance(entry, Message):
-            lines.append(f"{name}: Final[Message[{type_name(entry)}]]")
+            lines.append(f"{name}: Final[Message[{entry.type_name}]]")
         else:
             lines.append(f"{name}: Final[Mapping[int, Api[Any, Any]]]")
     lines += ["", "__all__ = [", *(f'    "{name}",' for name in table.__all__), "]", ""]

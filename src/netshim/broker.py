@@ -98,7 +98,7 @@ class Broker:
             encoded, waited = Answer(), response
             encoded.when_cancelled(waited.cancel)
 
-            def ready(value: Any) -> None:
+            def ready(value: object) -> None:
                 self._note(call, api, value)
                 encoded.set(self._later(api, version, header.correlation_id, value))
 
@@ -107,7 +107,7 @@ class Broker:
         self._note(call, api, response)
         return None if response is None else self._encode(api, version, header.correlation_id, response)
 
-    def _say_unserved(self, header: Any, peer: str, now_ms: int) -> None:
+    def _say_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
         name = wire.APIS[header.api_key].name
         feature = _FEATURES.get(header.api_key)
         self.state.journal.say(
@@ -122,19 +122,19 @@ class Broker:
             f"; {feature} are not there yet" if feature else "",
         )
 
-    def _note(self, call: Call, api: Any, response: Any) -> None:
+    def _note(self, call: Call, api: wire.Api[Any, Any], response: object) -> None:
         """Logs what was refused. Fetch and Produce say so themselves: they are asked most, and say more."""
         if api.key in _NOTED and response is not None and not isinstance(response, Exception):
             for code, message in errors_in(response):
                 self.state.journal.refused(call, api.name, code, message)
 
-    def _later(self, api: Any, version: int, correlation_id: int, value: Any) -> Any:
+    def _later(self, api: wire.Api[Any, Any], version: int, correlation_id: int, value: object) -> object:
         """What an Answer to a request has in it: the response, None for no response, or that the connection ends."""
         if value is None or isinstance(value, CloseConnection):
             return value
         return self._encode(api, version, correlation_id, value)
 
-    def _encode(self, api: Any, version: int, correlation_id: int, response: Any) -> list[Piece]:
+    def _encode(self, api: wire.Api[Any, Any], version: int, correlation_id: int, response: object) -> list[Piece]:
         """A response as frames; for an error of ours, or a response that cannot be encoded, the API's error form."""
         try:
             if not isinstance(response, Exception):

@@ -11,8 +11,9 @@ This module reads no clock: the time comes with each call.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from netshim.session import Session
 from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
@@ -46,6 +47,19 @@ def shown(text: object) -> str:
     return whole if len(whole) <= _TEXT_CHARACTERS else whole[:_TEXT_CHARACTERS] + "..."
 
 
+class Asked(Protocol):
+    """What is said of a request; state.Call is one."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def client_id(self) -> str: ...
+    @property
+    def now_ms(self) -> int: ...
+
+
 class Journal:
     """Says lines to the logger `netshim`."""
 
@@ -54,7 +68,14 @@ class Journal:
         self._periods: dict[str, tuple[int, int, int, int]] = {}
 
     def say(
-        self, level: int, kind: str, now_ms: int, text: str, *values: object, most: int = _LINES, error: Any = None
+        self,
+        level: int,
+        kind: str,
+        now_ms: int,
+        text: str,
+        *values: object,
+        most: int = _LINES,
+        error: bool | BaseException | None = None,
     ) -> None:
         """kind: of the lines that are counted together; one of few, not made of what clients send. most: lines of it
         in a period. error: an exception to be shown with its traceback. May be called in any thread; lines that come at
@@ -73,7 +94,7 @@ class Journal:
         if count < most:
             _log.log(level, text, *values, exc_info=error)
 
-    def refused(self, call: Any, api: str, code: int, message: str | None) -> None:
+    def refused(self, call: Asked, api: str, code: int, message: str | None) -> None:
         """A request, or a part of one, was answered with an error."""
         if code not in _ORDINARY:
             self.say(
@@ -89,7 +110,7 @@ class Journal:
                 f", {message}" if message else "",
             )
 
-    def changed(self, call: Any, topic: str | None, what: str) -> None:
+    def changed(self, call: Asked, topic: str | None, what: str) -> None:
         """A client changed a topic."""
         self.say(
             logging.INFO,

@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -28,6 +28,7 @@ _log = logging.getLogger("netshim")
 
 #: What a broker waits for the records of: (topic, partition).
 Key = tuple[str, int]
+_T = TypeVar("_T")
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
@@ -132,7 +133,7 @@ def _guarded(action: Callable[[Any], None], argument: Any) -> None:
         _log.exception("somebody who waited failed")
 
 
-def _pass_on(response: Any, answer: Answer) -> None:
+def _pass_on(response: object, answer: Answer) -> None:
     """Sets an answer that was given out already, now or when the response has come."""
     if not isinstance(response, Answer):
         answer.set(response)
@@ -143,7 +144,7 @@ def _pass_on(response: Any, answer: Answer) -> None:
         answer.cancel()
 
 
-def answer_with(handle: Callable[[], Any], answer: Answer) -> None:
+def answer_with(handle: Callable[[], object], answer: Answer) -> None:
     """Sets an answer that was given out already to what handle() gives, also to an error of it: nothing above would
     tell the client.
     """
@@ -309,7 +310,7 @@ class State:
             return log.has_failed
         return topic in self.logdir and partition in self.logdir.partitions(topic)
 
-    def when_open(self, keys: Iterable[Key], handle: Callable[[], Any]) -> Any:
+    def when_open(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
         """handle(), once the logs of these partitions are open, or known not to open; an Answer when that takes time.
 
         Logs are opened one after the other, those of several requests by turns, so that one request for many does not
@@ -329,6 +330,7 @@ class State:
                 self.in_turn(_OPENING, lambda: self.open(*key), lambda result: opened(key, result))
                 return
             self._failures = failures
+            response: object
             try:
                 response = handle()
             except Exception as error:  # nothing above us would tell the client
@@ -347,7 +349,7 @@ class State:
         go_on()
         return answer
 
-    def in_order(self, keys: Iterable[Key], handle: Callable[[], Any]) -> Any:
+    def in_order(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
         """As when_open(), and behind all earlier calls for one of the keys. One that waits for many logs would else be
         overtaken by a later one that waits for none of them, or for fewer.
         """
@@ -357,7 +359,7 @@ class State:
         answer = Answer()
 
         def start(own: _InLine) -> None:
-            def begin() -> Any:
+            def begin() -> _T:
                 try:
                     return handle()
                 finally:

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from netshim import wire
 from netshim.handlers import configs, fetch, group, metadata, offsets, produce, producer, topics
 from netshim.state import Call, State
 
+if TYPE_CHECKING:
+    from netshim.wire.messages import ApiVersionsRequest, ApiVersionsResponse
+
+#: The request and what is given for it are of the API that a handler is listed for.
 Handler = Callable[[Any, Call, State], Any]
 
 
-def api_versions(request: Any, call: Call, state: State) -> Any:
+def api_versions(request: ApiVersionsRequest, call: Call, state: State) -> ApiVersionsResponse:
     """What is served. No features are listed: every client copes, and none turns on what we do not have."""
     if call.version >= 3 and not (
         _is_software(request.client_software_name) and _is_software(request.client_software_version)
@@ -28,7 +32,7 @@ def api_versions(request: Any, call: Call, state: State) -> Any:
     return served_versions()
 
 
-def served_versions(error_code: int = 0, *keys: int) -> Any:
+def served_versions(error_code: int = 0, *keys: int) -> ApiVersionsResponse:
     """The answer to ApiVersions; with keys, of these APIs only."""
     response_type = wire.API_VERSIONS.Response
     return response_type(

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logcore import LogcoreError
 from logcore.config import CONFIGS, config_text
+from logcore.logdir import TopicDescription
 from logcore.names import check_topic_name
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import shown
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        AlterConfigsRequest,
+        DescribeConfigsRequest,
+        DescribeConfigsResponse,
+        IncrementalAlterConfigsRequest,
+    )
 
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
@@ -34,11 +43,11 @@ def source_of(name: str, overrides: Iterable[str], given: Iterable[str]) -> int:
     return _FROM_TOPIC if name in overrides else _FROM_BROKER if name in given else _FROM_DEFAULT
 
 
-def describe_configs(request: Any, call: Call, state: State) -> Answer:
+def describe_configs(request: DescribeConfigsRequest, call: Call, state: State) -> Answer:
     return state.in_background(lambda: _describe_configs(request, state))  # the directory's lock may be taken
 
 
-def _describe_configs(request: Any, state: State) -> Any:
+def _describe_configs(request: DescribeConfigsRequest, state: State) -> DescribeConfigsResponse:
     response_type = wire.DESCRIBE_CONFIGS.Response
     results = []
     for asked in request.resources:
@@ -64,7 +73,9 @@ def _describe_configs(request: Any, state: State) -> Any:
     return response_type(results=results)
 
 
-def _topic_configs(asked: Any, request: Any, described: Any, state: State) -> Iterable[Any]:
+def _topic_configs(
+    asked: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest, described: TopicDescription, state: State
+) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     given = state.logdir.given_config
     for name, value in described.config.as_mapping().items():
@@ -93,7 +104,9 @@ def _topic_configs(asked: Any, request: Any, described: Any, state: State) -> It
         )
 
 
-def _broker_configs(asked: Any, state: State) -> Iterable[Any]:
+def _broker_configs(
+    asked: DescribeConfigsRequest.Resource, state: State
+) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     """The settings that tools look for, by Kafka's names; they are set when the broker is started."""
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     settings, defaults = state.settings, state.logdir.config
@@ -135,8 +148,8 @@ def _broker_configs(asked: Any, state: State) -> Iterable[Any]:
             )
 
 
-def incremental_alter_configs(request: Any, call: Call, state: State) -> Any:
-    def changes(asked: Any) -> dict[str, object | None]:
+def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Call, state: State) -> Answer:
+    def changes(asked: IncrementalAlterConfigsRequest.Resource) -> dict[str, object | None]:
         described = state.logdir.describe_topic(asked.resource_name)
         present = described.config.as_mapping()
         result: dict[str, object | None] = {}
@@ -150,12 +163,12 @@ def incremental_alter_configs(request: Any, call: Call, state: State) -> Any:
                 raise _Refused(codes.INVALID_CONFIG, f"{each.name} is no list to append to or to subtract from")
             else:
                 parts = str(present[each.name]).split(",")
-                given = each.value.split(",")
+                given = (each.value or "").split(",")  # refuse() saw that there is one
                 kept = [part for part in parts if part not in given]
                 result[each.name] = ",".join(kept if operation == _SUBTRACT else [*kept, *given])
         return result
 
-    def refuse(asked: Any) -> str | None:
+    def refuse(asked: IncrementalAlterConfigsRequest.Resource) -> str | None:
         if any(each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT) for each in asked.configs):
             return "unknown operation"
         if any(each.value is None and each.config_operation != _DELETE for each in asked.configs):
@@ -167,14 +180,14 @@ def incremental_alter_configs(request: Any, call: Call, state: State) -> Any:
     )
 
 
-def alter_configs(request: Any, call: Call, state: State) -> Any:
+def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Answer:
     """The older form: what is given replaces all that was set before."""
 
-    def changes(asked: Any) -> dict[str, object | None]:
+    def changes(asked: AlterConfigsRequest.Resource) -> dict[str, object | None]:
         before = state.logdir.describe_topic(asked.resource_name).overrides
         return {**dict.fromkeys(before), **{each.name: each.value for each in asked.configs}}
 
-    def refuse(asked: Any) -> str | None:
+    def refuse(asked: AlterConfigsRequest.Resource) -> str | None:
         return "a config without a value" if any(each.value is None for each in asked.configs) else None
 
     return state.in_background(lambda: _alter(wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse))

@@ -8,7 +8,7 @@ Rules (wire protocol section 5):
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from logcore import LogcoreError
 from netshim import wire
@@ -23,11 +23,22 @@ from netshim.handlers.partitions import (
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        FetchRequest,
+        FetchResponse,
+    )
+
+    #: What is asked of a partition: its topic, the topic's name (None for an unknown id), the partition.
+    _Wanted = tuple[FetchRequest.Topic, str | None, FetchRequest.Topic.Partition]
+
 #: A fetch waits no longer than this, whatever its client would bear: a connection that is gone must be noticed.
 _MAX_WAIT_MS: Final = 30_000
 
 
-def fetch(request: Any, call: Call, state: State, *, opened: bool = False, looked: bool = False) -> Any:
+def fetch(
+    request: FetchRequest, call: Call, state: State, *, opened: bool = False, looked: bool = False
+) -> FetchResponse | Answer:
     """Stored batches of the partitions asked for; waits up to max_wait_ms for min_bytes of them.
 
     Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
@@ -46,7 +57,7 @@ def fetch(request: Any, call: Call, state: State, *, opened: bool = False, looke
             return later
     if request.session_id and request.session_epoch > 0:
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
-    wanted = []
+    wanted: list[_Wanted] = []
     seen: set[tuple[str | None, int]] = set()
     for topic in request.topics:
         name = topic.topic if call.version < 13 else state.topic_of(topic.topic_id)
@@ -61,7 +72,9 @@ def fetch(request: Any, call: Call, state: State, *, opened: bool = False, looke
     return _park(request, wanted, call, state, deadline_ms, size)
 
 
-def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms: int, size: int) -> Answer:
+def _park(
+    request: FetchRequest, wanted: list[_Wanted], call: Call, state: State, deadline_ms: int, size: int
+) -> Answer:
     answer = Answer()
     keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
     enough = min(request.min_bytes, request.max_bytes)
@@ -72,7 +85,7 @@ def _park(request: Any, wanted: list[Any], call: Call, state: State, deadline_ms
         state.fetches.remove(keys, look)
         state.timers.cancel(timer)
 
-    def finish(response: Any) -> None:
+    def finish(response: FetchResponse | Exception) -> None:
         forget()
         answer.set(response)
 
@@ -114,11 +127,11 @@ def _extent(keys: list[tuple[str, int]], state: State) -> tuple[int, int] | None
     return written, taken
 
 
-def _collect(request: Any, wanted: list[Any], call: Call, state: State) -> tuple[Any, int, bool]:
+def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: State) -> tuple[FetchResponse, int, bool]:
     """(response, bytes of records in it, whether it has to go out at once)."""
     response_type = wire.FETCH.Response
     topic_type, partition_type = response_type.Topic, response_type.Topic.Partition
-    topics: list[Any] = []
+    topics: list[FetchResponse.Topic] = []
     total, settled = 0, state.is_stopping
     left = min(request.max_bytes, state.settings.fetch_max_bytes)
     committed = request.isolation_level == 1

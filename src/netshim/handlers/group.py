@@ -10,15 +10,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Result, Sync, Synced
 from logcore.coordination.group import DEAD, EMPTY, STABLE, Group
 from logcore.format.grouprecords import Committed
 from netshim import wire
 from netshim.groups import Groups
-from netshim.state import Answer, Call, State
+from netshim.state import Answer, Call, State, answer_with
 from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        DeleteGroupsRequest,
+        DeleteGroupsResponse,
+        DescribeGroupsRequest,
+        DescribeGroupsResponse,
+        FindCoordinatorRequest,
+        FindCoordinatorResponse,
+        HeartbeatRequest,
+        HeartbeatResponse,
+        JoinGroupRequest,
+        JoinGroupResponse,
+        LeaveGroupRequest,
+        LeaveGroupResponse,
+        ListGroupsRequest,
+        ListGroupsResponse,
+        OffsetCommitRequest,
+        OffsetCommitResponse,
+        OffsetDeleteRequest,
+        OffsetDeleteResponse,
+        OffsetFetchRequest,
+        OffsetFetchResponse,
+        SyncGroupRequest,
+        SyncGroupResponse,
+    )
 
 _KEY_TYPES: Final = (0, 1)  # groups, transactions
 #: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE.
@@ -51,32 +77,30 @@ def _code_of(error: GroupError | None, call: Call) -> int:
     return code if call.version <= last else _CODES[error]
 
 
-Refuse = Callable[[Any, Call, int], Any]
-Handler = Callable[[Any, Call, State], Any]
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+Refuse = Callable[[RequestT, Call, int], ResponseT]
+GroupHandler = Callable[[RequestT, Call, Groups, State], ResponseT | Answer]
+Handler = Callable[[RequestT, Call, State], ResponseT | Answer]
 
 
-def _when_loaded(refuse: Refuse) -> Callable[[Callable[[Any, Call, Groups, State], Any]], Handler]:
+def _when_loaded(
+    refuse: Refuse[RequestT, ResponseT],
+) -> Callable[[GroupHandler[RequestT, ResponseT]], Handler[RequestT, ResponseT]]:
     """Lets a handler run once the groups are known. refuse: the response when they cannot be."""
 
-    def wrap(handler: Callable[[Any, Call, Groups, State], Any]) -> Handler:
-        def handle(request: Any, call: Call, state: State) -> Any:
+    def wrap(handler: GroupHandler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
+        def handle(request: RequestT, call: Call, state: State) -> ResponseT | Answer:
             groups: Groups = state.groups
             if groups.is_loaded:
                 return handler(request, call, groups, state)
             answer = Answer()
 
             def go_on(error: GroupError | None) -> None:
-                try:
-                    if error is not None:
-                        result = refuse(request, call, _code_of(error, call))
-                    else:
-                        result = handler(request, call, groups, state)
-                except Exception as failure:  # the broker answers and logs it, as that of a request that did not wait
-                    result = failure
-                if isinstance(result, Answer):
-                    result.then(answer.set)
+                if error is not None:
+                    answer.set(refuse(request, call, _code_of(error, call)))
                 else:
-                    answer.set(result)
+                    answer_with(lambda: handler(request, call, groups, state), answer)
 
             groups.load(call.now_ms, go_on)
             return answer
@@ -86,7 +110,7 @@ def _when_loaded(refuse: Refuse) -> Callable[[Callable[[Any, Call, Groups, State
     return wrap
 
 
-def find_coordinator(request: Any, call: Call, state: State) -> Any:
+def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) -> FindCoordinatorResponse:
     """It is always us."""
     response_type = wire.FIND_COORDINATOR.Response
 
@@ -110,18 +134,18 @@ def find_coordinator(request: Any, call: Call, state: State) -> Any:
 # -- members -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_join(request: Any, call: Call, code: int) -> Any:
+def _refuse_join(request: JoinGroupRequest, call: Call, code: int) -> JoinGroupResponse:
     return _join_failure(call, code, request.member_id)
 
 
-def _join_failure(call: Call, code: int, member_id: str) -> Any:
+def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
     return wire.JOIN_GROUP.Response(
         error_code=code, member_id=member_id, protocol_name=None if call.version >= _NULL_PROTOCOL_SINCE else ""
     )
 
 
 @_when_loaded(_refuse_join)
-def join_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def join_group(request: JoinGroupRequest, call: Call, groups: Groups, state: State) -> JoinGroupResponse | Answer:
     join = Join(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -137,10 +161,10 @@ def join_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
     )
     answer = Answer()
     groups.join(join, call.now_ms, lambda result: answer.set(_join_response(result, call)))
-    return _given(answer)
+    return answer
 
 
-def _join_response(result: Result, call: Call) -> Any:
+def _join_response(result: Result, call: Call) -> JoinGroupResponse:
     if isinstance(result, JoinRefused):
         return _join_failure(call, _code_of(result.error, call), result.member_id)
     assert isinstance(result, Joined), result
@@ -161,13 +185,8 @@ def _join_response(result: Result, call: Call) -> Any:
     )
 
 
-def _given(answer: Answer) -> Any:
-    """The response if it is known already, else the answer that will hold it."""
-    return answer.value if answer.is_set else answer
-
-
 @_when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
-def sync_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def sync_group(request: SyncGroupRequest, call: Call, groups: Groups, state: State) -> SyncGroupResponse | Answer:
     sync = Sync(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -179,10 +198,10 @@ def sync_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
     )
     answer = Answer()
     groups.sync(sync, call.now_ms, lambda result: answer.set(_sync_response(result, call)))
-    return _given(answer)
+    return answer
 
 
-def _sync_response(result: Result, call: Call) -> Any:
+def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
     if isinstance(result, GroupError):
         return wire.SYNC_GROUP.Response(error_code=_code_of(result, call))
     assert isinstance(result, Synced), result
@@ -192,7 +211,7 @@ def _sync_response(result: Result, call: Call) -> Any:
 
 
 @_when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
-def heartbeat(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def heartbeat(request: HeartbeatRequest, call: Call, groups: Groups, state: State) -> HeartbeatResponse:
     error = groups.heartbeat(
         request.group_id, request.member_id, request.group_instance_id, request.generation_id, call.now_ms
     )
@@ -200,7 +219,7 @@ def heartbeat(request: Any, call: Call, groups: Groups, state: State) -> Any:
 
 
 @_when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
-def leave_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def leave_group(request: LeaveGroupRequest, call: Call, groups: Groups, state: State) -> LeaveGroupResponse:
     """One member up to version 2, whose error is the response's; then a list with an error for each."""
     response_type = wire.LEAVE_GROUP.Response
     if not request.group_id:
@@ -221,7 +240,7 @@ def leave_group(request: Any, call: Call, groups: Groups, state: State) -> Any:
 # -- offsets -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_commit(request: Any, call: Call, code: int) -> Any:
+def _refuse_commit(request: OffsetCommitRequest, call: Call, code: int) -> OffsetCommitResponse:
     topic_type = wire.OFFSET_COMMIT.Response.Topic
     return wire.OFFSET_COMMIT.Response(
         topics=[
@@ -238,7 +257,9 @@ def _refuse_commit(request: Any, call: Call, code: int) -> Any:
 
 
 @_when_loaded(_refuse_commit)
-def offset_commit(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def offset_commit(
+    request: OffsetCommitRequest, call: Call, groups: Groups, state: State
+) -> OffsetCommitResponse | Answer:
     """Partitions that do not exist fail by themselves; a group that does not want the commit fails all others."""
     response = _refuse_commit(request, call, codes.NONE)
     known = []
@@ -296,7 +317,7 @@ def _partitions(state: State, topic: str) -> tuple[int, ...]:
     return state.logdir.partitions(topic) if topic in state.logdir else ()
 
 
-def _refuse_fetch(request: Any, call: Call, code: int) -> Any:
+def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetFetchResponse:
     response_type = wire.OFFSET_FETCH.Response
     if call.version >= 8:
         return response_type(
@@ -312,7 +333,7 @@ def _refuse_fetch(request: Any, call: Call, code: int) -> Any:
 
 
 @_when_loaded(_refuse_fetch)
-def offset_fetch(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def offset_fetch(request: OffsetFetchRequest, call: Call, groups: Groups, state: State) -> OffsetFetchResponse:
     """What is not committed has offset -1 and no error. Null topics ask for all that is.
 
     Nothing is ever unstable, as long as there are no transactional commits, so require_stable asks for nothing.
@@ -356,12 +377,14 @@ def _fetched(topic_type: Any, topics: Any, group: Group | None) -> list[Any]:
     return results
 
 
-def _refuse_delete_offsets(request: Any, call: Call, code: int) -> Any:
+def _refuse_delete_offsets(request: OffsetDeleteRequest, call: Call, code: int) -> OffsetDeleteResponse:
     return wire.OFFSET_DELETE.Response(error_code=code)
 
 
 @_when_loaded(_refuse_delete_offsets)
-def offset_delete(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def offset_delete(
+    request: OffsetDeleteRequest, call: Call, groups: Groups, state: State
+) -> OffsetDeleteResponse | Answer:
     response_type = wire.OFFSET_DELETE.Response
     group = groups.get(request.group_id)
     if group is None:
@@ -398,7 +421,7 @@ def offset_delete(request: Any, call: Call, groups: Groups, state: State) -> Any
 # -- what admin tools ask ------------------------------------------------------------------------------------------
 
 
-def _refuse_describe(request: Any, call: Call, code: int) -> Any:
+def _refuse_describe(request: DescribeGroupsRequest, call: Call, code: int) -> DescribeGroupsResponse:
     group_type = wire.DESCRIBE_GROUPS.Response.Group
     return wire.DESCRIBE_GROUPS.Response(
         groups=[group_type(group_id=group_id, error_code=code) for group_id in request.groups]
@@ -406,7 +429,7 @@ def _refuse_describe(request: Any, call: Call, code: int) -> Any:
 
 
 @_when_loaded(_refuse_describe)
-def describe_groups(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def describe_groups(request: DescribeGroupsRequest, call: Call, groups: Groups, state: State) -> DescribeGroupsResponse:
     """A group that is not there is Dead. What members said and were given is told of a Stable group only."""
     group_type = wire.DESCRIBE_GROUPS.Response.Group
     operations = _GROUP_OPERATIONS if request.include_authorized_operations else _NOT_ASKED
@@ -441,7 +464,7 @@ def describe_groups(request: Any, call: Call, groups: Groups, state: State) -> A
 
 
 @_when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
-def list_groups(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def list_groups(request: ListGroupsRequest, call: Call, groups: Groups, state: State) -> ListGroupsResponse:
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
@@ -459,7 +482,7 @@ def list_groups(request: Any, call: Call, groups: Groups, state: State) -> Any:
     )
 
 
-def _refuse_delete(request: Any, call: Call, code: int) -> Any:
+def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> DeleteGroupsResponse:
     group_type = wire.DELETE_GROUPS.Response.Group
     return wire.DELETE_GROUPS.Response(
         results=[group_type(group_id=group_id, error_code=code) for group_id in request.groups_names]
@@ -467,14 +490,16 @@ def _refuse_delete(request: Any, call: Call, code: int) -> Any:
 
 
 @_when_loaded(_refuse_delete)
-def delete_groups(request: Any, call: Call, groups: Groups, state: State) -> Any:
+def delete_groups(
+    request: DeleteGroupsRequest, call: Call, groups: Groups, state: State
+) -> DeleteGroupsResponse | Answer:
     response = _refuse_delete(request, call, codes.NONE)
     left = len(response.results)
     if not left:
         return response
     answer = Answer()
 
-    def done(result: Any, error: GroupError | None) -> None:
+    def done(result: DeleteGroupsResponse.Group, error: GroupError | None) -> None:
         nonlocal left
         result.error_code = _code_of(error, call)
         left -= 1

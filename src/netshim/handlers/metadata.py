@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from logcore import InvalidNameError, LogcoreError, TopicExistsError
 from logcore.format.grouprecords import OFFSETS_TOPIC
@@ -21,12 +21,25 @@ from netshim.offsets import OFFSETS_CONFIG
 from netshim.state import NO_ID, Answer, Call, State, answer_with
 from netshim.wire import codes
 
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        DescribeClusterRequest,
+        DescribeClusterResponse,
+        DescribeLogDirsRequest,
+        DescribeLogDirsResponse,
+        DescribeTopicPartitionsRequest,
+        DescribeTopicPartitionsResponse,
+        MetadataRequest,
+        MetadataResponse,
+    )
+
+_T = TypeVar("_T")
 #: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
 _TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 
-def metadata(request: Any, call: Call, state: State) -> Any:
+def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResponse | Answer:
     """Brokers and topics. Topics that are asked for by name and not there are made first, if that is allowed."""
     every = request.topics is None or (call.version == 0 and not request.topics)
     missing = []
@@ -37,7 +50,7 @@ def metadata(request: Any, call: Call, state: State) -> Any:
         return _metadata_when_known(request, call, state, every, {})
     answer = Answer()
 
-    def done(failures: Any) -> None:
+    def done(failures: dict[str, LogcoreError] | Exception) -> None:
         if isinstance(failures, Exception):
             answer.set(failures)
         else:
@@ -47,7 +60,9 @@ def metadata(request: Any, call: Call, state: State) -> Any:
     return answer
 
 
-def _metadata_when_known(request: Any, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]) -> Any:
+def _metadata_when_known(
+    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]
+) -> MetadataResponse | Answer:
     if every:
         names: Iterable[str] = state.logdir.topics()
     else:
@@ -55,7 +70,7 @@ def _metadata_when_known(request: Any, call: Call, state: State, every: bool, fa
     return _when_epochs_are_known(names, lambda: _metadata(request, call, state, every, failures), state)
 
 
-def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], Any], state: State) -> Any:
+def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], _T], state: State) -> _T | Answer:
     """handle(), once the leader epochs of all partitions of these topics are known; an Answer when they are to be read.
 
     Each stands in a file of its partition until the log is open.
@@ -98,7 +113,9 @@ def _make_topics(names: list[str], state: State, call: Call) -> dict[str, Logcor
     return failures
 
 
-def _metadata(request: Any, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]) -> Any:
+def _metadata(
+    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]
+) -> MetadataResponse:
     response_type = wire.METADATA.Response
     results = []
     if every:
@@ -136,7 +153,7 @@ def _asked(wanted: bool, operations: int) -> int:
     return operations if wanted else -(2**31)
 
 
-def _topic_metadata(name: str, request: Any, state: State) -> Any:
+def _topic_metadata(name: str, request: MetadataRequest | _NothingAsked, state: State) -> MetadataResponse.Topic:
     topic_type = wire.METADATA.Response.Topic
     partition_type = topic_type.Partition
     node = [state.node_id]
@@ -165,7 +182,7 @@ def _topic_metadata(name: str, request: Any, state: State) -> Any:
     )
 
 
-def describe_cluster(request: Any, call: Call, state: State) -> Any:
+def describe_cluster(request: DescribeClusterRequest, call: Call, state: State) -> DescribeClusterResponse:
     response_type = wire.DESCRIBE_CLUSTER.Response
     if request.endpoint_type != 1:
         mismatched = request.endpoint_type == 2
@@ -183,18 +200,22 @@ def describe_cluster(request: Any, call: Call, state: State) -> Any:
     )
 
 
-def describe_topic_partitions(request: Any, call: Call, state: State) -> Any:
+def describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, call: Call, state: State
+) -> DescribeTopicPartitionsResponse | Answer:
     """What newer admin clients ask instead of Metadata; empty lists where Kafka would name other replicas."""
     names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
     return _when_epochs_are_known(names, lambda: _describe_topic_partitions(names, request, state), state)
 
 
-def _describe_topic_partitions(names: Iterable[str], request: Any, state: State) -> Any:
+def _describe_topic_partitions(
+    names: Iterable[str], request: DescribeTopicPartitionsRequest, state: State
+) -> DescribeTopicPartitionsResponse:
     response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
     topic_type = response_type.Topic
     cursor = request.cursor
     left = max(1, min(request.response_partition_limit, 2_000))
-    topics: list[Any] = []
+    topics: list[DescribeTopicPartitionsResponse.Topic] = []
     next_cursor = None
     for name in names:
         if cursor is not None and name < cursor.topic_name:
@@ -249,11 +270,11 @@ class _NothingAsked:
 _NOTHING_ASKED: Final = _NothingAsked()
 
 
-def describe_log_dirs(request: Any, call: Call, state: State) -> Answer:
+def describe_log_dirs(request: DescribeLogDirsRequest, call: Call, state: State) -> Answer:
     return state.in_background(lambda: _log_dirs(request, state))
 
 
-def _log_dirs(request: Any, state: State) -> Any:
+def _log_dirs(request: DescribeLogDirsRequest, state: State) -> DescribeLogDirsResponse:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
     wanted = (
         {name: state.logdir.partitions(name) for name in state.logdir.topics()}

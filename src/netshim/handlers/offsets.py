@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from logcore import Log, LogcoreError
 from netshim import wire
@@ -21,6 +21,16 @@ from netshim.handlers.partitions import (
 from netshim.state import Answer, Call, State, answer_with
 from netshim.wire import codes
 
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        DeleteRecordsRequest,
+        DeleteRecordsResponse,
+        ListOffsetsRequest,
+        ListOffsetsResponse,
+        OffsetForLeaderEpochRequest,
+        OffsetForLeaderEpochResponse,
+    )
+
 _LATEST: Final = -1
 _EARLIEST: Final = -2
 _MAX_TIMESTAMP: Final = -3
@@ -30,12 +40,12 @@ _LATEST_TIERED: Final = -5
 _SINCE: Final = {_LATEST: 0, _EARLIEST: 0, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
 
 
-def list_offsets(request: Any, call: Call, state: State) -> Any:
+def list_offsets(request: ListOffsetsRequest, call: Call, state: State) -> ListOffsetsResponse | Answer:
     asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     return state.when_open(asked, lambda: _list_offsets(request, call, state, asked))
 
 
-def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], Any], state: State) -> Answer | None:
+def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], object], state: State) -> Answer | None:
     """None when readers may see all that was written. Else the answer that handle() gives once what is written now is
     on disk: under `group` what came with acks=1 would be missing for up to 100 ms.
     """
@@ -62,14 +72,14 @@ def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], Any], state: 
 
 
 def _list_offsets(
-    request: Any,
+    request: ListOffsetsRequest,
     call: Call,
     state: State,
     asked: list[tuple[str, int]],
     *,
     shown: bool = False,
     looked: bool = False,
-) -> Any:
+) -> ListOffsetsResponse | Answer:
     if not shown:
         later = _when_shown(asked, lambda: _list_offsets(request, call, state, asked, shown=True), state)
         if later is not None:
@@ -81,7 +91,9 @@ def _list_offsets(
         if later is not None:
             return later
 
-    def answer(asked: Any, result: Any, log: Log) -> None:
+    def answer(
+        asked: ListOffsetsRequest.Topic.Partition, result: ListOffsetsResponse.Topic.Partition, log: Log
+    ) -> None:
         timestamp = asked.timestamp
         if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
             result.error_code = codes.UNSUPPORTED_VERSION
@@ -129,7 +141,7 @@ def _list_offsets(
                 reads = reads or partition.timestamp >= 0 or partition.timestamp == _MAX_TIMESTAMP
         response.topics.append(topic_type(name=topic.name, partitions=results))
 
-    def answer_all() -> Any:
+    def answer_all() -> ListOffsetsResponse:
         for step in work:
             step()
         return response
@@ -141,13 +153,19 @@ def _list_offsets(
     return later
 
 
-def offset_for_leader_epoch(request: Any, call: Call, state: State) -> Any:
+def offset_for_leader_epoch(
+    request: OffsetForLeaderEpochRequest, call: Call, state: State
+) -> OffsetForLeaderEpochResponse | Answer:
     asked = [(topic.topic, each.partition) for topic in request.topics for each in topic.partitions]
     return state.when_open(asked, lambda: _offset_for_leader_epoch(request, state))
 
 
-def _offset_for_leader_epoch(request: Any, state: State) -> Any:
-    def answer(asked: Any, result: Any, log: Log) -> None:
+def _offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, state: State) -> OffsetForLeaderEpochResponse:
+    def answer(
+        asked: OffsetForLeaderEpochRequest.Topic.Partition,
+        result: OffsetForLeaderEpochResponse.Topic.Partition,
+        log: Log,
+    ) -> None:
         result.leader_epoch, result.end_offset = log.end_of_epoch(asked.leader_epoch)
 
     topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
@@ -164,15 +182,17 @@ def _offset_for_leader_epoch(request: Any, state: State) -> Any:
     return wire.OFFSET_FOR_LEADER_EPOCH.Response(topics=topics)
 
 
-def delete_records(request: Any, call: Call, state: State) -> Any:
+def delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> Answer:
     asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     return state.when_open(asked, lambda: _delete_records(request, call, state))
 
 
-def _delete_records(request: Any, call: Call, state: State) -> Answer:
+def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> Answer:
     """What is deleted has to be on disk, and deleting renames files: in the background."""
 
-    def delete(asked: Any, result: Any, log: Log) -> None:
+    def delete(
+        asked: DeleteRecordsRequest.Topic.Partition, result: DeleteRecordsResponse.Topic.Partition, log: Log
+    ) -> None:
         if "delete" not in log.config.cleanup_policy:
             result.error_code = codes.POLICY_VIOLATION
             return
@@ -183,7 +203,7 @@ def _delete_records(request: Any, call: Call, state: State) -> Answer:
 
     topic_type = wire.DELETE_RECORDS.Response.Topic
     response = wire.DELETE_RECORDS.Response(topics=[])
-    work: list[tuple[Any, Any, Log]] = []
+    work: list[tuple[DeleteRecordsRequest.Topic.Partition, DeleteRecordsResponse.Topic.Partition, Log]] = []
     for topic in request.topics:
         results = [
             topic_type.Partition(partition_index=each.partition_index, low_watermark=-1) for each in topic.partitions
@@ -204,7 +224,7 @@ def _delete_records(request: Any, call: Call, state: State) -> Answer:
 
     answer = Answer()
 
-    def done(error: Any) -> None:
+    def done(error: object) -> None:
         keys = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
         state.fetches.wake(keys, call.now_ms)
         answer.set(error if isinstance(error, Exception) else response)

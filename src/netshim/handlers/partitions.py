@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final, Protocol
 
 from logcore import Log, LogcoreError
 from netshim.handlers.failures import code_of
@@ -23,7 +23,13 @@ _WALKED_AT_ONCE: Final = 1_000
 INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 
 
-def log_of(topic: str, number: int, asked: Any, result: Any, state: State) -> Log | None:
+class Coded(Protocol):
+    """A part of a response that has a code of its own."""
+
+    error_code: int
+
+
+def log_of(topic: str, number: int, asked: object, result: Coded, state: State) -> Log | None:
     """The log of a partition; None, with the code in the result, when it cannot be asked."""
     try:
         log = state.log(topic, number)
@@ -41,7 +47,7 @@ def check_epoch(log: Log, leader_epoch: int) -> int:
     return codes.FENCED_LEADER_EPOCH if leader_epoch < log.leader_epoch else codes.UNKNOWN_LEADER_EPOCH
 
 
-def answer_into(result: Any, step: Callable[[], None]) -> None:
+def answer_into(result: Coded, step: Callable[[], None]) -> None:
     """Fills in one partition's result, or the code of what went wrong."""
     try:
         step()
@@ -49,7 +55,9 @@ def answer_into(result: Any, step: Callable[[], None]) -> None:
         result.error_code = code_of(error)
 
 
-def when_transactions_are_known(asked: list[tuple[str, int]], handle: Callable[[], Any], state: State) -> Answer | None:
+def when_transactions_are_known(
+    asked: list[tuple[str, int]], handle: Callable[[], object], state: State
+) -> Answer | None:
     """None when they are, nearly. Else the answer that handle() gives once they are.
 
     A read_committed look at a log walks all that was not walked before, which is not for the broker's thread.

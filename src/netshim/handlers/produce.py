@@ -8,9 +8,9 @@ Rules (wire protocol section 5):
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from logcore import CorruptBatchError, Log, LogcoreError
+from logcore import CorruptBatchError, Log, LogcoreError, Receipt
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
 from logcore.recordbatch import RecordBatch
 from netshim import wire
@@ -22,15 +22,21 @@ from netshim.handlers.partitions import (
     ZSTD,
 )
 from netshim.state import Answer, Call, CloseConnection, State
-from netshim.wire import codes
+from netshim.wire import Buffer, codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        ProduceRequest,
+        ProduceResponse,
+    )
 
 
-def produce(request: Any, call: Call, state: State) -> Any:
+def produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
     """Appends; with acks=all the answer waits for what the directory's durability policy promises."""
     keys = [(topic.name, partition.index) for topic in request.topic_data for partition in topic.partition_data]
     has_begun = False
 
-    def begin() -> Any:
+    def begin() -> ProduceResponse | Answer | None:
         nonlocal has_begun
         has_begun = True
         return _produce(request, call, state)
@@ -43,13 +49,13 @@ def produce(request: Any, call: Call, state: State) -> Any:
     return response
 
 
-def _keep(partition: Any) -> None:
+def _keep(partition: ProduceRequest.Topic.Partition) -> None:
     """Copies the records of a request that waits: they lie in a buffer that will hold other requests."""
     if partition.records is not None:
         partition.records = bytes(partition.records)
 
 
-def _produce(request: Any, call: Call, state: State) -> Any:
+def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
     response_type = wire.PRODUCE.Response
     partition_type = response_type.Topic.Partition
     acks = request.acks
@@ -58,7 +64,7 @@ def _produce(request: Any, call: Call, state: State) -> Any:
     left = 1  # partitions that are not done with, and this call
     failed = False
 
-    def fail(result: Any, code: int, message: str | None) -> None:
+    def fail(result: ProduceResponse.Topic.Partition, code: int, message: str | None) -> None:
         nonlocal failed
         failed = True
         result.error_code = code
@@ -78,12 +84,14 @@ def _produce(request: Any, call: Call, state: State) -> Any:
         else:
             answer.set(None)
 
-    def synced(result: Any, error: LogcoreError | None) -> None:
+    def synced(result: ProduceResponse.Topic.Partition, error: LogcoreError | None) -> None:
         if error is not None:
             fail(result, code_of(error), message_of(error))
         done()
 
-    def stored(topic: str, log: Log, records: Any, result: Any, receipt: Any) -> None:
+    def stored(
+        topic: str, log: Log, records: Buffer, result: ProduceResponse.Topic.Partition, receipt: Receipt | Exception
+    ) -> None:
         if isinstance(receipt, Exception):
             fail(result, _code_of_batch(receipt, records), message_of(receipt))
             refused = getattr(receipt, "record_errors", ())
@@ -103,14 +111,15 @@ def _produce(request: Any, call: Call, state: State) -> Any:
         else:
             done()
 
-    def store(topic: str, asked: Any, result: Any) -> None:
+    def store(topic: str, asked: ProduceRequest.Topic.Partition, result: ProduceResponse.Topic.Partition) -> None:
         try:
             if acks not in (0, 1, -1):
                 fail(result, codes.INVALID_REQUIRED_ACKS, None)
                 done()
                 return
             log = state.log(topic, asked.index)
-            code, message = _check_batch(request, topic, asked.records, call)
+            records = asked.records or b""
+            code, message = _check_batch(request, topic, records, call)
         except LogcoreError as error:
             fail(result, code_of(error), message_of(error))
             done()
@@ -119,22 +128,23 @@ def _produce(request: Any, call: Call, state: State) -> Any:
             fail(result, code, message)
             done()
             return
-        head = memoryview(asked.records)
-        newest, has_producer = int.from_bytes(head[35:43], "big", signed=True), len(head) > 43 and head[43] < 0x80
+        head = memoryview(records)
+        newest = int.from_bytes(head[35:43], "big", signed=True)
+        has_producer = len(head) > 43 and head[43] < 0x80
         key = topic, asked.index
         if state.has_turns(key) or log.may_wait(len(head), newest, has_producer=has_producer):
-            _keep(asked)
+            kept = bytes(records)  # the buffer of the connection will hold other requests
             state.in_turn(
                 key,
-                lambda: log.append_batch(asked.records, durability="os"),
-                lambda receipt: stored(topic, log, asked.records, result, receipt),
+                lambda: log.append_batch(kept, durability="os"),
+                lambda receipt: stored(topic, log, kept, result, receipt),
             )
             return
         try:
-            receipt: Any = log.append_batch(asked.records, durability="os")
+            receipt: Receipt | Exception = log.append_batch(records, durability="os")
         except LogcoreError as error:
             receipt = error
-        stored(topic, log, asked.records, result, receipt)
+        stored(topic, log, records, result, receipt)
 
     for topic in request.topic_data:
         asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
@@ -148,18 +158,17 @@ def _produce(request: Any, call: Call, state: State) -> Any:
         return answer
     if isinstance(answer.value, CloseConnection):
         raise answer.value
-    return answer.value
+    value: ProduceResponse | None = answer.value
+    return value
 
 
-def _check_batch(request: Any, topic: str, records: Any, call: Call) -> tuple[int, str | None]:
+def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Call) -> tuple[int, str | None]:
     """What the Produce request asks beyond what the log checks: (code, message), code 0 for none.
 
     What is no whole batch gets a code that clients do not retry, for it would not become better.
     """
     if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
-    if records is None:
-        records = b""
     size = len(records)
     # Most are exactly one batch of magic 2; only others are looked at closely.
     if size < HEADER_SIZE or records[MAGIC_POSITION] != 2 or int.from_bytes(records[8:12], "big") + 12 != size:
@@ -177,7 +186,7 @@ def _check_batch(request: Any, topic: str, records: Any, call: Call) -> tuple[in
     return 0, None
 
 
-def _why_not_one_batch(records: Any) -> str | None:
+def _why_not_one_batch(records: Buffer) -> str | None:
     """What is wrong with what should be one batch. An incomplete one behind it is dropped, as in Kafka."""
     try:
         batch = RecordBatch.parse(records)
@@ -192,7 +201,7 @@ def _why_not_one_batch(records: Any) -> str | None:
     return None
 
 
-def _code_of_batch(error: Exception, records: Any) -> int:
+def _code_of_batch(error: Exception, records: Buffer) -> int:
     """As code_of(). A batch that came as it was sent and cannot be read will not be better when it is sent again."""
     if isinstance(error, CorruptBatchError):
         with contextlib.suppress(LogcoreError):

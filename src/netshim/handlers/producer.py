@@ -7,7 +7,7 @@ coordinator, which is not part of this broker yet: they are told so.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from logcore import LogcoreError
 from netshim import wire
@@ -16,8 +16,14 @@ from netshim.journal import shown
 from netshim.state import Answer, Call, State
 from netshim.wire import codes
 
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        InitProducerIdRequest,
+        InitProducerIdResponse,
+    )
 
-def init_producer_id(request: Any, call: Call, state: State) -> Any:
+
+def init_producer_id(request: InitProducerIdRequest, call: Call, state: State) -> InitProducerIdResponse | Answer:
     response_type = wire.INIT_PRODUCER_ID.Response
     if request.transactional_id is not None:
         empty = request.transactional_id == ""
@@ -32,7 +38,7 @@ def init_producer_id(request: Any, call: Call, state: State) -> Any:
         )
         return response_type(error_code=codes.INVALID_REQUEST if empty else codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
-    def work() -> Any:
+    def work() -> InitProducerIdResponse:
         try:
             return response_type(producer_id=state.logdir.next_producer_id(), producer_epoch=0)
         except LogcoreError as error:

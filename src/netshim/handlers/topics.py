@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
@@ -18,17 +18,27 @@ from netshim.handlers.partitions import INTERNAL_TOPICS
 from netshim.state import NO_ID, Answer, Call, State
 from netshim.wire import codes
 
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        CreatePartitionsRequest,
+        CreatePartitionsResponse,
+        CreateTopicsRequest,
+        CreateTopicsResponse,
+        DeleteTopicsRequest,
+        DeleteTopicsResponse,
+    )
+
 #: CreateTopics makes so many at once: others come to the directory in between.
 _TOPICS_AT_ONCE: Final = 50
 
 
-def create_topics(request: Any, call: Call, state: State) -> Answer:
+def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> Answer:
     response_type = wire.CREATE_TOPICS.Response
     logdir = state.logdir
     times = Counter(topic.name for topic in request.topics)
 
-    def work() -> Any:
-        results: dict[str, Any] = {}
+    def work() -> CreateTopicsResponse:
+        results: dict[str, CreateTopicsResponse.Topic] = {}
         wanted: dict[str, tuple[int, dict[str, object]]] = {}
         for topic in request.topics:
             result = results[topic.name] = response_type.Topic(name=topic.name)
@@ -36,7 +46,7 @@ def create_topics(request: Any, call: Call, state: State) -> Answer:
             if result.error_code:
                 continue
             count = _partition_count(topic, state)
-            config = {each.name: each.value for each in topic.configs}
+            config: dict[str, object] = {each.name: each.value for each in topic.configs}
             try:
                 logdir.create_topics({topic.name: (count, config)}, check_only=True)
                 wanted[topic.name] = count, config
@@ -46,12 +56,12 @@ def create_topics(request: Any, call: Call, state: State) -> Answer:
         for first in range(0, len(names), _TOPICS_AT_ONCE):
             _create(names[first : first + _TOPICS_AT_ONCE], wanted, results, request.validate_only, state)
         wanted = {name: wanted[name] for name in names if not results[name].error_code}
-        for name, (count, config) in wanted.items():
+        for name, (count, given) in wanted.items():
             result = results[name]
             result.num_partitions, result.replication_factor = count, 1
-            overrides: Iterable[str] = config
+            overrides: Iterable[str] = given
             if request.validate_only:
-                settings = LogConfig.parse({**logdir.given_config, **config})
+                settings = LogConfig.parse({**logdir.given_config, **given})
             else:
                 described = logdir.describe_topic(name)
                 overrides, settings = described.overrides, described.config
@@ -71,7 +81,13 @@ def create_topics(request: Any, call: Call, state: State) -> Answer:
     return state.in_background(work)
 
 
-def _create(names: list[str], wanted: Any, results: Any, check_only: bool, state: State) -> None:
+def _create(
+    names: list[str],
+    wanted: dict[str, tuple[int, dict[str, object]]],
+    results: dict[str, CreateTopicsResponse.Topic],
+    check_only: bool,
+    state: State,
+) -> None:
     """Makes topics together, which costs one writing of the file of topics, or one by one when some are at odds."""
     try:
         state.logdir.create_topics({name: wanted[name] for name in names}, check_only=check_only)
@@ -83,14 +99,14 @@ def _create(names: list[str], wanted: Any, results: Any, check_only: bool, state
                 _create([name], wanted, results, check_only, state)
 
 
-def _partition_count(topic: Any, state: State) -> int:
+def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
     if topic.assignments:
         return len(topic.assignments)
     count: int = topic.num_partitions
     return state.settings.num_partitions if count == -1 else count
 
 
-def _check_new_topic(topic: Any, times: int, state: State) -> tuple[int, str | None]:
+def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State) -> tuple[int, str | None]:
     """What only the request can get wrong: (code, message)."""
     if times > 1:
         return codes.INVALID_REQUEST, "the topic is named twice in this request"
@@ -115,10 +131,10 @@ def _check_new_topic(topic: Any, times: int, state: State) -> tuple[int, str | N
     return codes.NONE, None
 
 
-def create_partitions(request: Any, call: Call, state: State) -> Answer:
+def create_partitions(request: CreatePartitionsRequest, call: Call, state: State) -> Answer:
     response_type = wire.CREATE_PARTITIONS.Response
 
-    def work() -> Any:
+    def work() -> CreatePartitionsResponse:
         results = []
         for topic in request.topics:
             result = response_type.Topic(name=topic.name)
@@ -150,7 +166,7 @@ def create_partitions(request: Any, call: Call, state: State) -> Answer:
     return state.in_background(work)
 
 
-def _refuse_twice(result: Any, times: int) -> bool:
+def _refuse_twice(result: DeleteTopicsResponse.Topic, times: int) -> bool:
     """A topic that is named twice, by its name or its id, is not deleted."""
     if times > 1:
         result.error_code = codes.INVALID_REQUEST
@@ -158,7 +174,7 @@ def _refuse_twice(result: Any, times: int) -> bool:
     return times > 1
 
 
-def delete_topics(request: Any, call: Call, state: State) -> Answer:
+def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Answer:
     response_type = wire.DELETE_TOPICS.Response
     results = []
     doomed = []
@@ -196,7 +212,7 @@ def delete_topics(request: Any, call: Call, state: State) -> Answer:
 
     answer = Answer()
 
-    def done(error: Any) -> None:
+    def done(error: object) -> None:
         gone = {name for name, result in doomed if not result.error_code}
         # Those who wait for its records are told that it is gone.
         state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms)

@@ -824,6 +824,11 @@ class Message(Generic[ValueT]):
         make_class(shape, f"{self.name}.{self.kind.capitalize() or 'Value'}")
         return shape
 
+    @property
+    def type_name(self) -> str:
+        """What the class of its values is called in messages: FetchRequest, TransactionLogKey."""
+        return self.name + self.kind.capitalize()
+
     @cached_property
     def Value(self) -> type[ValueT]:
         """The class of this message's values."""

@@ -1,0 +1,27 @@
+"""The classes of all messages by a name of their own: FetchRequest is `wire.FETCH.Request`.
+
+They are made when they are first asked for. Type checkers read messages.pyi instead, which tools/wire_stubs.py writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from netshim.wire import table
+from netshim.wire.codec import Api, Message
+
+
+def _all() -> list[Message[Any]]:
+    entries = [getattr(table, name) for name in table.__all__]
+    found = [message for entry in entries if isinstance(entry, Api) for message in (entry.request, entry.response)]
+    return [*found, *(entry for entry in entries if isinstance(entry, Message))]
+
+
+_MESSAGES: Final = {message.type_name: message for message in _all()}
+
+
+def __getattr__(name: str) -> type[Any]:
+    message = _MESSAGES.get(name)
+    if message is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return message.Value
