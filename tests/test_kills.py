@@ -33,7 +33,7 @@ import real_faults
 from real_faults import POLICIES, WORKLOADS, Outcome, Site, Strike, Workload, heard, run_forked
 
 import logcore
-from logcore.logdir import LogDir
+from logcore.directory.topics import TopicRegistry
 from logcore.partition import recovery
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
@@ -215,14 +215,14 @@ def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The directories of a topic are made before the file that says that there is one."""
-    save = LogDir._save
+    save = TopicRegistry.save
 
-    def _save(directory: Any, *changed: Any, deleting: Any = (), **others: Any) -> None:
-        new = [one for one in deleting if not os.path.exists(os.path.join(directory.path, f"{one.name}-0"))]
-        directory._make_partitions((topic, topic.numbers) for topic in new)
-        save(directory, *changed, deleting=deleting, **others)
+    def late_save(registry: Any, *changed: Any, deleting: Any = (), **others: Any) -> None:
+        new = [one for one in deleting if not os.path.exists(os.path.join(registry.path, f"{one.name}-0"))]
+        registry.make_partitions((topic, topic.numbers) for topic in new)
+        save(registry, *changed, deleting=deleting, **others)
 
-    monkeypatch.setattr(LogDir, "_save", _save)
+    monkeypatch.setattr(TopicRegistry, "save", late_save)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """A directory of partition logs: its topics, their settings, and the logs opened in it.
 
 Rules:
-- One lock for the whole directory, Kafka's. Who opens it for writing first finishes what a crash left half done.
-- A topic is there, whole, or not at all: `logcore.topics` calls it deleted before its first directory is made and
-  before the first goes, and is replaced in one step. Directories that Kafka or a copy put there are topics too.
-- What the file of topics says is checked before any of it becomes a path, and links are not followed.
+- One lock for the whole directory, Kafka's. Opening it for writing first finishes what a crash left half done.
 - Partitions are opened when they are first asked for and stay open until the directory is closed.
-- Names and settings are checked before there is any effect.
+- All methods may be called from several threads; one lock orders what changes topics or opens logs.
 
-This module appends and reads nothing itself (log.py), starts no thread, and has no notion of a consumer.
+Topics are kept by directory/topics.py, and tick() is the work of directory/upkeep.py. This module appends and reads
+nothing itself (log.py), starts no thread, and has no notion of a consumer.
 """
 
 from __future__ import annotations
@@ -19,28 +17,24 @@ import os
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import attrs
 
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key, OffsetCheckpoints
 from logcore.claim import Claim, claim_directory, make_directories
-from logcore.config import INT32_MAX, KEEPS_ALL, Durability, LogConfig, config_text, known_config
+from logcore.config import INT32_MAX, Durability, LogConfig
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import (
-    NO_ID,
     Topic,
-    check_count,
     id_text,
     new_id,
-    parse_id,
-    read_topics,
-    write_topics,
 )
+from logcore.directory.topics import TopicRegistry
 from logcore.directory.upkeep import Upkeep, Upkeeper, high_watermarks
 from logcore.errors import (
     CorruptBatchError,
@@ -48,14 +42,12 @@ from logcore.errors import (
     DiskFullError,
     ForkedWriterError,
     InvalidConfigError,
-    InvalidNameError,
     LogClosedError,
     LogcoreError,
     LogNotFoundError,
     ReadOnlyLogError,
     ResourceError,
     StorageReadError,
-    TopicExistsError,
     TopicNotFoundError,
 )
 from logcore.format.grouprecords import OFFSETS_TOPIC
@@ -71,8 +63,6 @@ from logcore.log import (
 from logcore.names import (
     LOG,
     base_offset_of,
-    check_topic_name,
-    deleted_partition_name,
     file_name,
     is_deleted_partition,
     partition_name,
@@ -189,11 +179,6 @@ def _check_kind(fs: FS, real: str, create: bool) -> None:
         )
 
 
-def _confusable(name: str) -> str:
-    """Equal for names that Kafka's metrics, or a file system, cannot tell apart."""
-    return name.replace(".", "_").lower()
-
-
 class LogDir:
     """A directory of partition logs. Made by logcore.open_dir(); a with block closes it.
 
@@ -222,22 +207,21 @@ class LogDir:
         self.given_config = given
         self._make_locks()
         self._logs: dict[tuple[str, int], Log] = {}
-        self._topics: dict[str, Topic] = {}
         self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
-        self._deleting: dict[str, Topic] = {}  # deletions that have taken place and whose files are still there
         self._closed = True  # until it is open, there is nothing to close
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
         self._on_corruption: OnCorruption = on_corruption
         self._incidents = Incidents(fs, on_incident)
+        self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
         self._properties = self._read_properties()
         if claim is not None:
-            self._finish_interrupted()
-        self._look()
+            self._registry.finish_interrupted()
+        self._registry.look()
         if claim is not None:
-            self._complete_topics()
+            self._registry.complete()
         self._closed = False
         if claim is not None:
             for path in applying.damaged(fs, self.path):
@@ -277,72 +261,6 @@ class LogDir:
         text = self._properties.get("node.id") or self._properties.get("broker.id") or "1"
         return int(text) if text.isdecimal() and int(text) <= INT32_MAX else 1
 
-    def _finish_interrupted(self) -> None:
-        """Ends deletions that a crash ended, and undoes what it left half made."""
-        topics = read_topics(self._fs, self.path)
-        present = self._partitions_on_disk()
-        undone: dict[str, Iterable[int]] = {
-            topic.name: {*topic.numbers, *present.get(topic.name, ())} for topic in topics if topic.is_deleting
-        }
-        undone |= {topic.name: range(topic.count, topic.adding) for topic in topics if topic.adding}
-        if undone:
-            self._rename_topics_away(undone)
-            kept = [attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting]
-            write_topics(self._fs, self.path, kept)
-        for name in self._fs.listdir(self.path):
-            if is_deleted_partition(name):
-                with self._incidents.going_on("deletion", name):
-                    self._remove_tree(name)
-
-    def _partitions_on_disk(self) -> dict[str, list[int]]:
-        """Topic -> numbers of its partitions, by the directories that are there."""
-        found: dict[str, list[int]] = {}
-        for name in self._fs.listdir(self.path):
-            key = None if name.startswith(".") else partition_of(name)
-            if key is None or name != partition_name(*key):
-                continue
-            if self._fs.is_directory(os.path.join(self.path, name)):
-                found.setdefault(key[0], []).append(key[1])
-        return found
-
-    def _look(self) -> None:
-        """Takes what the file of topics and the directories say.
-
-        A writer makes directories while a topic is not whole and removes them when it is no more; the file says so
-        before and after. Directories that were listed between two readings of one file are judged by it.
-        """
-        before = read_topics(self._fs, self.path)
-        found = self._partitions_on_disk()
-        rows = read_topics(self._fs, self.path)
-        for _ in range(_LOOKS):
-            if rows == before:
-                break
-            before = rows
-            found = self._partitions_on_disk()
-            rows = read_topics(self._fs, self.path)
-        topics = {row.name: row for row in rows if not row.is_deleting}
-        half_made = {row.name: range(row.count, row.adding) for row in rows}
-        going = {row.name for row in rows if row.is_deleting}
-        for name, numbers in found.items():
-            if name not in going:
-                topic_ = topics.setdefault(name, Topic(name))
-                whole = {number for number in numbers if number not in half_made.get(name, ())}
-                topic_.numbers = tuple(sorted({*topic_.numbers, *whole}))
-        self._topics = topics
-
-    def _complete_topics(self) -> None:
-        """Makes directories that a crash left unmade. One that had records is gone: opening it as a log says so."""
-        present = set(self._fs.listdir(self.path))
-        assert self._claim is not None
-        had = self._claim.checkpoints.all(checkpoint.RECOVERY_POINT)
-        self._make_partitions(
-            (
-                topic,
-                [n for n in range(topic.count) if f"{topic.name}-{n}" not in present and not had.get((topic.name, n))],
-            )
-            for topic in self._topics.values()
-        )
-
     def __enter__(self) -> Self:
         return self
 
@@ -358,7 +276,7 @@ class LogDir:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self._claim is None else "writing"
-        return f"<LogDir {self.path} {len(self._topics)} topics {state}>"
+        return f"<LogDir {self.path} {len(self._registry.known)} topics {state}>"
 
     def close(self) -> None:
         """Closes every log, writes the checkpoints once for all of them, and releases the lock. Closing twice is fine.
@@ -382,7 +300,7 @@ class LogDir:
                 for log in logs.values():
                     log.close()
                 return
-            everything = {(topic.name, n) for topic in self._topics.values() for n in topic.numbers}
+            everything = {(topic.name, n) for topic in self._registry.known.values() for n in topic.numbers}
             if everything <= set(logs):
                 # Said before they are closed, because then they sync what is believed of a clean directory.
                 claim.call_clean()
@@ -422,49 +340,26 @@ class LogDir:
             raise ReadOnlyLogError("the log directory was opened with read_only=True", path=self.path)
         return self._claim
 
-    # -- the file of topics --------------------------------------------------------------------------------------
-
-    def _save(self, *changed: Topic, deleting: Iterable[Topic] = (), makes_room: bool = False) -> None:
-        """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place.
-
-        makes_room: on a full disk the reserve may be used for it.
-        """
-        gone = {**self._deleting, **{topic.name: topic for topic in deleting}}
-        topics = {**self._topics, **{topic.name: topic for topic in changed}, **gone}
-        rows = [
-            attrs.evolve(topic, is_deleting=name in gone)
-            for name, topic in sorted(topics.items())
-            if topic.count or topic.overrides or topic.topic_id or name in gone
-        ]
-        write_topics(self._fs, self.path, rows, may_use_reserve=makes_room)
-
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
         self._check_open()
-        return sorted(self._topics)
+        return sorted(self._registry.known)
 
     def __contains__(self, topic: object) -> bool:
-        return topic in self._topics
+        return topic in self._registry.known
 
     def refresh(self) -> None:
         """Looks at the directory again; for one that was opened read-only beside a writer."""
         with self._lock:
             self._check_open()
             if self._claim is None:
-                self._look()
+                self._registry.look()
 
     def _topic(self, name: str) -> Topic:
         self._check_open()
-        topic = self._topics.get(name)
-        if topic is None:
-            import difflib
-
-            near = difflib.get_close_matches(str(name), self._topics, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TopicNotFoundError(f"there is no such topic{hint}", path=self.path, found=repr(name))
-        return topic
+        return self._registry.topic(name)
 
     def topic_id(self, name: str) -> uuid.UUID:
         """Kafka's id of a topic; all zero when the directory does not say and is opened read-only."""
@@ -472,26 +367,8 @@ class LogDir:
         if known is not None:
             return known
         with self._lock:
-            topic = self._topic(name)
-            if topic.topic_id is None:
-                for number in topic.numbers:
-                    topic.topic_id = self._stored_id(name, number)
-                    if topic.topic_id is not None:
-                        break
-                else:
-                    if self._claim is None:
-                        return NO_ID
-                    topic.topic_id = new_id(self._fs)
-                    self._save(topic)
-            return topic.topic_id
-
-    def _stored_id(self, name: str, number: int) -> uuid.UUID | None:
-        content = checkpoint.read(self._fs, self._partition_path(name, number), checkpoint.PARTITION_METADATA)
-        found = checkpoint.topic_id(content or b"")
-        try:
-            return parse_id(found) if found else None
-        except ValueError:
-            return None
+            self._check_open()
+            return self._registry.topic_id(name)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Raises TopicNotFoundError."""
@@ -501,16 +378,16 @@ class LogDir:
                 name=name,
                 topic_id=self.topic_id(name),
                 partitions=tuple(
-                    PartitionDescription(partition=number, path=self._partition_path(name, number))
+                    PartitionDescription(partition=number, path=self._registry.partition_path(name, number))
                     for number in topic.numbers
                 ),
-                config=self._settings(topic),
+                config=self._registry.settings(topic),
                 overrides=dict(topic.overrides),
             )
 
     def settings(self, name: str) -> LogConfig:
         """Those in force for a topic. Raises TopicNotFoundError."""
-        return self._settings(self._topic(name))
+        return self._registry.settings(self._topic(name))
 
     def partitions(self, name: str) -> tuple[int, ...]:
         """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
@@ -533,47 +410,7 @@ class LogDir:
         """
         with self._lock:
             self._check_writable()
-            flat = {_confusable(name): name for name in (*self._topics, *self._deleting)}
-            made = []
-            for name, (partitions, config) in wanted.items():
-                check_topic_name(name)
-                if name in self._topics:
-                    raise TopicExistsError("there is such a topic already", path=self.path, found=repr(name))
-                if name in self._deleting:
-                    raise TopicExistsError("the topic of that name is being deleted", path=self.path, found=repr(name))
-                other = flat.setdefault(_confusable(name), name)
-                if other != name:
-                    raise InvalidNameError(
-                        "the name differs from another topic's only in '.' and '_', or in upper and lower case",
-                        expected=f"not {other!r}",
-                        found=repr(name),
-                    )
-                count = check_count(partitions, 1)
-                overrides = self._overrides({}, config or {})
-                made.append(Topic(name, new_id(self._fs), count, overrides, tuple(range(count))))
-            for topic in made:
-                for number in topic.numbers:
-                    self._check_unused(topic.name, number)
-            if check_only or not made:
-                return
-            self._save(deleting=made)  # until they are whole, a crash undoes it
-            try:
-                self._make_partitions((topic, topic.numbers) for topic in made)
-                self._topics.update((topic.name, topic) for topic in made)
-                self._save()
-                for topic in made:
-                    tell("topics", INFO, "%s: topic %s made with %d partitions", self.path, topic.name, topic.count)
-            except BaseException:
-                self._undo(*made)
-                raise
-
-    def _undo(self, *made: Topic) -> None:
-        """Takes back topics that could not be made; what fails of it is left to tick() and the next opening."""
-        for topic in made:
-            self._topics.pop(topic.name, None)
-            self._deleting[topic.name] = topic
-        with self._incidents.going_on("deletion", made[0].name):
-            self._finish_deleting()
+            self._registry.create(wanted, check_only=check_only)
 
     def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
         """Makes a topic that has another's records below an offset, with the same offsets, partitions and settings.
@@ -586,7 +423,7 @@ class LogDir:
         with self._lock:
             self._check_writable()
             source = self._topic(topic)
-            overrides = self._own_overrides(source)
+            overrides = self._registry.own_overrides(source)
             made = Topic(new_topic, new_id(self._fs), len(source.numbers), overrides, source.numbers)
             if source.numbers != tuple(range(len(source.numbers))):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(source.numbers))
@@ -595,33 +432,35 @@ class LogDir:
                 number: at_offset.get(number) if isinstance(at_offset, Mapping) else at_offset
                 for number in source.numbers
             }
-            self._save(deleting=[made])  # until it is whole, a crash undoes it
+            self._registry.save(deleting=[made])  # until it is whole, a crash undoes it
             # Until they are whole, copies have names that are none of a partition, and that the next opening removes.
-            away = {number: self._doomed_name(partition_name(new_topic, number)) for number in made.numbers}
+            away = {number: self._registry.doomed_name(partition_name(new_topic, number)) for number in made.numbers}
             try:
-                self._forget({(new_topic, number): None for number in made.numbers})
+                self._registry.forget({(new_topic, number): None for number in made.numbers})
                 points: dict[tuple[str, int], int | None] = {}
                 starts: dict[tuple[str, int], int | None] = {}
                 for number in made.numbers:
                     log = self.partition(topic, number)
                     key = (new_topic, number)
                     path = os.path.join(self.path, away[number])
-                    self._make_partition(made, path)
+                    self._registry.make_partition(made, path)
                     points[key] = copy_log(log, path, offsets[number])
                     starts[key] = min(log.log_start_offset, points[key] or 0) or None
                 self._fs.sync_dir(self.path)  # what is noted of a partition has a directory
-                self._note(checkpoint.LOG_START, starts)
-                self._note(checkpoint.RECOVERY_POINT, points)
+                self._registry.note(checkpoint.LOG_START, starts)
+                self._registry.note(checkpoint.RECOVERY_POINT, points)
                 for number in made.numbers:
-                    self._fs.rename(os.path.join(self.path, away[number]), self._partition_path(new_topic, number))
+                    self._fs.rename(
+                        os.path.join(self.path, away[number]), self._registry.partition_path(new_topic, number)
+                    )
                 self._fs.sync_dir(self.path)
-                self._topics[new_topic] = made
-                self._save()
+                self._registry.known[new_topic] = made
+                self._registry.save()
             except BaseException:
-                self._undo(made)
+                self._registry.undo(made)
                 with self._incidents.going_on("deletion", new_topic):
                     for name in set(away.values()) & set(self._fs.listdir(self.path)):
-                        self._remove_tree(name)
+                        self._registry.remove_tree(name)
                 raise
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
@@ -649,8 +488,8 @@ class LogDir:
                 with self._incidents.going_on("deletion", partial):
                     for inside in self._fs.listdir(partial):
                         if self._fs.is_directory(os.path.join(partial, inside)):
-                            self._remove_tree(os.path.join(partial, inside))
-                    self._remove_tree(partial)
+                            self._registry.remove_tree(os.path.join(partial, inside))
+                    self._registry.remove_tree(partial)
                 raise
 
     def _copy_all(self, target: str) -> None:
@@ -678,58 +517,24 @@ class LogDir:
                 checkpoint.write(self._fs, target, file, content)
         self._fs.sync_dir(target)
 
-    def _note(self, file: str, offsets: Mapping[tuple[str, int], int | None]) -> None:
-        assert self._claim is not None
-        self._claim.checkpoints.set(file, offsets)
-
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
         with self._lock:
             self._check_writable()
-            topic = self._topic(name)
-            present = len(topic.numbers)
-            if topic.numbers != tuple(range(present)):
-                raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(topic.numbers))
-            check_count(count, present + 1)
-            for number in range(present, count):
-                self._check_unused(name, number)
-            if check_only:
-                return
-            grown = attrs.evolve(
-                topic,
-                topic_id=self.topic_id(name),
-                count=count,
-                numbers=tuple(range(count)),
-                overrides=self._own_overrides(topic),
-            )
-            self._save(attrs.evolve(grown, count=present, adding=count))  # until they are there, a crash undoes it
-            try:
-                self._make_partitions([(grown, range(present, count))])
-                self._save(grown)
-            except BaseException:
-                with self._incidents.going_on("deletion", name):
-                    self._rename_topics_away({name: range(present, count)})
-                    self._save(makes_room=True)
-                raise
-            self._topics[name] = grown
+            self._registry.grow(name, count, check_only=check_only)
 
     def alter_topic(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
         """Sets settings of a topic by Kafka's names; None takes one back to the default. All of them or none."""
         with self._lock:
             self._check_writable()
-            topic = self._topic(name)
-            overrides = self._overrides(topic.overrides, changes)
+            self._registry.alter(name, changes, check_only=check_only)
             if check_only:
                 return
-            changed = attrs.evolve(topic, topic_id=self.topic_id(name), overrides=overrides)
-            self._save(changed)
-            self._topics[name] = changed
-            settings = self._settings(changed)
+            settings = self.settings(name)
             for (of, number), log in self._logs.items():
                 if of == name and not log.is_closed:
-                    with self._incidents.going_on(
-                        "settings", partition_name(of, number)
-                    ):  # a poisoned one has them when it is opened again
+                    # A poisoned one has them when it is opened again.
+                    with self._incidents.going_on("settings", partition_name(of, number)):
                         log.reconfigure(settings)
 
     def delete_topic(self, name: str) -> None:
@@ -743,82 +548,10 @@ class LogDir:
             for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
                 if self.opened(name, number) is None:
                     claims.callback(self._fs.lock(self.path, partition_name(name, number)).release)
-            self._save(deleting=[topic], makes_room=True)
-            self._deleting[name] = self._topics.pop(name)
+            self._registry.start_deleting(topic)
             tell("topics", INFO, "%s: topic %s deleted", self.path, name)
             claims.close()
-            self._finish_deleting()
-
-    def _finish_deleting(self) -> None:
-        """Removes the files of topics that are gone. What fails here is tried again in tick(), and at the next opening.
-
-        Raises what the system raises; the topics are gone all the same.
-        """
-        claim = self._check_writable()
-        doomed = dict(self._deleting)
-        with claim.gathering():  # and not writing: nothing is to be noted of what is deleted
-            for topic in doomed.values():
-                for number in topic.numbers:
-                    log = self._logs.pop((topic.name, number), None)
-                    if log is not None:
-                        self._upkeeper.stop_compacting(log)
-                        with self._incidents.going_on("deletion", partition_name(topic.name, number)):
-                            log.close()
-        for key in [key for key in self._leader_epochs if key[0] in doomed]:
-            del self._leader_epochs[key]
-        applying.drop_topics(self._fs, self.path, doomed)
-        self._rename_topics_away({name: topic.numbers for name, topic in doomed.items()})
-        for name in doomed:
-            del self._deleting[name]
-        self._save(makes_room=True)
-
-    def _rename_topics_away(self, numbers: Mapping[str, Iterable[int]]) -> None:
-        """Removes partition directories, those that are there, and what checkpoints say of them.
-
-        First they get out of the way of Kafka and of us, all at once; the files go next, and make room for the rest.
-        One that cannot be removed waits for the next opening; the first such error is raised in the end.
-        """
-        assert self._claim is not None
-        keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
-        away = [
-            self._rename_away(partition_name(name, number))
-            for name, number in keys
-            if self._fs.is_directory(self._partition_path(name, number))
-        ]
-        self._fs.sync_dir(self.path)
-        failure: LogcoreError | OSError | None = None
-        for name in away:
-            try:
-                self._remove_tree(name)
-            except (LogcoreError, OSError) as error:
-                failure = failure or error
-        self._forget(keys)
-        if failure is not None:
-            raise failure
-
-    def _forget(self, keys: Mapping[tuple[str, int], int | None]) -> None:
-        """Takes partitions out of the checkpoints."""
-        assert self._claim is not None
-        for file in _CHECKPOINTS:
-            self._claim.checkpoints.set(file, keys, may_use_reserve=True)
-
-    def _settings(self, topic: Topic) -> LogConfig:
-        """Those in force. One that was not made here, whose settings may stand elsewhere, loses nothing by default."""
-        return LogConfig.parse({**({} if topic.count else KEEPS_ALL), **self.given_config, **topic.overrides})
-
-    def _own_overrides(self, topic: Topic) -> dict[str, str]:
-        """What a topic sets itself, with what it has for not being made here, for one that is."""
-        implied = {} if topic.count else {name: config_text(-1) for name in KEEPS_ALL if name not in self.given_config}
-        return {**implied, **topic.overrides}
-
-    def _overrides(self, present: Mapping[str, str], changes: Mapping[str, object | None]) -> dict[str, str]:
-        """The settings of a topic after changes, checked together with the defaults."""
-        result: dict[str, Any] = {**present, **changes}
-        for name in changes:
-            known_config(name)
-        result = {name: value for name, value in result.items() if value is not None}
-        settings = LogConfig.parse({**self.given_config, **result}).as_mapping()
-        return {name: config_text(settings[name]) for name in result}
+            self._registry.finish_deleting()
 
     def next_producer_id(self) -> int:
         """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""
@@ -865,8 +598,8 @@ class LogDir:
                     expected=f"one of {known.numbers}" if len(known.numbers) < 9 else f"{len(known.numbers)} others",
                     found=number,
                 )
-            path, config = self._partition_path(topic, number), self._settings(known).as_mapping()
-            self._check_directory(path)
+            path, config = self._registry.partition_path(topic, number), self._registry.settings(known).as_mapping()
+            self._registry.check_directory(path)
             if self._claim is None:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)
             else:
@@ -899,10 +632,21 @@ class LogDir:
         Reads that topic whole: work for a retention policy that holds for groups, not for a hot path. Raises what
         reading raises.
         """
-        if OFFSETS_TOPIC not in self._topics:
+        if OFFSETS_TOPIC not in self._registry.known:
             return {}
         logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self.partitions(OFFSETS_TOPIC)]
         return committed_in(logs).get((topic, number), {})
+
+    def close_logs(self, topics: Collection[str]) -> None:
+        """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
+        with self._check_writable().gathering():  # and not writing: nothing is to be noted of what is deleted
+            for key in [key for key in self._logs if key[0] in topics]:
+                log = self._logs.pop(key)
+                self._upkeeper.stop_compacting(log)
+                with self._incidents.going_on("deletion", partition_name(*key)):
+                    log.close()
+        for key in [key for key in self._leader_epochs if key[0] in topics]:
+            del self._leader_epochs[key]
 
     def known_logs(self) -> Mapping[Key, Log]:
         """The logs that were opened; a user may have closed some of them since."""
@@ -920,7 +664,7 @@ class LogDir:
             return log.leader_epoch
         epoch = self._leader_epochs.get((topic, number))
         if epoch is None:
-            epochs = checkpoint.read_epochs(self._fs, self._partition_path(topic, number))
+            epochs = checkpoint.read_epochs(self._fs, self._registry.partition_path(topic, number))
             epoch = epochs[-1][0] if epochs else 0
             if self._claim is not None:  # else its writer may begin another
                 self._leader_epochs[topic, number] = epoch
@@ -935,7 +679,7 @@ class LogDir:
         """Of all .log files of a partition, without opening it. Raises TopicNotFoundError."""
         if number not in self._topic(topic).numbers:
             raise TopicNotFoundError(f"topic {topic!r} has no such partition", path=self.path, found=number)
-        path = self._partition_path(topic, number)
+        path = self._registry.partition_path(topic, number)
         total = 0
         for base in list_bases(self._fs, path):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -955,61 +699,6 @@ class LogDir:
         """The logs that are open now, by (topic, partition)."""
         return {key: log for key, log in self._logs.copy().items() if not log.is_closed}
 
-    def _partition_path(self, topic: str, number: int) -> str:
-        return os.path.join(self.path, partition_name(topic, number))
-
-    def _make_partitions(self, wanted: Iterable[tuple[Topic, Iterable[int]]]) -> None:
-        made: dict[tuple[str, int], int | None] = {}
-        for topic, numbers in wanted:
-            for number in numbers:
-                self._make_partition(topic, self._partition_path(topic.name, number))
-                made[topic.name, number] = None
-        if made:
-            self._forget(made)  # what a deletion or another program may have left
-            self._fs.sync_dir(self.path)
-
-    def _make_partition(self, topic: Topic, path: str) -> None:
-        with contextlib.suppress(FileExistsError):  # see _check_unused(); it is empty, or a crash left it
-            self._fs.mkdir(path)
-        assert topic.topic_id is not None
-        metadata = f"version: 0\ntopic_id: {id_text(topic.topic_id)}"
-        checkpoint.write(self._fs, path, checkpoint.PARTITION_METADATA, metadata.encode())
-
-    def _check_unused(self, topic: str, number: int) -> None:
-        """Raises CorruptLogError when there is something where a partition is to be made."""
-        path = self._partition_path(topic, number)
-        if self._fs.exists(path):
-            self._check_directory(path)
-            if any(name.endswith(LOG) for name in self._fs.listdir(path)):
-                raise CorruptLogError("a new partition's directory holds records of another", path=path)
-
-    def _check_directory(self, path: str) -> None:
-        """Raises CorruptLogError where no partition's directory is: a link may lead to what is not ours."""
-        if not self._fs.exists(path):
-            raise CorruptLogError("the partition's directory is gone; restore it, or delete the topic", path=path)
-        if not self._fs.is_directory(path):
-            raise CorruptLogError(
-                "no directory: links inside a log directory are not followed", path=path, expected="a directory"
-            )
-
-    def _doomed_name(self, name: str) -> str:
-        """For a partition directory that is being deleted: each opening removes it."""
-        return deleted_partition_name(name, self._fs.random_bytes(16))
-
-    def _rename_away(self, name: str) -> str:
-        """First step of deleting a partition directory, as Kafka does it, so that a crash leaves no half of one."""
-        away = self._doomed_name(name)
-        self._fs.rename(os.path.join(self.path, name), os.path.join(self.path, away))
-        return away
-
-    def _remove_tree(self, name: str) -> None:
-        directory = os.path.join(self.path, name)
-        if not self._fs.is_directory(directory):  # a link is not followed, and what is no directory is not ours
-            return
-        for file in self._fs.listdir(directory):
-            self._fs.unlink(os.path.join(directory, file))
-        self._fs.rmdir(directory)
-
     def incidents(self) -> tuple[Incident, ...]:
         """What failed since the directory was opened in work that no caller waits for, such as tick(); newest last.
 
@@ -1028,9 +717,9 @@ class LogDir:
         """
         self._check_writable()
         now_ms = self._fs.now_ms() if now_ms is None else now_ms
-        if self._deleting:
-            with self._lock, self._incidents.going_on("deletion", ", ".join(sorted(self._deleting))):
-                self._finish_deleting()
+        if self._registry.deleting:
+            with self._lock, self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
+                self._registry.finish_deleting()
         if not self._upkeeper.visit_open(now_ms):
             return
         with self._incidents.going_on("staging", self.path):  # whoever published it is told
@@ -1065,7 +754,7 @@ class LogDir:
                 except TopicNotFoundError:
                     continue  # deleted meanwhile
                 except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
-                    reports.append(unopened(self._partition_path(name, number), error))
+                    reports.append(unopened(self._registry.partition_path(name, number), error))
         return reports
 
 
