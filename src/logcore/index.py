@@ -17,13 +17,16 @@ This module does not read the .log file: segment.py does, and rebuilds an index 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from logcore.errors import DiskFullError, ResourceError, StorageWriteError
 from logcore.fs import FS
 from logcore.kernels import kernel
 
@@ -39,6 +42,8 @@ TXN_ENTRY: Final = np.dtype(
         ("last_stable_offset", ">i8"),
     ]
 )
+#: Index entries are written, and counted against the room for them, when this many have come.
+_LOOK_ENTRIES: Final = 512
 _OFFSET: Final = struct.Struct(">ii")
 _TXN: Final = struct.Struct(">hqqqq")
 _TIME: Final = struct.Struct(">qi")
@@ -208,3 +213,103 @@ def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:
     # Kafka keeps the index of an active segment at its full size, and a crash leaves it so: zeros are no entries.
     used = int(np.flatnonzero(np.frombuffer(view, np.uint8))[-1]) + 1 if any(view) else 0
     return view[: -(-used // kind.entry_size) * kind.entry_size]
+
+
+def rises(values: npt.NDArray[Any]) -> bool:
+    """Strictly, and from 0 on or above."""
+    return bool((values[:1] >= 0).all() and (values[1:] > values[:-1]).all())
+
+
+class IndexWriter:
+    """The indexes of a segment that is being written: entries in memory, which reach the files in pieces.
+
+    offsets, times: the entries. believed: how many of the offset entries come from the file; later ones are of batches
+    that were seen. offers: whether the files go on where these entries do, so that new ones may be written behind. All
+    is called by the writer, under the lock of its log; readers in this process look at offsets and times without it.
+    """
+
+    def __init__(self, fs: FS, paths: Sequence[str], *, is_synced: bool) -> None:
+        """paths: of the three files, in the order of names.INDEXES. is_synced: what the files hold now is on disk."""
+        self._fs = fs
+        self.offsets = OffsetIndex(paths[0], bytearray(), is_synced=is_synced)
+        self.times = TimeIndex(paths[1], bytearray(), is_synced=is_synced)
+        self._aborted = TransactionIndex(paths[2], bytearray())
+        self.believed = 0
+        self.offers = False
+        self._until_look = 1
+
+    def resume(self, offsets: OffsetIndex, offset_count: int, times: TimeIndex, time_count: int) -> None:
+        """Takes the first entries that were read from the files."""
+        offsets.keep(offset_count)
+        times.keep(time_count)
+        self.offsets = offsets
+        self.times = times
+        self.believed = offset_count
+
+    def resume_aborted(self, base_offset: int, end: int, *, is_whole: bool) -> bool:
+        """Takes the aborted transactions from their file, of a log that ends at end; False when it cannot be right."""
+        path = self._aborted.path
+        index = TransactionIndex(path, bytearray(load(self._fs, path, TransactionIndex)), is_synced=is_whole)
+        markers = index.array()["last_offset"].astype(np.int64)
+        if np.any(markers < base_offset) or np.any(markers >= end) or not rises(markers):
+            return False
+        self._aborted = index
+        return True
+
+    def add(self, relative_offset: int, position: int, largest_timestamp: int, its_relative_offset: int) -> None:
+        """Adds an entry to both indexes, for the batch at a position whose last offset this is."""
+        self.offsets.add(relative_offset, position)
+        self.times.add(largest_timestamp, its_relative_offset)
+        self._until_look -= 1
+
+    @property
+    def is_look_due(self) -> bool:
+        """Whether so many entries came since the last look that there may be no room for more."""
+        return self._until_look <= 0
+
+    def look(self, most_bytes: int) -> int:
+        """Says how many more entries have room, and when that is to be asked again."""
+        left = self.room(most_bytes)
+        self._until_look = max(1, min(left, _LOOK_ENTRIES))
+        return left
+
+    def room(self, most_bytes: int) -> int:
+        """How many entries still fit. One time entry is kept back for the closing one (storage format section 3.2)."""
+        offsets = most_bytes // self.offsets.entry_size - len(self.offsets)
+        times = most_bytes // self.times.entry_size - 1 - len(self.times)
+        return min(offsets, times)
+
+    def offer(self) -> None:
+        """Writes waiting entries, if the files go on where they do. An index is a cache: entries that do not reach the
+        file now are written with the whole when the segment is sealed, where a failure counts.
+        """
+        if self.offers:
+            with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+                self.write()
+
+    def write(self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
+        """Brings the indexes to their files. whole, sync and keeps_rest as ActiveSegment.write_indexes() has them."""
+        indexes: list[OffsetIndex | TimeIndex | TransactionIndex] = [self.offsets, self.times]
+        if self.has_aborted:  # else there is no such file
+            indexes.append(self._aborted)
+        for index in indexes:
+            index.write(self._fs, whole=whole, sync=sync, keeps_rest=keeps_rest)
+        self.offers |= whole
+
+    @property
+    def has_aborted(self) -> bool:
+        return len(self._aborted) > 0
+
+    def set_aborted(self, entries: Iterable[AbortedTransaction]) -> None:
+        """All aborted transactions whose markers stand in this segment; a file that says otherwise goes."""
+        self._aborted = TransactionIndex(self._aborted.path, bytearray())
+        for entry in entries:
+            self._aborted.add(*entry)
+        if not self.has_aborted:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.unlink(self._aborted.path)
+
+    def add_aborted(self, entry: AbortedTransaction) -> None:
+        """One more, written at once. Raises what a write raises."""
+        self._aborted.add(*entry)
+        self._aborted.write(self._fs)

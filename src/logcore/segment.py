@@ -20,23 +20,20 @@ from typing import Any, Final
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptBatchError,
-    DiskFullError,
     LogcoreError,
     OffsetOutOfRangeError,
-    ResourceError,
     StorageReadError,
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex, load
+from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, rises
 from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import EncodedBatch
-from logcore.names import DELETED, INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name
+from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX, file_name
 from logcore.recordbatch import RecordBatch
 
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
@@ -47,8 +44,6 @@ _WALK_BYTES: Final = 4 << 20
 _MAPPED_BYTES: Final = 128 << 10
 #: How much a segment may grow until its index is worth reading again.
 _REREAD_BYTES: Final = 1 << 20
-#: Index entries are written, and counted against the room for them, when this many have come.
-_LOOK_ENTRIES: Final = 512
 #: How much of a mapping is read at once before it is sent for the first time.
 _TOUCHED_BYTES: Final = 256 << 10
 _UNREADABLE: Final = "a part of the file cannot be read: another program shortened it, or the disk fails"
@@ -506,11 +501,6 @@ class GrowingSegment(Segment):
         return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
 
 
-def _rises(values: npt.NDArray[Any]) -> bool:
-    """Strictly, and from 0 on or above."""
-    return bool((values[:1] >= 0).all() and (values[1:] > values[:-1]).all())
-
-
 def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes:
     try:
         handle = fs.open(path)
@@ -538,13 +528,13 @@ class ActiveSegment(GrowingSegment):
         self.is_own = create  # whether all of its bytes were written through this object
         self.limit_offset = base_offset + layout.INT32_MAX
         self.reset()
-        self._offers = create
+        self._indexes.offers = create
 
     def reset(self, *, is_synced: bool = False) -> None:
         """Forgets the indexes and all that was learnt from the batches. is_synced: the indexes' files are on disk."""
-        self._offset_index = OffsetIndex(self.file(INDEX), bytearray(), is_synced=is_synced)
-        self._time_index = TimeIndex(self.file(TIME_INDEX), bytearray(), is_synced=is_synced)
-        self._aborted = TransactionIndex(self.file(TXN_INDEX), bytearray())
+        self._indexes = IndexWriter(self.fs, [self.file(suffix) for suffix in INDEXES], is_synced=is_synced)
+        self._offset_index = self._indexes.offsets
+        self._time_index = self._indexes.times
         self.since_entry_bytes = 0
         self.has_producers = False  # batches of idempotent producers, of those found by walking
         self.has_markers = False  # control batches of transactions, of those found by walking
@@ -554,12 +544,9 @@ class ActiveSegment(GrowingSegment):
         self._unseen = 0, 0  # where batches lie whose times are not known yet
         self.last_offset = self.base_offset - 1
         self.was_cut_back = False  # a write failed, and what it left may come back in a power cut
-        self._offers = False  # whether the index files go on where these indexes do
-        self._believed = 0  # index entries that come from the file
         # An append that stays within these needs no further look at whether to roll; is_full() has the rules.
         self.limit_bytes = self.config.segment_bytes
         self.limit_timestamp = _NEVER
-        self._until_look = 1
 
     def resume(self, below: int, *, is_whole: bool) -> int:
         """Takes what the index files say of the batches below an offset, as if these had been walked; returns where the
@@ -575,7 +562,7 @@ class ActiveSegment(GrowingSegment):
         relative, position = (offsets.array()[name].astype(np.int64) for name in ("relative_offset", "position"))
         slot = int(min(relative.searchsorted(below - self.base_offset), position.searchsorted(self._size))) - 1
         # A hole where the first entries were to come reads as one of zeros; no batch at 0 has an entry.
-        if slot < 0 or not _rises(relative) or not _rises(position) or not position[0]:
+        if slot < 0 or not rises(relative) or not rises(position) or not position[0]:
             return 0
         kept = times.array()
         if np.any(np.diff(kept["relative_offset"].astype(np.int64)) < 0):
@@ -593,7 +580,7 @@ class ActiveSegment(GrowingSegment):
         is_borne_out = (
             len(first)
             and len(last)
-            and _rises(kept["timestamp"])
+            and rises(kept["timestamp"])
             and (not len(kept) or int(first["max_timestamp"][0]) <= int(kept["timestamp"][0]))
             and int(last["last_offset"][0]) == self.base_offset + int(relative[slot])
             and (not len(kept) or int(rows["last_offset"][0]) == self.base_offset + newest_offset)
@@ -601,14 +588,14 @@ class ActiveSegment(GrowingSegment):
         )
         if not is_borne_out:
             return 0
-        offsets.keep(slot + 1)
-        times.keep(len(kept))
-        self._offset_index, self._time_index, self._believed = offsets, times, slot + 1
+        self._indexes.resume(offsets, slot + 1, times, len(kept))
+        self._offset_index = offsets
+        self._time_index = times
         self._begin_at(int(first["max_timestamp"][0]))
         if len(kept):
             self.largest_timestamp, self.largest_timestamp_offset = newest, self.base_offset + newest_offset
         self._unseen = until, stop
-        if self._index_room() <= 0:
+        if self._indexes.room(self.config.segment_index_bytes) <= 0:
             self.limit_bytes = -1
         self.last_offset, self.since_entry_bytes = int(last["last_offset"][0]), int(last["size_bytes"][0])
         return stop + self.since_entry_bytes
@@ -640,7 +627,7 @@ class ActiveSegment(GrowingSegment):
     @property
     def is_resumed(self) -> bool:
         """Whether what is known of it comes from index files, and only the rest from batches."""
-        return self._believed > 0
+        return self._indexes.believed > 0
 
     def resume_aborted(self, end: int, *, is_whole: bool) -> bool:
         """Takes the aborted transactions from their file, of a log that ends at end; False when it cannot be right, or
@@ -648,13 +635,7 @@ class ActiveSegment(GrowingSegment):
         """
         if self.has_markers and not is_whole:
             return False
-        path = self.file(TXN_INDEX)
-        index = TransactionIndex(path, bytearray(load(self.fs, path, TransactionIndex)), is_synced=is_whole)
-        markers = index.array()["last_offset"].astype(np.int64)
-        if np.any(markers < self.base_offset) or np.any(markers >= end) or not _rises(markers):
-            return False
-        self._aborted = index
-        return True
+        return self._indexes.resume_aborted(self.base_offset, end, is_whole=is_whole)
 
     def _begin_at(self, timestamp: int) -> None:
         """Notes the largest timestamp of the first batch, by whose age the segment is rolled."""
@@ -682,35 +663,21 @@ class ActiveSegment(GrowingSegment):
         self.last_offset = last_offset
 
     def _add_entries(self, position: int, last_offset: int) -> None:
-        assert self._offset_index is not None and self._time_index is not None
-        self._offset_index.add(last_offset - self.base_offset, position)
-        self._time_index.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+        self._indexes.add(
+            last_offset - self.base_offset,
+            position,
+            self.largest_timestamp,
+            self.largest_timestamp_offset - self.base_offset,
+        )
         self.since_entry_bytes = 0
-        self._until_look -= 1
-        if self._until_look <= 0:
-            self._look_at_indexes()
-
-    def _look_at_indexes(self) -> None:
-        """Writes waiting entries, and says how many more may come until the next look."""
-        left = self._index_room()
-        if left <= 0:
-            self.limit_bytes = -1
-        self._until_look = max(1, min(left, _LOOK_ENTRIES))
-        self.offer_indexes()
+        if self._indexes.is_look_due:
+            if self._indexes.look(self.config.segment_index_bytes) <= 0:
+                self.limit_bytes = -1
+            self._indexes.offer()
 
     def offer_indexes(self) -> None:
-        """Writes waiting entries, for readers in other processes and for an opening after a crash. An index is a cache:
-        what does not reach the file now is written with the whole when the segment is sealed, where a failure counts.
-        """
-        if self._offers:
-            with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-                self.write_indexes()
-
-    def _index_room(self) -> int:
-        """How many entries fit still. One time entry is kept back for the closing one (storage format section 3.2)."""
-        offsets, times, room = self._offset_index, self._time_index, self.config.segment_index_bytes
-        assert offsets is not None and times is not None
-        return min(room // offsets.entry_size - len(offsets), room // times.entry_size - 1 - len(times))
+        """Writes waiting index entries, for readers in other processes and for an opening after a crash."""
+        self._indexes.offer()
 
     def lasting_piece(self, position: int, size: int) -> Piece:
         """Mapped when there is much of it, which costs a fraction of a copy.
@@ -727,7 +694,7 @@ class ActiveSegment(GrowingSegment):
     def start_position(self, offset: int) -> int:
         index = self.offset_index
         slot = index.find(offset - self.base_offset)
-        if slot < self._believed:  # else our own, from batches that we saw: no need to look whether it is right
+        if slot < self._indexes.believed:  # else our own, from batches that we saw: no need to look whether it is right
             return super().start_position(offset)
         return index.entry(slot)[1]
 
@@ -774,17 +741,11 @@ class ActiveSegment(GrowingSegment):
 
     def set_aborted(self, entries: Iterable[AbortedTransaction]) -> None:
         """All aborted transactions whose markers stand in this segment; a file that says otherwise goes."""
-        self._aborted = TransactionIndex(self.file(TXN_INDEX), bytearray())
-        for entry in entries:
-            self._aborted.add(*entry)
-        if not len(self._aborted):
-            with contextlib.suppress(FileNotFoundError):
-                self.fs.unlink(self._aborted.path)
+        self._indexes.set_aborted(entries)
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
         """Takes note of an aborted transaction whose marker stands in this segment. Raises what a write raises."""
-        self._aborted.add(*entry)
-        self._aborted.write(self.fs)
+        self._indexes.add_aborted(entry)
 
     def reopen(self) -> None:
         """Goes on with the file that stands under the name now, of the same batches. Nobody else holds the segment."""
@@ -807,24 +768,17 @@ class ActiveSegment(GrowingSegment):
         """Brings the indexes to their files; whole: and nothing else is in them. sync: on disk, for a Kafka that is not
         to look at the segment again. keeps_rest: what else is in them is true of this segment, such as a closing entry.
         """
-        assert self._offset_index is not None and self._time_index is not None
-        indexes: list[OffsetIndex | TimeIndex | TransactionIndex] = [self._offset_index, self._time_index]
-        if len(self._aborted):  # else there is no such file
-            indexes.append(self._aborted)
-        for index in indexes:
-            index.write(self.fs, whole=whole, sync=sync, keeps_rest=keeps_rest)
-        self._offers |= whole
+        self._indexes.write(whole=whole, sync=sync, keeps_rest=keeps_rest)
 
     def seal(self) -> Segment:
         """Ends the writing: all data on disk, indexes whole, with the closing time entry that retention reads.
 
         Returns the segment to read from. Raises StorageWriteError when the sync failed.
         """
-        assert self._time_index is not None
         self.fs.fsync(self.handle)
-        self._time_index.add(self.max_timestamp(), self.largest_timestamp_offset - self.base_offset)
+        self._indexes.times.add(self.max_timestamp(), self.largest_timestamp_offset - self.base_offset)
         self.write_indexes(whole=True, sync=True)
-        if len(self._aborted):
+        if self._indexes.has_aborted:
             # Its name before that of the next segment: nobody makes the index of a sealed segment anew, and Kafka takes
             # aborted records for committed without it.
             self.fs.sync_dir(self.directory)
