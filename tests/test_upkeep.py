@@ -1,0 +1,338 @@
+"""logcore.directory.upkeep: what tick() does and when, and which failures are told that no caller waits for."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore import checkpoint
+from logcore.directory.agenda import Agenda
+from logcore.fs import OS
+from logcore.log import Log
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return str(tmp_path / "data")
+
+
+def test_tick_rolls_and_syncs_by_time() -> None:
+    disk = SimulatedDisk(now_ms=10_000)
+    with logcore.open_dir("data", create=True, durability="os", fs=disk) as logdir:
+        logdir.create_topic("t", config={"segment.ms": 1000, "flush.ms": 0})
+        log = logdir.partition("t", 0)
+        log.append(b"v", timestamp_ms=10_000)
+        assert log.statistics().syncs == 0
+        disk.advance(500)
+        logdir.tick()
+        assert log.statistics().syncs == 1 and log.statistics().segments == 1
+        disk.advance(501)
+        logdir.tick()
+        assert log.statistics().segments == 2
+        disk.advance(90_000)
+        logdir.tick()
+        assert log.statistics().segments == 2, "an empty segment is not rolled"
+
+
+def test_many_ticks_visit_every_log(data: str) -> None:
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        logdir.create_topic("t", partitions=40, config={"flush.ms": 0})
+        for n in range(40):
+            logdir.partition("t", n).append(b"v")
+        for _ in range(40):
+            logdir.tick()
+        assert all(logdir.partition("t", n).durable_end_offset == 1 for n in range(40))
+
+
+def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the logs that tick() visits from now on."""
+    visited: list[str] = []
+    real = Log.tick_gathered
+
+    def tick_gathered(log: Log, now_ms: int | None = None) -> Any:
+        visited.append(log.path)
+        return real(log, now_ms)
+
+    monkeypatch.setattr(Log, "tick_gathered", tick_gathered)
+    return visited
+
+
+@pytest.mark.parametrize("durability", ["group", "always", "os", "every(2)", "interval(100)"])
+def test_tick_visits_only_logs_that_have_something_due(monkeypatch: pytest.MonkeyPatch, durability: str) -> None:
+    """It visited every open log twenty times a second: a broker with 1,000 idle partitions used 14 % of a core."""
+    visited = visits_of(monkeypatch)
+    disk = SimulatedDisk(now_ms=10_000)
+    with logcore.open_dir("data", create=True, durability=durability, fs=disk) as logdir:
+        logdir.create_topic("t", partitions=50)
+        for number in range(50):
+            logdir.partition("t", number).append(b"v")
+        for _ in range(400):  # 20 s: all is synced, and the recovery points are written
+            disk.advance(50)
+            logdir.tick()
+        visited.clear()
+        for _ in range(200):  # before the first look at retention
+            disk.advance(45)
+            logdir.tick()
+        assert visited == []
+        logdir.partition("t", 7).append(b"v", durability="os")
+        for _ in range(4):
+            disk.advance(50)
+            logdir.tick()
+        assert 1 <= len(visited) <= 4 and {path.rsplit("-", 1)[1] for path in visited} == {"7"}
+        assert logdir.partition("t", 7).durable_end_offset == (0 if durability == "os" else 2)
+        visited.clear()
+        for _ in range(20 * 60):  # 20 minutes: retention looks at each of them every five
+            disk.advance(1_000)
+            logdir.tick()
+        assert 3 * 50 <= len(visited) <= 6 * 50
+
+
+@pytest.mark.parametrize("change", ["roll by time", "a setting", "a retired file", "the wall clock was set"])
+def test_tick_comes_in_time_to_a_log_that_rested(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    disk = SimulatedDisk(now_ms=10_000)
+    with logcore.open_dir("data", create=True, durability="os", fs=disk) as logdir:
+        logdir.create_topic("t", config={"segment.ms": 80_000, "retention.ms": -1, "file.delete.delay.ms": 60_000})
+        log = logdir.partition("t", 0)
+        log.append(b"v")
+        if change == "a retired file":
+            log.roll()
+            log.append(b"v")
+        for _ in range(20):
+            disk.advance(1_000)
+            logdir.tick()
+        shape = log.statistics().segments
+        if change == "a setting":
+            logdir.alter_topic("t", {"segment.ms": 5_000})
+        elif change == "a retired file":
+            log.delete_records(1)
+            disk.advance(59_000)
+            logdir.tick()
+            assert any(name.endswith(".deleted") for name in disk.files())
+            disk.advance(2_000)
+            logdir.tick()
+            assert not any(name.endswith(".deleted") for name in disk.files())
+            return
+        elif change == "roll by time":
+            disk.advance(59_000)
+            logdir.tick()
+            assert log.statistics().segments == shape
+            disk.advance(2_000)
+        else:
+            disk._now_ms += 24 * 3_600_000
+        logdir.tick()
+        assert log.statistics().segments == shape + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)) | st.integers(0, 9), max_size=60))
+def test_an_agenda_gives_each_thing_once_when_it_is_due(steps: list[Any]) -> None:
+    agenda: Agenda[int] = Agenda()
+    times: dict[int, int] = {}
+    now = 0
+    for step in steps:
+        if isinstance(step, tuple):
+            agenda.put(step[0], step[1])
+            times[step[0]] = -1 if times.get(step[0]) == -1 else step[1]
+        elif step < 5:
+            agenda.stir(step)
+            times[step] = -1
+        else:
+            now += step - 4
+            due = agenda.due(now)
+            assert sorted(due) == sorted(thing for thing, time in times.items() if time <= now)
+            times = {thing: time for thing, time in times.items() if time > now}
+
+
+def test_what_an_append_left_unsynced_is_shown_by_tick(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        log = logdir.partition("t", 0)
+        log.append(b"v", durability="os")
+        assert log.high_watermark == 0
+        log._last_sync_ms -= 1_000
+        logdir.tick()
+        assert log.high_watermark == 1
+
+
+def test_recovery_points_are_written_once_for_all_logs(data: str, monkeypatch: Any) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions=30)
+        for n in range(30):
+            log = logdir.partition("t", n)
+            log.append(b"v")
+            log._last_recovery_ms -= 60_000
+        written: list[str] = []
+        real = checkpoint.write
+        monkeypatch.setattr(
+            checkpoint, "write", lambda fs, d, name, c, **how: (written.append(name), real(fs, d, name, c, **how))[1]
+        )
+        logdir.tick()
+        assert written.count(checkpoint.RECOVERY_POINT) == 1
+        assert len(checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT)) == 30
+
+
+def test_a_log_that_is_opened_while_another_thread_ticks_is_visited_later() -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("data", create=True, fs=disk, config={"segment.ms": 1_000}) as logdir:
+        logdir.create_topic("t")
+        logdir.partition("t", 0).append(b"x", timestamp_ms=disk.now_ms())
+    with logcore.open_dir("data", fs=disk, config={"segment.ms": 1_000}) as logdir:
+
+        class Logs(dict[Any, Any]):
+            def __setitem__(self, key: Any, log: Any) -> None:
+                logdir.tick()
+                super().__setitem__(key, log)
+
+        logdir._logs = Logs()
+        log = logdir.partition("t", 0)
+        logdir.tick()
+        disk.advance(5_000)
+        logdir.tick()
+        assert log.statistics().rolls == 1
+
+
+def test_a_tick_that_is_interrupted_forgets_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("data", create=True, fs=disk) as logdir:
+        logs = []
+        for name in ("a", "b", "c"):
+            logdir.create_topic(name)
+            logs.append(logdir.partition(name, 0))
+            logs[-1].append(b"x", durability="os")
+        real = Log.tick_gathered
+        interrupts = [KeyboardInterrupt(), MemoryError()]
+
+        def interrupted(self: Log, now_ms: int | None = None) -> Any:
+            if interrupts:
+                raise interrupts.pop()
+            return real(self, now_ms)
+
+        monkeypatch.setattr(Log, "tick_gathered", interrupted)
+        for expected in (MemoryError, KeyboardInterrupt):
+            with pytest.raises(expected):
+                logdir.tick()
+            disk.advance(1_500)
+        logdir.tick()
+        assert [log.high_watermark for log in logs] == [1, 1, 1], "what one append left to the system is synced"
+
+
+def _compacted(disk: SimulatedDisk, told: list[Any]) -> Any:
+    config = {"cleanup.policy": "compact", "segment.bytes": 400, "min.cleanable.dirty.ratio": 0, "segment.ms": 10**12}
+    logdir = logcore.open_dir("data", create=True, fs=disk, config=config, on_incident=told.append)
+    if "t" not in logdir:
+        logdir.create_topic("t")
+        for number in range(40):
+            logdir.partition("t", 0).append(b"%d" % number * 9, key=b"%d" % (number % 3))
+    return logdir
+
+
+def _tick_for(logdir: Any, disk: SimulatedDisk, minutes: int) -> None:
+    for _ in range(minutes * 4):
+        disk.advance(15_000)
+        for _ in range(3):
+            logdir.tick()
+
+
+def test_damage_that_compaction_meets_is_told() -> None:
+    disk, told = SimulatedDisk(), list[Any]()
+    with _compacted(disk, told) as logdir:
+        disk.flip(f"/data/t-0/{0:020d}.log", 80, 3)
+        _tick_for(logdir, disk, 1)
+        assert [(one.work, one.where, one.kind, one.count) for one in told] == [
+            ("compaction", "t-0", "CorruptBatchError", 1)
+        ]
+        assert logdir.incidents() == tuple(told)
+
+
+def test_a_compaction_that_fails_is_told_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It was swallowed, and the partition was never compacted again."""
+    disk, told = SimulatedDisk(), list[Any]()
+    with _compacted(disk, told) as logdir:
+        log = logdir.partition("t", 0)
+        size = log.statistics().size_bytes
+        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*.cleaned", times=None))
+        with caplog.at_level("WARNING", logger="logcore"):
+            _tick_for(logdir, disk, 5)
+        (incident,) = (one for one in logdir.incidents() if one.work == "compaction")
+        assert (incident.where, incident.kind) == ("t-0", "StorageWriteError")
+        assert incident.count > 1, "it was tried again"
+        assert [(one.work, one.count) for one in told] == [("compaction", 1)], "and told of once"
+        assert any(record.name == "logcore.compaction" for record in caplog.records)
+        disk.faults = None
+        _tick_for(logdir, disk, 70)
+        assert log.statistics().size_bytes < size
+
+
+def test_what_fails_in_tick_is_an_incident_and_ends_nothing() -> None:
+    disk, told = SimulatedDisk(), list[Any]()
+    with _compacted(disk, told) as logdir:
+        logdir.create_topic("u")
+        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*point-offset-checkpoint*", times=None))
+        logdir.partition("u", 0).append(b"x", key=b"k")
+        _tick_for(logdir, disk, 2)
+        assert {(one.work, one.kind) for one in logdir.incidents()} == {("checkpoints", "StorageWriteError")}
+        assert [one.count for one in told] == [10**number for number in range(len(told))] and len(told) < 5
+        disk.faults = None
+        assert logdir.partition("u", 0).append(b"y", key=b"k").offset == 1
+
+
+def test_incidents_are_bounded() -> None:
+    with logcore.open_dir("data", create=True, fs=SimulatedDisk()) as logdir:
+        for number in range(250):
+            logdir._incidents.met("tick", f"t-{number}", OSError("x"))
+        assert [one.where for one in logdir.incidents()] == [f"t-{number}" for number in range(150, 250)]
+
+
+def test_a_directory_that_cannot_be_removed_is_an_incident(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+    doomed = Path(data, "x." + "0" * 32 + "-delete")
+    (doomed / "inside").mkdir(parents=True)
+    with logcore.open_dir(data) as logdir:
+        assert [(one.work, one.where) for one in logdir.incidents()] == [("deletion", doomed.name)]
+        logdir.partition("t", 0).append(b"x")
+
+
+def test_what_the_library_does_by_itself_is_told_to_loggers(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimulatedDisk()
+    caplog.set_level("INFO", logger="logcore")
+    with _compacted(disk, []) as logdir:
+        log = logdir.partition("t", 0)
+        _tick_for(logdir, disk, 1)
+        log.delete_records(30)
+        log._commit.poison(OSError("as after a failed sync"))
+        logdir.create_topic("u")
+        logdir.partition("u", 0).append(b"x" * 99, key=b"k")
+        logdir.delete_topic("t")
+    path = f"/data/u-0/{0:020d}.log"
+    handle = disk.open(path, write=True)
+    disk.pwrite(handle, b"torn", disk.file_size(path))
+    disk.close(handle)
+    disk.unlink("/data/.kafka_cleanshutdown") if disk.exists("/data/.kafka_cleanshutdown") else None
+    with _compacted(disk, []) as logdir:
+        assert logdir.partition("u", 0).log_end_offset == 1
+    said = {record.name: record.getMessage() for record in caplog.records}
+    assert set(said) == {f"logcore.{area}" for area in ("topics", "compaction", "deletion", "log", "recovery")}
+    assert "cut 4 bytes" in said["logcore.recovery"] and "quarantine" in said["logcore.recovery"]
+    assert "refuses writes until it is opened again" in said["logcore.log"]
+
+
+def test_loggers_are_silent_by_default_and_not_imported() -> None:
+    code = """
+import sys, logcore
+from logcore.notices import tell
+tell("tick", 30, "nobody listens")
+print("logging" in sys.modules)
+import logging
+tell("tick", 30, "nobody has asked for it on standard error")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
