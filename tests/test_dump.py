@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
+from logcore.cli.glance import describe
 from logcore.inspect.dump import dump, shown
-from logcore.inspect.survey import describe, kind_of, partitions
+from logcore.inspect.survey import kind_of, partitions
 from logcore.inspect.verify import verify
 from logcore.names import STATES
 

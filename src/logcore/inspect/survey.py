@@ -1,4 +1,4 @@
-"""A directory of partitions surveyed: what its file names say, which partitions it holds, what each amounts to.
+"""A directory surveyed by its names: which partitions it holds, and what kind of file each name says.
 
 Rules:
 - Nothing is written, locked or repaired; a running writer is not disturbed.
@@ -10,49 +10,20 @@ This module looks into no file on its own: dump.py shows what is in one, verify.
 from __future__ import annotations
 
 import os
-from typing import Any, Final
-
-import attrs
-import numpy as np
+from typing import Final
 
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.errors import LogNotFoundError
-from logcore.format.compression import Codec
 from logcore.fs import FS, OS
-from logcore.kernels import layout
-from logcore.log import Log, open_log
 from logcore.names import parse_file_name, partition_of, without_state
 
 OFFSET_CHECKPOINTS: Final = (
     checkpoint.RECOVERY_POINT,
     checkpoint.LOG_START,
-    "replication-offset-checkpoint",
-    "cleaner-offset-checkpoint",
+    checkpoint.HIGH_WATERMARK,
+    checkpoint.CLEANER,
 )
-
-
-@attrs.frozen(kw_only=True)
-class PartitionSummary:
-    """A partition at a glance. Timestamps are -1 where there are none; codecs counts the active segment's batches."""
-
-    path: str
-    topic: str
-    partition: int
-    segments: int
-    size_bytes: int
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    first_timestamp_ms: int
-    max_timestamp_ms: int
-    codecs: dict[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        return attrs.asdict(self)
-
-
-# -- names -----------------------------------------------------------------------------------------------------------
 
 
 def kind_of(name: str) -> str | None:
@@ -96,35 +67,3 @@ def _is_partition(fs: FS, directory: str, names: list[str]) -> bool:
 
 def _by_partition(path: str) -> tuple[str, int]:
     return partition_of(os.path.basename(path)) or ("", 0)
-
-
-# -- a partition at a glance -----------------------------------------------------------------------------------------
-
-
-def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionSummary:
-    """One partition directory at a glance, read-only. Walks the heads of its last segment. Errors of open_log()."""
-    with open_log(path, read_only=True, fs=fs) as log:
-        statistics = log.statistics()
-        topic, partition = partition_of(os.path.basename(fs.real_path(log.path))) or ("", -1)
-        return PartitionSummary(
-            path=log.path,
-            topic=topic,
-            partition=partition,
-            segments=statistics.segments,
-            size_bytes=statistics.size_bytes,
-            log_start_offset=statistics.log_start_offset,
-            high_watermark=statistics.high_watermark,
-            log_end_offset=statistics.log_end_offset,
-            first_timestamp_ms=next((batch.base_timestamp for batch in log.batches(log.log_start_offset)), -1),
-            max_timestamp_ms=max((segment.max_timestamp() for segment in log._segments), default=-1),
-            codecs=_codecs(log),
-        )
-
-
-def _codecs(log: Log) -> dict[str, int]:
-    counts = np.zeros(8, np.int64)
-    for segment in log._segments[-1:]:
-        for facts, _, _ in segment.walk(0, crc=False):
-            counts += np.bincount(facts["attributes"] & layout.CODEC_MASK, minlength=8)
-    names = {code.value: code.name.lower() for code in Codec}
-    return {names.get(code, f"unknown({code})"): int(count) for code, count in enumerate(counts) if count}
