@@ -1,10 +1,12 @@
-"""Does opening a log depend on how much is in it, and what does importing logcore cost?
+"""Does opening a log depend on how much is in it, or beside it, and what does importing logcore cost?
 
 Method:
 - A log of 1,000 segments is made twice, with small and with large segments, closed cleanly, and opened over and over:
   for writing (lock, check of the active segment, index files) and read-only. Opening alone is timed, not closing. The
   two sizes take turns; the figure is the median. The row "not growing" divides the time at the large size by that at
   the small one.
+- Two directories have few and many partitions of one record each. In each, partitions are opened one after another and
+  rolled, in turns; the figure is the median. The rows "not growing" divide the time among many by that among few.
 - import logcore and import numpy run in fresh interpreters, in turns, and the best of n counts: byte code is cached,
   files are in the page cache.
 
@@ -29,6 +31,7 @@ from common import Result, Settings
 import logcore
 
 SIZES: Final = {"small": 1, "large": 1_000}  # records in a segment
+FEW: Final = 30  # partitions
 
 
 def run(settings: Settings) -> Iterator[Result]:
@@ -38,7 +41,46 @@ def run(settings: Settings) -> Iterator[Result]:
         bytes_of = {name: make_log(path, name, segments, rows[:count]) for name, count in SIZES.items()}
         for mode in ("writing", "read-only"):
             yield from opening(settings, path, segments, bytes_of, mode)
+    many = 300 if settings.quick else 3_000
+    with common.scratch(settings, "open") as path:
+        yield from among(settings, path, many)
     yield importing(settings)
+
+
+def among(settings: Settings, path: Path, many: int) -> Iterator[Result]:
+    """Opens and rolls partitions of a directory of few, and of one of many."""
+    counts = {"few": FEW, "many": many}
+    for name, count in counts.items():
+        with logcore.open_dir(path / name, create=True, durability="os") as logdir:
+            logdir.create_topic("t", count)
+            for number in range(count):
+                logdir.partition("t", number).append(b"x")
+    samples: dict[tuple[str, str], list[float]] = {(what, name): [] for what in ("open", "roll") for name in counts}
+    for _ in range(settings.repeats):
+        for name in counts:
+            with logcore.open_dir(path / name, durability="os") as logdir, common.collector_off():
+                for number in range(FEW):
+                    started = time.perf_counter()
+                    log = logdir.partition("t", number)
+                    opened = time.perf_counter()
+                    log.append(b"x")
+                    begun = time.perf_counter()
+                    log.roll()
+                    samples["roll", name].append(time.perf_counter() - begun)
+                    samples["open", name].append(opened - started)
+    for what in ("open", "roll"):
+        few_s, many_s = (statistics.median(samples[what, name]) for name in counts)
+        yield Result(
+            question=f"{what} one of {many:,} partitions, not growing with their number",
+            unit="ms",
+            ours=many_s * 1e3,
+            peer_name=f"ms among {FEW}",
+            peer=few_s * 1e3,
+            ratio=many_s / few_s,
+            target=1.5,
+            bound="at most",
+            method="A LogDir that was closed cleanly, policy os; one record a partition; median.",
+        )
 
 
 def make_log(path: Path, name: str, segments: int, rows: list[tuple[bytes, bytes]]) -> int:
