@@ -136,8 +136,8 @@ MISTAKES: Final = (
     ),
     # -- the log
     Mistake(
-        "epochs_above_the_end_stay", "logcore/log.py",
-        "cut = epochs.cut_end(known, self._end) or self._walked_epochs()", "cut = known or self._walked_epochs()",
+        "epochs_above_the_end_stay", "logcore/partition/opening.py",
+        "cut = epochs.cut_end(known, end) or epochs.walked(", "cut = known or epochs.walked(",
         "test_recovery.py::test_epochs_that_begin_above_the_end_begin_there",
     ),
     Mistake(

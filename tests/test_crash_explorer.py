@@ -44,7 +44,7 @@ from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.kernels import Record
 from logcore.log import Log
-from logcore.partition import gaps, producers, recovery, scan
+from logcore.partition import gaps, producers, recovery, scan, transactions
 from logcore.partition.groupcommit import GroupCommit
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.recovery import Action
@@ -999,7 +999,7 @@ def b42_marker_removed_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def b43_transaction_index_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Log, "_index_aborted", lambda self: None)
+    patch.setattr(transactions, "index_aborted", lambda active, segments: None)
 
 
 #: These take more than three seconds to be found.

@@ -1254,10 +1254,10 @@ def test_an_opening_that_fails_gives_the_lock_back(partition: Path, monkeypatch:
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
 
-    def no_memory(*arguments: object) -> None:
+    def no_memory(*arguments: object, **options: object) -> None:
         raise MemoryError
 
-    for name in ("__init__", "_start_writing"):
+    for name in ("__init__", "start"):
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
             patch.setattr(logcore.Log, name, no_memory)
             logcore.open(partition)

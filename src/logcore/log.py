@@ -18,13 +18,11 @@ This module does not know other partitions. It starts no threads: tick() does wh
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 import os
 import re
 import warnings
-from bisect import bisect_right
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Self
 
@@ -64,28 +62,23 @@ from logcore.kernels import kernel, layout
 from logcore.kernels.layout import APPEND_TIME_BIT, Buffer, EncodedBatch
 from logcore.names import (
     CLEANED,
-    INDEXES,
     LOG,
     SEAL,
-    SEGMENT_FILES,
-    SNAPSHOT,
-    SWAP,
-    base_offset_of,
-    bases_in,
     file_name,
     parse_partition_name,
 )
-from logcore.notices import ERROR, INFO, WARNING, tell
-from logcore.partition import epochs, gaps, recovery, seals
+from logcore.notices import ERROR, INFO, tell
+from logcore.partition import epochs, gaps, recovery, seals, transactions
 from logcore.partition.following import control_types_in, encoded, follow, is_marker
 from logcore.partition.gaps import Gaps
 from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.noted import noted_gaps
+from logcore.partition.opening import Opened, Place, open_partition
 from logcore.partition.producers import SequencedBatch
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.scan import slot_of
-from logcore.partition.segmentfiles import SegmentFiles
 from logcore.partition.transactions import Transactions
-from logcore.reader import Isolation, LogReader, begin, control_types, list_names, noted_gaps, segments_gone
+from logcore.reader import Isolation, LogReader
 from logcore.recordbatch import (
     check_timestamps,
     compressor,
@@ -188,7 +181,43 @@ def open_log(
             raise InvalidConfigError("a log cannot be created read-only")
         return Log._open_reader(fs, directory, settings)
     keeps_damage = check_on_corruption(on_corruption)
-    return Log._open_writer(fs, directory, settings, policy, create, keeps_damage, replicated)
+    real = fs.real_path(directory)
+    parent, name = os.path.split(real)
+    key = parse_partition_name(name)
+    exists = fs.is_directory(real)
+    if not exists and not create:
+        raise LogNotFoundError("there is no partition directory here; create=True makes one", path=directory)
+    if not fs.is_directory(parent):
+        make_directories(fs, parent)
+    claim = claim_directory(fs, parent, name)
+    log: Log | None = None
+    try:
+        if not exists:
+            fs.mkdir(real)
+            fs.sync_dir(parent)
+        place = Place(
+            fs=fs,
+            parent=parent,
+            path=real,
+            key=key,
+            checkpoints=claim.checkpoints,
+            config=settings,
+            durability=policy,
+            is_clean=claim.is_clean,
+            keeps_damage=keeps_damage,
+        )
+        opened = open_partition(place)
+        log = Log(fs, real, settings, policy, claim=claim, opened=opened, is_replicated=replicated)
+        log.start(opened)
+    except BaseException:
+        try:
+            if log is not None:
+                log.abandon()
+            claim.fail()
+        finally:  # whatever else fails, such as for lack of memory
+            claim.release()
+        raise
+    return log
 
 
 def check_on_corruption(choice: object) -> bool:
@@ -212,141 +241,95 @@ class Log(LogReader):
     All methods may be called from several threads. A with block closes it. Reading is documented in LogReader.
     """
 
-    #: What opening found and mended; None for a log opened read-only.
-    recovery_report: recovery.RecoveryReport | None = None
+    def __init__(
+        self,
+        fs: FS,
+        path: str,
+        config: LogConfig,
+        policy: Durability,
+        *,
+        claim: Claim | None = None,
+        opened: Opened | None = None,
+        is_replicated: bool = False,
+    ) -> None:
+        """Not for users. claim, opened: of a log that is to be written; start() then begins."""
+        super().__init__(fs, path, config, policy)
+        #: What opening found and mended; None for a log opened read-only.
+        self.recovery_report: recovery.RecoveryReport | None = None
+        #: Who moves the high watermark: advance_high_watermark() alone, or durability.
+        self.is_replicated = is_replicated
+        #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others
+        #: know the log; called under the log's lock, so it may not wait.
+        self.on_stir: Callable[[], None] | None = None
+        #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
+        self.is_held = False
+        self._epochs: list[epochs.Entry] = []  # replaced whole, under the lock; empty for a reader, who asks the file
+        if claim is not None and opened is not None:
+            self._take_opened(claim, opened)
 
-    # What only a writer has; set by _open_writer.
-    _claim: Claim
-    _parent: str
-    _topic: str
-    _partition: int
-    _active: ActiveSegment
-    _files: SegmentFiles
-    _commit: GroupCommit
-    _durable_handle = -1
-    _recovery_point: int
-    _leader_epoch: int
-    _epochs: list[tuple[int, int]] = []  # noqa: RUF012  # never changed; empty for a reader, who looks at the file
-    _producers: ProducerState
-    _notes: Notes  # as they are on disk
-    _left_below: list[int]  # segments below the start, whole or in part, that a crash in a deletion left
-    _retention: retention.Policy
-    _committed: Callable[[], Mapping[str, int]]
-    _rewriter: Rewriting | None = None  # who has .cleaned files in the directory
-    #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others know
-    #: the log; called under the log's lock, so it may not wait.
-    on_stir: Callable[[], None] | None = None
-    _is_resting = False  # written under the log's lock
-    #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
-    is_held = False
-    #: Who moves the high watermark: advance_high_watermark() alone, or durability.
-    is_replicated = False
-    _followed: Transactions | None = None  # those of the whole log, once a leader's marker was stored; under the lock
+    def _take_opened(self, claim: Claim, opened: Opened) -> None:
+        """The state of a writer that has done nothing yet. What is set here changes under the log's lock."""
+        fs = self._fs
+        self.recovery_report = opened.report
+        self._claim = claim
+        self._parent, name = os.path.split(self.path)
+        self._key = parse_partition_name(name)
+        self._segments = opened.segments
+        self._active = opened.active
+        self._files = opened.files
+        self._log_start = opened.log_start
+        self._end = opened.end
+        self._visible = opened.end
+        if self.is_replicated:
+            noted = self._own_checkpoint(checkpoint.HIGH_WATERMARK)
+            self._visible = max(opened.log_start, min(opened.end, noted))
+        self._recovery_point = opened.recovery_point
+        self._epochs = opened.epochs
+        self._leader_epoch = opened.epochs[-1][0]
+        self._producers = ProducerState(fs, self.path, lambda: (self._segments, self._log_start, self._end))
+        self._followed: Transactions | None = None  # those of the whole log, once a leader's marker was stored
+        self._notes = opened.notes  # as they are on disk
+        self._gaps = Gaps(opened.gaps)
+        self._left_below = opened.left_below
+        self._rewriter: Rewriting | None = None  # who has .cleaned files in the directory
+        self._durable_handle = -1
+        self._scratch = bytearray(1 << 16)
+        self._retention: retention.Policy = retention.kafka_rules
+        self._committed: Callable[[], Mapping[str, int]] = dict
+        self._level: Level = "disk" if self.durability.waits else "os"
+        # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
+        self._unsynced_limit = {"group": self.durability.max_bytes, "always": 0}.get(self.durability.kind, _NO_LIMIT)
+        self._written_bytes = 0
+        self._recovery_bytes = 0  # of these, below the recovery point
+        self._last_recovery_ms = fs.monotonic_ms()
+        self._last_sync_ms = self._last_recovery_ms
+        self._clocks = retention.Clocks(fs.now_ms(), self._last_sync_ms)
+        self._next_retention_ms = self._last_sync_ms + retention.FIRST_CHECK_MS
+        self._is_resting = False
+        self._appends = 0
+        self._rolls = 0
+        self._is_midway = False  # the files may have more than is known here: set and looked at where memory may lack
+        self._opened_end = opened.end
+        self._apply_config()
+        self._commit = GroupCommit(
+            fs,
+            self.path,
+            durable_end=opened.end,
+            written=lambda: (self._written_bytes, self._end),
+            sync=lambda: fs.fdatasync(self._active.handle),
+            moved=self._moved_durable_end,
+            failed=self._note_failure,
+        )
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
-    @classmethod
-    def _open_writer(
-        cls,
-        fs: FS,
-        directory: str,
-        config: LogConfig,
-        policy: Durability,
-        create: bool,
-        keeps_damage: bool,
-        replicated: bool,
-    ) -> Self:
-        real = fs.real_path(directory)
-        parent, name = os.path.split(real)
-        topic, partition = parse_partition_name(name)
-        exists = fs.is_directory(real)
-        if not exists and not create:
-            raise LogNotFoundError("there is no partition directory here; create=True makes one", path=directory)
-        if not fs.is_directory(parent):
-            make_directories(fs, parent)
-        claim = claim_directory(fs, parent, name)
-        log: Self | None = None
-        try:
-            log = cls(fs, directory, config, policy)
-            log.path = real
-            log.is_replicated = replicated
-            log._claim, log._parent, log._topic, log._partition = claim, parent, topic, partition
-            if not exists:
-                fs.mkdir(real)
-                fs.sync_dir(parent)
-            log._start_writing(keeps_damage)
-        except BaseException:
-            try:
-                if log is not None:
-                    log._closed = True
-                    if log._durable_handle >= 0:
-                        fs.close(log._durable_handle)
-                claim.fail()
-            finally:  # whatever else fails, such as for lack of memory
-                claim.release()
-            raise
-        return log
-
-    def _start_writing(self, keeps_damage: bool) -> None:
-        """Finds the files, cuts what is not whole, brings what is told of the rest in step with it, and begins."""
-        fs = self._fs
-        names = list_names(fs, self.path)
-        if any(name.endswith(SWAP) for name in names):
-            recovery.finish_swaps(fs, self.path)
-            names = list_names(fs, self.path)
-        recovery_point = self._own_checkpoint(checkpoint.RECOVERY_POINT)
-        created = self._find_segments(names, recovery_point)
-        notes = self._notes = checkpoint.read_notes(fs, self.path)
-        # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
-        has_producers = not created and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
-        is_clean = self._claim.is_clean
-        if created or not is_clean or notes.policy is None:
-            # A killed writer may have made files and directories, and not come to making their names durable; Kafka
-            # does not always care to.
-            fs.sync_dir(self.path)
-            fs.sync_dir(self._parent)
-        # After a crash, what was noted of producers and transactions may lack what the batches say.
-        indexes: recovery.IndexState = "whole" if is_clean else "none" if has_producers else "fronts"
-        successor = self._successor(names)
-        try:
-            report = self._recover(successor, recovery_point, indexes, keeps_damage)
-        except DiskFullError:  # the room that recovery needs may be what nobody needs any more
-            if not self._files.remove_leftovers(names):
-                raise
-            report = self._recover(successor, recovery_point, indexes, keeps_damage)
-        self.recovery_report = report
-        if report.cut_position is not None or report.damage:
-            tell("recovery", WARNING, "%s", report)
-        self._files.remove_leftovers(names)
-        if recovery.FAILED_SYNC in names:
-            fs.unlink(os.path.join(self.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
-        lost = next((one for one in report.damage if one.next_offset is None), None)
-        self._end = max(self._active.last_offset + 1, self._active.base_offset, 0 if lost is None else recovery_point)
-        if self._log_start > self._end:
-            raise CorruptLogError(
-                "the log ends below its start offset",
-                path=self.path,
-                expected=f"at least {self._log_start}",
-                found=self._end,
-            )
-        self._visible = self._end
-        if self.is_replicated:
-            self._visible = max(self._log_start, min(self._end, self._own_checkpoint(checkpoint.HIGH_WATERMARK)))
-        self._recovery_point = min(recovery_point, self._end)
-        has_producers |= self._active.has_producers or self._active.has_markers
-        self._write_active_indexes(has_producers, is_clean, was_cut=report.cut_position is not None)
-        compacted_to = self._own_checkpoint(checkpoint.CLEANER)
-        dense_from = 0 if created else notes.dense_from
-        has_seals = checkpoint.SEALS_HOLD in names
-        if 0 < dense_from < gaps.NEVER and not has_seals:
-            has_seals = self._look_over_seals()
-        self._gaps = Gaps(gaps.Noted.of(dense_from, compacted_to, has_seals))
-        self._note(Notes(self.durability, dense_from, has_producers))
-        self._forget_above_end()
-        self._begin_writing()
+    def start(self, opened: Opened) -> None:
+        """Begins to write; for open_log() alone."""
+        self._durable_handle = self._open_durable_end()
+        lost = opened.lost
         if lost is not None:
             self._commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
-        elif any(one.path == self._active.path for one in report.damage):  # never again a byte into a damaged file
+        elif opened.is_damaged_at_its_end:
             self._writable = True
             self._roll_locked()
         elif self._end > self._recovery_point:
@@ -355,148 +338,11 @@ class Log(LogReader):
             self._save_recovery_point_locked()
         self._writable = True
 
-    def _find_segments(self, names: Sequence[str], recovery_point: int) -> bool:
-        """Opens the segments that belong to the log, or makes the first; returns whether it did. Raises CorruptLogError
-        when there should be some.
-        """
-        fs, bases = self._fs, bases_in(names)
-        self._log_start = self._own_checkpoint(checkpoint.LOG_START)
-        created = not bases
-        if created:
-            if recovery_point > self._log_start:
-                raise segments_gone(self.path, recovery_point)
-            bases = [self._log_start]
-        # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
-        bases = bases[max(0, bisect_right(bases, self._log_start) - 1) :]
-        if bases[0] > self._log_start:
-            self._log_start = begin(fs, self.path, bases[0])
-        # They wait for the next retention, for the checkpoint that calls them deleted may have come with other files.
-        low, kinds = file_name(bases[0], ""), (*SEGMENT_FILES, SNAPSHOT)
-        below = {base_offset_of(name, kind) for name in names if name[:20] < low for kind in kinds}
-        self._left_below = sorted(base for base in below if base is not None)
-        self._files = SegmentFiles(fs, self.path)
-        self._active = ActiveSegment(fs, self.path, bases[-1], self.config, create=created)
-        self._segments = [*(Segment(fs, self.path, base) for base in bases[:-1]), self._active]
-        return created
-
-    def _recover(
-        self, successor: int | None, recovery_point: int, indexes: recovery.IndexState, keeps_damage: bool
-    ) -> recovery.RecoveryReport:
-        """Checks what may not be on disk, and cuts the end of the active segment to what is whole.
-
-        successor: of the active segment, when there has to be one. Raises CorruptLogError, unless damage is kept.
-        """
-        cleaned_to = self._own_checkpoint(checkpoint.CLEANER)
-        dense_from = gaps.Noted.of(self._notes.dense_from, cleaned_to, has_seals=False).dense_from
-        damage = recovery.check_front(self._segments, self._log_start, keeps_damage=keeps_damage)
-        damage += recovery.check_sealed(
-            self._fs, self._segments, recovery_point=recovery_point, keeps_damage=keeps_damage
-        )
-        try:
-            report = recovery.recover(
-                self._fs,
-                self._active,
-                recovery_point=recovery_point,
-                policy=self._notes.policy,
-                dense=self._active.base_offset >= dense_from,
-                indexes=indexes,
-            )
-            if successor is not None:
-                raise CorruptLogError(
-                    "the last segment was sealed, but the one that followed is gone",
-                    path=self._active.path,
-                    position=self._active.size_bytes,
-                    expected=file_name(successor, LOG),
-                    found="no such file",
-                )
-        except CorruptLogError as error:
-            if not keeps_damage:
-                raise
-            report = recovery.look_past(self._active, error, recovery_point)
-        if indexes != "whole":
-            self._index_unsynced(recovery_point, {one.path for one in damage})
-        return attrs.evolve(report, damage=(*damage, *report.damage))
-
-    def _index_unsynced(self, recovery_point: int, damaged: Container[str]) -> None:
-        """Makes the indexes of sealed segments anew that reach above the recovery point. They are Kafka's, of before a
-        crash, and need not be what their batches say. Kafka would not look at them again: the recovery point moves on,
-        and a LogDir may leave the directory as a clean one.
-        """
-        transactions: Transactions | None = None
-        for slot, (segment, following) in enumerate(itertools.pairwise(self._segments)):
-            end = following.base_offset
-            if end <= recovery_point or segment.path in damaged:
-                continue
-            made = ActiveSegment(self._fs, self.path, segment.base_offset, self.config, create=False)
-            try:
-                # Of one that is damaged below the recovery point they stay: they may be what leads past the damage.
-                if not recovery.rebuild_sound(made, end):
-                    continue
-                if made.has_markers and transactions is None:
-                    transactions = self._walked_transactions()
-                made.set_aborted(() if transactions is None else transactions.entries_between(made.base_offset, end))
-                self._segments[slot] = made.seal()
-            except (CorruptBatchError, InvalidRecordError):  # nobody can say which transactions were aborted
-                continue
-            except (DiskFullError, ResourceError):  # Kafka makes those anew that are not there
-                for suffix in INDEXES:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._fs.unlink(segment.file(suffix))
-                self._segments[slot] = Segment(self._fs, self.path, segment.base_offset)
-            self._fs.sync_dir(self.path)  # what was removed is gone before the recovery point moves on
-
-    def _write_active_indexes(self, has_producers: bool, is_clean: bool, was_cut: bool) -> None:
-        """Brings the indexes of the active segment in step with what recovery has left of it."""
-        active_ = self._active
-        if active_.is_resumed:
-            active_.has_producers = has_producers
-            if not active_.resume_aborted(self._end, is_whole=is_clean):
-                recovery.rebuild(active_)  # the other indexes say nothing of markers
-        if not active_.is_resumed:
-            self._index_aborted()
-        # On a full disk a log is opened all the same, for one thing to delete from it; a close will try again. What a
-        # file says of batches that a crash took was true, and would not be of those that come in their place.
-        with contextlib.suppress(DiskFullError, ResourceError):
-            active_.write_indexes(whole=True, keeps_rest=is_clean and not was_cut)
-
-    def _forget_above_end(self) -> None:
-        """What is told of records that a crash took goes, for later ones will have their offsets."""
-        fs = self._fs
-        self._producers = ProducerState(fs, self.path, lambda: (self._segments, self._log_start, self._end))
-        self._producers.remove_above(self._end)
-        self._epochs, self._leader_epoch = [], -1  # until they are set
-        known = checkpoint.read_epochs(fs, self.path)
-        cut = epochs.cut_end(known, self._end) or self._walked_epochs()
-        kept = epochs.truncate_start(cut, self._log_start)
-        # One above the end that stayed in the file would count again once the end has passed it.
-        self._set_epochs(kept, write=cut != known or len(kept) != len(cut))
-
-    def _begin_writing(self) -> None:
-        """The state of a writer that has done nothing yet."""
-        fs = self._fs
-        self._durable_handle = self._open_durable_end()
-        self._scratch = bytearray(1 << 16)
-        self._retention, self._committed = retention.kafka_rules, dict
-        self._apply_config()
-        self._level: Level = "disk" if self.durability.waits else "os"
-        # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
-        self._unsynced_limit = {"group": self.durability.max_bytes, "always": 0}.get(self.durability.kind, _NO_LIMIT)
-        self._written_bytes = self._recovery_bytes = 0
-        self._last_recovery_ms = self._last_sync_ms = fs.monotonic_ms()
-        self._clocks = retention.Clocks(fs.now_ms(), fs.monotonic_ms())
-        self._next_retention_ms = fs.monotonic_ms() + retention.FIRST_CHECK_MS
-        self._appends = self._rolls = 0
-        self._is_midway = False  # the files may have more than is known here: set and looked at where memory may lack
-        self._opened_end = self._end
-        self._commit = GroupCommit(
-            fs,
-            self.path,
-            durable_end=self._end,
-            written=lambda: (self._written_bytes, self._end),
-            sync=lambda: fs.fdatasync(self._active.handle),
-            moved=self._moved_durable_end,
-            failed=self._note_failure,
-        )
+    def abandon(self) -> None:
+        """Lets go of a log that could not be opened; for open_log() alone."""
+        self._closed = True
+        if self._durable_handle >= 0:
+            self._fs.close(self._durable_handle)
 
     def _open_durable_end(self) -> int:
         """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
@@ -522,35 +368,6 @@ class Log(LogReader):
 
     def _packed_end(self) -> bytes:
         return checkpoint.pack_shown_end(self._visible, is_replicated=self.is_replicated)
-
-    def _successor(self, names: Sequence[str]) -> int | None:
-        """The base offset of the segment that a seal says came behind the last one that is there. A seal that does not
-        speak of this file goes, before the file changes.
-        """
-        last = self._active
-        if file_name(last.base_offset, SEAL) in names:
-            seal = seals.read(self._fs, self.path, last.base_offset)
-            if seal is not None and seal.is_of(last.size_bytes, self._fs.modified_ms(last.path)):
-                return seal.next_base_offset
-            self._fs.unlink(last.file(SEAL))
-        return None
-
-    def _look_over_seals(self) -> bool:
-        """Removes seals that do not speak of the files that are there, which another program may have compacted, and
-        notes that the others do; returns whether that could be noted.
-        """
-        fs = self._fs
-        for segment in self._segments[:-1]:
-            seal = seals.read(fs, self.path, segment.base_offset)
-            if seal is not None and not seal.is_of(fs.file_size(segment.path), fs.modified_ms(segment.path)):
-                fs.unlink(segment.file(SEAL))
-        try:
-            fs.sync_dir(self.path)
-            fs.close(fs.open(os.path.join(self.path, checkpoint.SEALS_HOLD), write=True, create=True))
-            fs.sync_dir(self.path)
-        except (DiskFullError, ResourceError):
-            return False
-        return True
 
     def _note(self, notes: Notes) -> None:
         """What the next opening is to know, on disk before it is true."""
@@ -654,7 +471,7 @@ class Log(LogReader):
                 self._producers.save()
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self._claim.fail()
-            if not self._claim.hand_over((self._topic, self._partition), self._commit.durable_end):
+            if not self._claim.hand_over(self._key, self._commit.durable_end):
                 self._save_recovery_point_locked()
             if self.is_replicated:
                 with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
@@ -724,7 +541,11 @@ class Log(LogReader):
         return self._known_epochs()[-1][0]
 
     def _known_epochs(self) -> list[epochs.Entry]:
-        return self._epochs or checkpoint.read_epochs(self._fs, self.path) or self._walked_epochs()
+        return (
+            self._epochs
+            or checkpoint.read_epochs(self._fs, self.path)
+            or epochs.walked(self._segments, self._log_start)
+        )
 
     def end_of_epoch(self, leader_epoch: int) -> tuple[int, int]:
         """(epoch, end offset): the largest epoch at or below leader_epoch, and where it ends; (-1, -1) when unknown.
@@ -770,18 +591,6 @@ class Log(LogReader):
             if write:
                 checkpoint.write_epochs(self._fs, self.path, entries, reserve=self._parent)
             self._epochs, self._leader_epoch = entries, entries[-1][0]
-
-    def _walked_epochs(self) -> list[epochs.Entry]:
-        """As the batches have them, for a log whose file of epochs is lost."""
-        found: list[epochs.Entry] = [(0, self._log_start)]
-        for segment in self._segments:
-            for facts, _, _ in segment.walk(0, crc=False):
-                numbers = facts["partition_leader_epoch"]
-                changes = np.flatnonzero(np.diff(numbers, prepend=-1) > 0)
-                for row in changes[numbers[changes] > 0].tolist():
-                    if int(numbers[row]) > found[-1][0]:
-                        found = epochs.assign(found, int(numbers[row]), int(facts["base_offset"][row]))
-        return found
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -993,7 +802,7 @@ class Log(LogReader):
             return
         try:
             if self._followed is None:
-                self._followed = self._walked_transactions()
+                self._followed = transactions.walked(self._segments)
             else:
                 self._followed.add(run, control_types_in(view))
             for entry in self._followed.entries_between(before, self._end):
@@ -1032,7 +841,7 @@ class Log(LogReader):
         """Gaps below dense_from are no losses. On disk before there is one, for readers would call it a loss."""
         if self._notes.dense_from >= dense_from:
             return
-        has_seals = self._gaps.noted.has_seals or self._look_over_seals()
+        has_seals = self._gaps.noted.has_seals or seals.drop_stale(self._fs, self.path, self._segments[:-1])
         self._note(attrs.evolve(self._notes, dense_from=dense_from))
         self._gaps.noted = gaps.Noted(max(self._gaps.dense_from, dense_from), has_seals)
 
@@ -1256,7 +1065,7 @@ class Log(LogReader):
             try:
                 self._active.cut(size)
                 recovery.rebuild(self._active)
-                self._index_aborted()
+                transactions.index_aborted(self._active, self._segments)
             except BaseException as error:  # also when memory lacks: half an index would be written over a whole one
                 self._commit.poison(error)
                 raise
@@ -1350,12 +1159,12 @@ class Log(LogReader):
 
     def _set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
         """Sets this partition's entry in a file that all partitions of the directory share."""
-        changes = {(self._topic, self._partition): offset}
+        changes = {self._key: offset}
         self._claim.checkpoints.set(name, changes, may_use_reserve=may_use_reserve)
 
     def _own_checkpoint(self, name: str) -> int:
         """This partition's entry in a file that all partitions of the directory share; 0 when there is none."""
-        return self._claim.checkpoints.get(name, (self._topic, self._partition)) or 0
+        return self._claim.checkpoints.get(name, self._key) or 0
 
     def tick(self, now_ms: int | None = None) -> bool:
         """Does what is due: the sync of an interval policy or of flush.ms, the roll of segment.ms, the recovery point.
@@ -1513,19 +1322,6 @@ class Log(LogReader):
         finally:
             view.discard()
 
-    def _index_aborted(self) -> None:
-        """Fills the transaction index of the active segment from the batches, when it has markers."""
-        transactions = self._walked_transactions() if self._active.has_markers else Transactions()
-        self._active.set_aborted(transactions.entries_between(self._active.base_offset, INT64_MAX))
-
-    def _walked_transactions(self) -> Transactions:
-        """Those of all segments, as the batches have them."""
-        state = Transactions()
-        for segment in self._segments:
-            for facts, _, _ in segment.walk(0, crc=False):
-                state.add(facts, control_types(segment))
-        return state
-
     def _seal_locked(self) -> None:
         """Makes the active segment one that others may follow; appending to it goes on being possible."""
         try:
@@ -1552,7 +1348,7 @@ class Log(LogReader):
             self._active.refresh()
             self._active.is_own = False
             recovery.rebuild(self._active)
-            self._index_aborted()
+            transactions.index_aborted(self._active, self._segments)
         assert self._active.last_offset + 1 == end, (self._active.last_offset, end)
         self._end = end
         self._written_bytes += size_bytes
@@ -1778,7 +1574,7 @@ class Log(LogReader):
         self._active = ActiveSegment(fs, self.path, cut.base_offset, self.config, create=False)
         recovery.rebuild(self._active)
         self._segments = [*self._segments[:-1], self._active]
-        self._index_aborted()
+        transactions.index_aborted(self._active, self._segments)
         self._active.write_indexes(whole=True)
         self._end = offset
         if not self.is_replicated:
@@ -1901,7 +1697,7 @@ class Rewriting:
         self.gaps = log._gaps
         self.notes = log._notes
         self.log_start = log.log_start_offset
-        self.cleaned_to = log._claim.checkpoints.get(checkpoint.CLEANER, (log._topic, log._partition))
+        self.cleaned_to = log._claim.checkpoints.get(checkpoint.CLEANER, log._key)
         self._created: ActiveSegment | None = None
 
     @property

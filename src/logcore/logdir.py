@@ -70,7 +70,8 @@ from logcore.names import (
 )
 from logcore.notices import INFO, Incident, tell
 from logcore.partition.seals import Finding, Progress, ScrubReport, finish
-from logcore.reader import Isolation, LogReader, list_bases
+from logcore.partition.segmentfiles import list_bases
+from logcore.reader import Isolation, LogReader
 from logcore.staging import applying
 from logcore.table import TopicTable
 

@@ -10,7 +10,6 @@ This module does not decode (partition/scan.py does) and does not append (log.py
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import operator
@@ -26,9 +25,7 @@ from logcore import checkpoint
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
     CorruptBatchError,
-    CorruptLogError,
     InvalidConfigError,
-    InvalidNameError,
     InvalidRecordError,
     InvalidTimestampError,
     LogClosedError,
@@ -38,12 +35,12 @@ from logcore.errors import (
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import Record, layout
-from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, parse_partition_name, partition_of
-from logcore.partition import gaps
+from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, partition_of
 from logcore.partition.gaps import Gaps
-from logcore.partition.noted import Noted
+from logcore.partition.noted import begin, noted_gaps, noted_offset
 from logcore.partition.scan import Scan, Stretch, slot_of
-from logcore.partition.transactions import Transactions
+from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
+from logcore.partition.transactions import Transactions, control_types
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import GrowingSegment, Segment
 
@@ -87,19 +84,6 @@ def check_is_partition(fs: FS, directory: str) -> None:
         expected="files like 00000000000000000000.log",
         found=", ".join(sorted(names)[:5]) or "nothing",
     )
-
-
-def list_names(fs: FS, directory: str) -> list[str]:
-    """Names in a partition directory, sorted."""
-    try:
-        return sorted(fs.listdir(directory))
-    except FileNotFoundError:
-        raise LogNotFoundError("the partition directory is gone", path=directory) from None
-
-
-def list_bases(fs: FS, directory: str) -> list[int]:
-    """Base offsets of the segments in a partition directory, rising."""
-    return bases_in(list_names(fs, directory))
 
 
 class LogReader:
@@ -732,47 +716,3 @@ class _Committed(NamedTuple):
     state: Transactions
     last_stable_offset: int
     segments: list[Segment]
-
-
-def noted_offset(fs: FS, path: str, name: str) -> int:
-    """What an offset checkpoint of the log directory says of the partition at path; 0 when nothing."""
-    with contextlib.suppress(InvalidNameError):
-        parent, partition = os.path.split(fs.real_path(path))
-        return checkpoint.read_offsets(fs, parent, name).get(parse_partition_name(partition), 0)
-    return 0
-
-
-def noted_gaps(fs: FS, path: str) -> gaps.Noted:
-    """What is noted now of the gaps of the partition at path."""
-    notes = checkpoint.read_notes(fs, path)
-    has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
-    return gaps.Noted.of(notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals)
-
-
-def begin(fs: FS, path: str, first_base: int) -> int:
-    """Where the log of a partition begins whose first segment begins at first_base, by what is noted of it."""
-    parent, name = os.path.split(fs.real_path(path))
-    key = None
-    with contextlib.suppress(InvalidNameError):
-        key = parse_partition_name(name)
-    return Noted.read(fs, path, parent, key).begin(first_base)
-
-
-def segments_gone(path: str, known: int) -> CorruptLogError:
-    """The error for a partition that has no .log file, and is known to have reached an offset."""
-    return CorruptLogError(
-        "the segments of this partition are gone",
-        path=path,
-        expected=f"records up to offset {known}",
-        found="no .log file",
-    )
-
-
-def control_types(segment: Segment) -> Callable[[int], str]:
-    """What Transactions.add() asks for: the type of the control batch at a position."""
-
-    def control_type(position: int) -> str:
-        batch = segment.batch(position)
-        return batch.control_type() if batch is not None else "UNKNOWN"
-
-    return control_type

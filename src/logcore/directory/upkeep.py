@@ -31,7 +31,7 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.names import partition_name
 from logcore.partition.seals import Progress
-from logcore.reader import list_bases
+from logcore.partition.segmentfiles import list_bases
 from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.segment import Segment
 

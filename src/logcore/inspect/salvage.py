@@ -59,8 +59,8 @@ from logcore.partition.gaps import Gaps
 from logcore.partition.noted import Noted, is_understood, or_else
 from logcore.partition.producers import Producers
 from logcore.partition.producerstate import coordinator_epochs
+from logcore.partition.segmentfiles import list_bases
 from logcore.partition.transactions import Transactions
-from logcore.reader import list_bases
 from logcore.segment import ActiveSegment, Segment
 from logcore.staging.manifest import ASSIGNED, CLAIM, DAMAGED, READY, REFUSED, STATE, Manifest, read_state, staging_path
 

@@ -6,12 +6,17 @@ Rules (storage format section 6, leader-epoch-checkpoint; section 11.4, OffsetFo
   forgets an epoch without records, and its leader begins one again; here a log leads itself, so it keeps the epoch.
 - A follower cuts its log where its leader says that the last epoch they share has ended.
 
-Pure functions over a list of entries: log.py keeps the list and its file.
+Functions over a list of entries: log.py keeps the list and its file.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
+
+import numpy as np
+
+from logcore.segment import Segment
 
 Entry = tuple[int, int]
 
@@ -53,3 +58,16 @@ def end_of(entries: list[Entry], epoch: int, log_end: int) -> Entry:
         return epoch, log_end
     slot = bisect_right(entries, epoch, key=lambda entry: entry[0]) - 1
     return (epoch, entries[0][1]) if slot < 0 else (entries[slot][0], entries[slot + 1][1])
+
+
+def walked(segments: Iterable[Segment], log_start: int) -> list[Entry]:
+    """As the batches have them, for a log whose file of epochs is lost."""
+    found: list[Entry] = [(0, log_start)]
+    for segment in segments:
+        for facts, _, _ in segment.walk(0, crc=False):
+            numbers = facts["partition_leader_epoch"]
+            changes = np.flatnonzero(np.diff(numbers, prepend=-1) > 0)
+            for row in changes[numbers[changes] > 0].tolist():
+                if int(numbers[row]) > found[-1][0]:
+                    found = assign(found, int(numbers[row]), int(facts["base_offset"][row]))
+    return found

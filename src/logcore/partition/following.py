@@ -75,7 +75,7 @@ def encoded(facts: layout.Facts, start: int) -> list[EncodedBatch]:
 
 
 def control_types_in(data: Buffer) -> Callable[[int], str]:
-    """As reader.control_types(), for batches in a buffer."""
+    """As transactions.control_types(), for batches in a buffer."""
 
     def control_type(position: int) -> str:
         return next(read_batches(memoryview(data)[position:])).control_type()

@@ -9,6 +9,7 @@ This module sees no batch. verify.py and salvage.py in inspect/ hold what they f
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,8 +19,9 @@ import attrs
 from logcore import checkpoint
 from logcore.checkpoint import Key
 from logcore.config import INT64_MAX
-from logcore.errors import LogcoreError
+from logcore.errors import InvalidNameError, LogcoreError
 from logcore.fs import FS
+from logcore.names import parse_partition_name
 from logcore.partition import gaps
 
 _T = TypeVar("_T")
@@ -108,3 +110,27 @@ def or_else(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:
         return call(*arguments)
     except LogcoreError:
         return otherwise
+
+
+def noted_offset(fs: FS, path: str, name: str) -> int:
+    """What an offset checkpoint of the log directory says of the partition at path; 0 when nothing."""
+    with contextlib.suppress(InvalidNameError):
+        parent, partition = os.path.split(fs.real_path(path))
+        return checkpoint.read_offsets(fs, parent, name).get(parse_partition_name(partition), 0)
+    return 0
+
+
+def noted_gaps(fs: FS, path: str) -> gaps.Noted:
+    """What is noted now of the gaps of the partition at path."""
+    notes = checkpoint.read_notes(fs, path)
+    has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
+    return gaps.Noted.of(notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals)
+
+
+def begin(fs: FS, path: str, first_base: int) -> int:
+    """Where the log of a partition begins whose first segment begins at first_base, by what is noted of it."""
+    parent, name = os.path.split(fs.real_path(path))
+    key = None
+    with contextlib.suppress(InvalidNameError):
+        key = parse_partition_name(name)
+    return Noted.read(fs, path, parent, key).begin(first_base)

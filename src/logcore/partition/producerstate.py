@@ -141,9 +141,7 @@ class ProducerState:
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def _offsets(self) -> list[int]:
-        """Offsets in the names of the snapshots that are there, rising."""
-        names = self._fs.listdir(self._path)
-        return sorted(offset for name in names if (offset := base_offset_of(name, SNAPSHOT)) is not None)
+        return _snapshot_offsets(self._fs, self._path)
 
     def _loaded(self, low: int, high: int) -> Producers | None:
         """What the newest sound snapshot at an offset from low to high says."""
@@ -181,7 +179,7 @@ class ProducerState:
 
     def remove_above(self, offset: int) -> None:
         """Those that tell of records at and above an offset, which are gone."""
-        self._remove_all_but([kept for kept in self._offsets() if kept <= offset])
+        remove_snapshots_above(self._fs, self._path, offset)
 
 
 def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
@@ -196,3 +194,15 @@ def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
         return -1 if value is None or len(value) < 6 else int.from_bytes(value[2:6], "big", signed=True)
 
     return coordinator_epoch
+
+
+def remove_snapshots_above(fs: FS, path: str, offset: int) -> None:
+    """Removes the snapshots in a partition directory that tell of records at and above an offset, which are gone."""
+    for snapshot_offset in _snapshot_offsets(fs, path):
+        if snapshot_offset > offset:
+            fs.unlink(os.path.join(path, file_name(snapshot_offset, SNAPSHOT)))
+
+
+def _snapshot_offsets(fs: FS, path: str) -> list[int]:
+    """Offsets in the names of the snapshots in a directory, rising."""
+    return sorted(offset for name in fs.listdir(path) if (offset := base_offset_of(name, SNAPSHOT)) is not None)

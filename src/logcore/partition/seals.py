@@ -22,7 +22,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import attrs
@@ -33,7 +33,7 @@ from logcore.errors import DiskFullError, ResourceError, StorageReadError, Stora
 from logcore.fs import FS
 from logcore.kernels import layout
 from logcore.names import LOG, SEAL, SWAP, base_offset_of, file_name
-from logcore.segment import GrowingSegment, in_order
+from logcore.segment import GrowingSegment, Segment, in_order
 
 Report = TypeVar("Report")
 
@@ -359,3 +359,20 @@ class _Scrub:
             segment.path, bad, expected, next_base or place.end, reason or "the offsets from here on lie in no segment"
         )
         return found, {}
+
+
+def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
+    """Removes seals that are not of the files of some segments, for another program may have compacted them. Notes that
+    the others are; returns whether that could be noted.
+    """
+    for segment in segments:
+        seal = read(fs, directory, segment.base_offset)
+        if seal is not None and not seal.is_of(fs.file_size(segment.path), fs.modified_ms(segment.path)):
+            fs.unlink(segment.file(SEAL))
+    try:
+        fs.sync_dir(directory)
+        fs.close(fs.open(os.path.join(directory, checkpoint.SEALS_HOLD), write=True, create=True))
+        fs.sync_dir(directory)
+    except (DiskFullError, ResourceError):
+        return False
+    return True

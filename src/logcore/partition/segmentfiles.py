@@ -19,9 +19,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from logcore import checkpoint
-from logcore.errors import LogcoreError
+from logcore.errors import CorruptLogError, LogcoreError, LogNotFoundError
 from logcore.fs import FS
-from logcore.names import CLEANED, DELETED, INDEXES, LOG, SEAL, SEGMENT_FILES, STATES, SWAP, base_offset_of, file_name
+from logcore.names import (
+    CLEANED,
+    DELETED,
+    INDEXES,
+    LOG,
+    SEAL,
+    SEGMENT_FILES,
+    STATES,
+    SWAP,
+    base_offset_of,
+    bases_in,
+    file_name,
+)
 from logcore.segment import ActiveSegment, Segment
 
 #: A copy of part of a segment goes in pieces of this.
@@ -186,3 +198,26 @@ def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes)
         fs.fsync(handle)
     finally:
         fs.close(handle)
+
+
+def list_names(fs: FS, directory: str) -> list[str]:
+    """Names in a partition directory, sorted."""
+    try:
+        return sorted(fs.listdir(directory))
+    except FileNotFoundError:
+        raise LogNotFoundError("the partition directory is gone", path=directory) from None
+
+
+def list_bases(fs: FS, directory: str) -> list[int]:
+    """Base offsets of the segments in a partition directory, rising."""
+    return bases_in(list_names(fs, directory))
+
+
+def segments_gone(path: str, known: int) -> CorruptLogError:
+    """The error for a partition that has no .log file, and is known to have reached an offset."""
+    return CorruptLogError(
+        "the segments of this partition are gone",
+        path=path,
+        expected=f"records up to offset {known}",
+        found="no .log file",
+    )

@@ -5,18 +5,20 @@ Rules (storage format sections 5.2, 5.3, 11.2):
 - A COMMIT or ABORT marker closes it. Markers of producers without an open transaction change nothing.
 - The last stable offset is the first offset of the oldest open transaction, or the high watermark when that is lower.
 
-This module reads no file: segments hand it the facts of their batches, in order.
+The state reads no file: segments hand it the facts of their batches, in order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 
+from logcore.config import INT64_MAX
 from logcore.index import AbortedTransaction
 from logcore.kernels.layout import CONTROL_BIT, TRANSACTIONAL_BIT, Facts
+from logcore.segment import ActiveSegment, Segment
 
 
 @attrs.define
@@ -81,3 +83,28 @@ class Transactions:
         # One producer's transactions follow each other, so only the last that began at or before can hold it.
         near = spans[max(0, at - 1) : at + 1]
         return any(first <= base_offset < last for first, last in near)
+
+
+def control_types(segment: Segment) -> Callable[[int], str]:
+    """What Transactions.add() asks for: the type of the control batch at a position."""
+
+    def control_type(position: int) -> str:
+        batch = segment.batch(position)
+        return batch.control_type() if batch is not None else "UNKNOWN"
+
+    return control_type
+
+
+def walked(segments: Iterable[Segment]) -> Transactions:
+    """The transactions of a whole log, as its batches have them."""
+    state = Transactions()
+    for segment in segments:
+        for facts, _, _ in segment.walk(0, crc=False):
+            state.add(facts, control_types(segment))
+    return state
+
+
+def index_aborted(active: ActiveSegment, segments: Iterable[Segment]) -> None:
+    """Fills the transaction index of the active segment of a log from its batches, when it has markers."""
+    state = walked(segments) if active.has_markers else Transactions()
+    active.set_aborted(state.entries_between(active.base_offset, INT64_MAX))

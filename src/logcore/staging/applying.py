@@ -31,7 +31,7 @@ from logcore.fs import FS
 from logcore.kernels import kernel, layout
 from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
 from logcore.notices import ERROR, tell
-from logcore.reader import list_bases
+from logcore.partition.segmentfiles import list_bases
 from logcore.segment import GrowingSegment, Segment
 from logcore.staging.manifest import (
     ASSIGNED,

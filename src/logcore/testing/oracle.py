@@ -32,8 +32,8 @@ from logcore.log import Log, open_log
 from logcore.names import STATES, TXN_INDEX
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.recovery import rebuild
-from logcore.partition.transactions import Transactions
-from logcore.reader import control_types, list_bases
+from logcore.partition.segmentfiles import list_bases
+from logcore.partition.transactions import Transactions, control_types
 from logcore.segment import ActiveSegment
 from logcore.testing.crashstates import Kind
 from logcore.testing.disk import SimulatedDisk
