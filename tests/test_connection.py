@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netshim.connection import Budget, Connection
-from netshim.state import Answer, CloseConnection, Settings
+from netshim.settings import Settings
+from netshim.waiting import Answer, CloseConnection
 
 
 def frame(body: bytes) -> bytes:

@@ -35,7 +35,9 @@ from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS
 from netshim.session import Session
-from netshim.state import Answer, Call, Settings, State
+from netshim.settings import Settings
+from netshim.state import Call, State
+from netshim.waiting import Answer
 from netshim.wire import codes
 
 T0 = 1_700_000_000_000

@@ -24,7 +24,8 @@ from netshim import wire
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
 from netshim.session import Session
-from netshim.state import Answer, CloseConnection, Settings
+from netshim.settings import Settings
+from netshim.waiting import Answer, CloseConnection
 from netshim.wire import codes
 
 DEADLINE_S = 60

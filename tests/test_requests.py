@@ -23,7 +23,8 @@ from netshim.broker import Broker
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import Repeated
 from netshim.session import Session
-from netshim.state import Answer, CloseConnection, Settings
+from netshim.settings import Settings
+from netshim.waiting import Answer, CloseConnection
 from netshim.wire import codes
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from netshim.server import Server, ServerThread, serve
-    from netshim.state import Settings
+    from netshim.settings import Settings
 
 __all__ = ["Server", "ServerThread", "Settings", "serve"]
 

@@ -20,7 +20,7 @@ import attrs
 from logcore import LogcoreError
 from netshim.journal import Repeated
 from netshim.server import Server, loop_factory
-from netshim.state import Settings
+from netshim.settings import Settings
 
 
 class _JsonLines(logging.Formatter):

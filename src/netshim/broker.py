@@ -16,7 +16,9 @@ from netshim.groups import Groups
 from netshim.handlers import HANDLERS, served_versions
 from netshim.journal import errors_in, shown
 from netshim.session import Session
-from netshim.state import Answer, Call, CloseConnection, Settings, State, Submit
+from netshim.settings import Settings
+from netshim.state import Call, State
+from netshim.waiting import Answer, CloseConnection, Submit
 from netshim.wire import codes
 
 _log = logging.getLogger("netshim")

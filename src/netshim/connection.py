@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from netshim.state import Answer, CloseConnection, Settings
+from netshim.settings import Settings
+from netshim.waiting import Answer, CloseConnection
 
 Piece = bytes | bytearray | memoryview
 #: What a handler of frames gives: the pieces of a response, None for no response, or an Answer that will hold one of

@@ -34,7 +34,8 @@ from logcore.fs import FS, OS
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
 from netshim.session import Session
-from netshim.state import CloseConnection, Settings
+from netshim.settings import Settings
+from netshim.waiting import CloseConnection
 
 _log = logging.getLogger("netshim")
 

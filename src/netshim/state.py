@@ -1,8 +1,9 @@
-"""What a broker knows while it runs, and how its parts wait for one another.
+"""What a broker knows while it runs: which log a request means, when it is open, and in which order work is done.
 
 Rules:
 - One thread. Everything here is called from the broker's thread, except the work given to `submit`.
-- Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer.
+- Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer
+  (waiting.py).
 - Work that asks the disk to sync goes through `submit`, which may run it in another thread and calls back in this one.
 
 This module speaks no protocol (handlers do) and opens no socket (server.py does).
@@ -11,7 +12,6 @@ This module speaks no protocol (handlers do) and opens no socket (server.py does
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -20,98 +20,14 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
-from logcore.coordination import timers
 from netshim.journal import Journal
 from netshim.session import Session
+from netshim.settings import Settings
+from netshim.waiting import Answer, Key, Submit, Syncs, Timers, Waiting, answer_with, pass_on
 
 _log = logging.getLogger("netshim")
 
-#: What a broker waits for the records of: (topic, partition).
-Key = tuple[str, int]
 _T = TypeVar("_T")
-Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-
-
-def _between(low: int, high: int) -> Any:
-    def check(_: object, attribute: Any, value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(f"{attribute.name}: expected {low} to {high}, found {value!r}")
-
-    return check
-
-
-def _setting(default: int, low: int, high: int = 2**31 - 1) -> Any:
-    return attrs.field(default=default, validator=_between(low, high))
-
-
-@attrs.frozen(kw_only=True)
-class Settings:
-    """How a broker behaves; names and defaults are Kafka's where it has them, except where tests would wait for them.
-
-    auto_create_topics: make topics that a client asks the metadata of, with num_partitions. rebalance_delay_ms: how
-    long the first members of a group wait for others (Kafka: 3000). offsets_partitions: of `__consumer_offsets` when it
-    is made; one broker has nothing to spread (Kafka: 50). max_replication_factor: the largest that CreateTopics accepts
-    and then reports as 1. The limits of connections: docs/netshim.md.
-    """
-
-    auto_create_topics: bool = True
-    num_partitions: int = _setting(1, 1, 100_000)
-    max_replication_factor: int = _setting(3, 1, 32_767)
-    offsets_partitions: int = _setting(1, 1, 1_000)
-    rebalance_delay_ms: int = _setting(0, 0)
-    cleaner_backoff_ms: int = _setting(15_000, 0)
-    min_session_timeout_ms: int = _setting(100, 1)
-    max_session_timeout_ms: int = _setting(1_800_000, 1)
-    group_max_size: int = _setting(2**31 - 1, 1)
-    offset_metadata_max_bytes: int = _setting(4_096, 0)
-    fetch_max_bytes: int = _setting(57_671_680, 1_024)
-    max_request_bytes: int = _setting(104_857_600, 1_024)
-    max_buffered_bytes: int = _setting(256 << 20, 1 << 20, 1 << 40)
-    max_connections: int = _setting(1_024, 1)
-    max_connections_per_address: int = _setting(1_024, 1)
-    max_pipelined_requests: int = _setting(64, 1)
-    max_unread_bytes: int = _setting(32 << 20, 1 << 16)
-    request_timeout_ms: int = _setting(30_000, 10)
-    idle_timeout_ms: int = _setting(600_000, 10)
-
-
-class CloseConnection(Exception):
-    """The connection is to be ended: what came over it is not our protocol, or no answer would be right."""
-
-
-class Answer:
-    """A response that comes later: set once, and told to whoever asked for it."""
-
-    __slots__ = ("_cancel", "_then", "is_cancelled", "is_set", "value")
-
-    def __init__(self) -> None:
-        self.is_set = self.is_cancelled = False
-        self.value: Any = None
-        self._then: Callable[[Any], None] | None = None
-        self._cancel: Callable[[], None] | None = None
-
-    def set(self, value: Any) -> None:
-        """Only the first value counts."""
-        if not self.is_set:
-            self.is_set, self.value = True, value
-            if self._then is not None:
-                self._then(value)
-
-    def when_cancelled(self, action: Callable[[], None]) -> None:
-        """What to undo when nobody is left to hear the answer."""
-        self._cancel = action
-
-    def cancel(self) -> None:
-        """Says that nobody is left to hear it. What cannot be undone goes on, and is set for nobody."""
-        self._then = None
-        self.is_cancelled = True
-        if not self.is_set and self._cancel is not None:
-            self._cancel()
-
-    def then(self, callback: Callable[[Any], None]) -> None:
-        self._then = callback
-        if self.is_set:
-            callback(self.value)
 
 
 @attrs.frozen
@@ -125,139 +41,12 @@ class Call:
     now_ms: int
 
 
-def _guarded(action: Callable[[Any], None], argument: Any) -> None:
-    """Calls one of several who wait; an error of it is not for the others, nor for whoever woke them."""
-    try:
-        action(argument)
-    except Exception:
-        _log.exception("somebody who waited failed")
-
-
-def _pass_on(response: object, answer: Answer) -> None:
-    """Sets an answer that was given out already, now or when the response has come."""
-    if not isinstance(response, Answer):
-        answer.set(response)
-        return
-    answer.when_cancelled(response.cancel)
-    response.then(answer.set)
-    if answer.is_cancelled:
-        answer.cancel()
-
-
-def answer_with(handle: Callable[[], object], answer: Answer) -> None:
-    """Sets an answer that was given out already to what handle() gives, also to an error of it: nothing above would
-    tell the client.
-    """
-    try:
-        response = handle()
-    except Exception as error:
-        response = error
-    _pass_on(response, answer)
-
-
 class _InLine:
     """A request that other requests for the same logs may not overtake."""
 
     def __init__(self, keys: list[Key], start: Callable[[_InLine], None]) -> None:
         self.keys = keys
         self.start = start
-
-
-class Timers:
-    """Actions that are to happen at a time. A timer that is not wanted any more is cancelled by its token."""
-
-    def __init__(self) -> None:
-        self._timers: timers.Timers[int] = timers.Timers()
-        self._actions: dict[int, Callable[[int], None]] = {}
-        self._tokens = itertools.count(1)
-
-    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
-        """Has action(now_ms) called at or after the deadline; returns the token."""
-        token = next(self._tokens)
-        self._actions[token] = action
-        self._timers.at(deadline_ms, token)
-        return token
-
-    def cancel(self, token: int) -> None:
-        if self._actions.pop(token, None) is not None:
-            self._timers.cancel(token)
-
-    @property
-    def next_ms(self) -> int | None:
-        """When the next one is due."""
-        return self._timers.next_ms
-
-    def run(self, now_ms: int) -> None:
-        for token in self._timers.due(now_ms):
-            _guarded(self._actions.pop(token), now_ms)
-
-
-class Waiting:
-    """Who waits for something to happen to which key."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[Key, set[Callable[[int], None]]] = {}
-
-    def add(self, keys: list[Key], action: Callable[[int], None]) -> None:
-        for key in keys:
-            self._by_key.setdefault(key, set()).add(action)
-
-    def remove(self, keys: list[Key], action: Callable[[int], None]) -> None:
-        for key in keys:
-            waiting = self._by_key.get(key)
-            if waiting is not None:
-                waiting.discard(action)
-                if not waiting:
-                    del self._by_key[key]
-
-    def wake(self, keys: Iterable[Key], now_ms: int) -> None:
-        """Calls those who wait for any of the keys, each once."""
-        for action in {action for key in keys for action in self._by_key.get(key, ())}:
-            _guarded(action, now_ms)
-
-    def waited_for(self) -> list[Key]:
-        """The keys that somebody waits for."""
-        return list(self._by_key)
-
-
-class Syncs:
-    """Who waits for which records to be on disk. One sync of a log runs at a time, for all who wait when it begins."""
-
-    def __init__(self, submit: Submit) -> None:
-        self._submit = submit
-        self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
-        self._running: set[Log] = set()
-
-    def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
-        """Calls done(None) once all below offset end is on disk, or done(error) when that failed."""
-        if log.durable_end_offset >= end:
-            done(None)
-            return
-        self._waiting.setdefault(log, []).append((end, done))
-        self._start(log)
-
-    def _start(self, log: Log) -> None:
-        if log in self._running or not self._waiting.get(log):
-            return
-        self._running.add(log)
-        self._submit(log.flush, lambda result: self._finished(log, result))
-
-    def _finished(self, log: Log, result: Any) -> None:
-        self._running.discard(log)
-        error = result if isinstance(result, BaseException) else None
-        waiting = self._waiting.pop(log, [])
-        durable_end = log.durable_end_offset
-        kept = []
-        for end, done in waiting:
-            if durable_end >= end:
-                _guarded(done, None)
-            elif error is not None:
-                _guarded(done, error if isinstance(error, LogcoreError) else LogcoreError(f"a sync failed: {error!r}"))
-            else:
-                kept.append((end, done))
-        if kept:
-            self._waiting.setdefault(log, [])[:0] = kept
-            self._start(log)
 
 
 #: The topic id that stands for none.
@@ -337,7 +126,7 @@ class State:
                 response = error
             finally:
                 self._failures = {}
-            _pass_on(response, answer)
+            pass_on(response, answer)
 
         def opened(key: Key, result: Any) -> None:
             if isinstance(result, LogcoreError):

@@ -20,7 +20,8 @@ from netshim.handlers.partitions import (
     check_epoch,
     when_transactions_are_known,
 )
-from netshim.state import Answer, Call, State
+from netshim.state import Call, State
+from netshim.waiting import Answer
 from netshim.wire import codes
 
 if TYPE_CHECKING:

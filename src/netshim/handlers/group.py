@@ -17,7 +17,8 @@ from logcore.coordination.group import DEAD, EMPTY, STABLE, Group
 from logcore.format.grouprecords import Committed
 from netshim import wire
 from netshim.groups import Groups
-from netshim.state import Answer, Call, State, answer_with
+from netshim.state import Call, State
+from netshim.waiting import Answer, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:

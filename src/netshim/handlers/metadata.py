@@ -18,7 +18,8 @@ from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import INTERNAL_TOPICS
 from netshim.offsets import OFFSETS_CONFIG
-from netshim.state import NO_ID, Answer, Call, State, answer_with
+from netshim.state import NO_ID, Call, State
+from netshim.waiting import Answer, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:

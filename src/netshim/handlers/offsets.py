@@ -18,7 +18,8 @@ from netshim.handlers.partitions import (
     log_of,
     when_transactions_are_known,
 )
-from netshim.state import Answer, Call, State, answer_with
+from netshim.state import Call, State
+from netshim.waiting import Answer, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import Final, Protocol
 
 from logcore import Log, LogcoreError
 from netshim.handlers.failures import code_of
-from netshim.state import Answer, State, answer_with
+from netshim.state import State
+from netshim.waiting import Answer, answer_with
 from netshim.wire import codes
 
 MAGIC_POSITION: Final = 16

@@ -21,7 +21,8 @@ from netshim.handlers.partitions import (
     MAGIC_POSITION,
     ZSTD,
 )
-from netshim.state import Answer, Call, CloseConnection, State
+from netshim.state import Call, State
+from netshim.waiting import Answer, CloseConnection
 from netshim.wire import Buffer, codes
 
 if TYPE_CHECKING:

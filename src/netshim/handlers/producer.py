@@ -13,7 +13,8 @@ from logcore import LogcoreError
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.journal import shown
-from netshim.state import Answer, Call, State
+from netshim.state import Call, State
+from netshim.waiting import Answer
 from netshim.wire import codes
 
 if TYPE_CHECKING:

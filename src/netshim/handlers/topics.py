@@ -15,7 +15,8 @@ from netshim import wire
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import INTERNAL_TOPICS
-from netshim.state import NO_ID, Answer, Call, State
+from netshim.state import NO_ID, Call, State
+from netshim.waiting import Answer
 from netshim.wire import codes
 
 if TYPE_CHECKING:

@@ -1,0 +1,190 @@
+"""How the parts of a broker wait: for an answer, a time, an append, a sync.
+
+Rules:
+- One thread. Everything here is called from the broker's thread, except the work given to `submit`.
+- Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer.
+- An error of one who waits is not for the others, nor for whoever woke them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from logcore import Log, LogcoreError
+from logcore.coordination import timers
+
+_log = logging.getLogger("netshim")
+
+#: What a broker waits for the records of: (topic, partition).
+Key = tuple[str, int]
+#: Runs work where it may wait for the disk, then calls done(result or exception) in the broker's thread.
+Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+
+
+class CloseConnection(Exception):
+    """The connection is to be ended: what came over it is not our protocol, or no answer would be right."""
+
+
+class Answer:
+    """A response that comes later: set once, and told to whoever asked for it."""
+
+    __slots__ = ("_cancel", "_then", "is_cancelled", "is_set", "value")
+
+    def __init__(self) -> None:
+        self.is_set = self.is_cancelled = False
+        self.value: Any = None
+        self._then: Callable[[Any], None] | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def set(self, value: Any) -> None:
+        """Only the first value counts."""
+        if not self.is_set:
+            self.is_set, self.value = True, value
+            if self._then is not None:
+                self._then(value)
+
+    def when_cancelled(self, action: Callable[[], None]) -> None:
+        """What to undo when nobody is left to hear the answer."""
+        self._cancel = action
+
+    def cancel(self) -> None:
+        """Says that nobody is left to hear it. What cannot be undone goes on, and is set for nobody."""
+        self._then = None
+        self.is_cancelled = True
+        if not self.is_set and self._cancel is not None:
+            self._cancel()
+
+    def then(self, callback: Callable[[Any], None]) -> None:
+        self._then = callback
+        if self.is_set:
+            callback(self.value)
+
+
+def guarded(action: Callable[[Any], None], argument: Any) -> None:
+    """Calls one of several who wait; an error of it is not for the others, nor for whoever woke them."""
+    try:
+        action(argument)
+    except Exception:
+        _log.exception("somebody who waited failed")
+
+
+def pass_on(response: object, answer: Answer) -> None:
+    """Sets an answer that was given out already, now or when the response has come."""
+    if not isinstance(response, Answer):
+        answer.set(response)
+        return
+    answer.when_cancelled(response.cancel)
+    response.then(answer.set)
+    if answer.is_cancelled:
+        answer.cancel()
+
+
+def answer_with(handle: Callable[[], object], answer: Answer) -> None:
+    """Sets an answer that was given out already to what handle() gives, also to an error of it: nothing above would
+    tell the client.
+    """
+    try:
+        response = handle()
+    except Exception as error:
+        response = error
+    pass_on(response, answer)
+
+
+class Timers:
+    """Actions that are to happen at a time. A timer that is not wanted any more is cancelled by its token."""
+
+    def __init__(self) -> None:
+        self._timers: timers.Timers[int] = timers.Timers()
+        self._actions: dict[int, Callable[[int], None]] = {}
+        self._tokens = itertools.count(1)
+
+    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
+        """Has action(now_ms) called at or after the deadline; returns the token."""
+        token = next(self._tokens)
+        self._actions[token] = action
+        self._timers.at(deadline_ms, token)
+        return token
+
+    def cancel(self, token: int) -> None:
+        if self._actions.pop(token, None) is not None:
+            self._timers.cancel(token)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next one is due."""
+        return self._timers.next_ms
+
+    def run(self, now_ms: int) -> None:
+        for token in self._timers.due(now_ms):
+            guarded(self._actions.pop(token), now_ms)
+
+
+class Waiting:
+    """Who waits for something to happen to which key."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, set[Callable[[int], None]]] = {}
+
+    def add(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        for key in keys:
+            self._by_key.setdefault(key, set()).add(action)
+
+    def remove(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        for key in keys:
+            waiting = self._by_key.get(key)
+            if waiting is not None:
+                waiting.discard(action)
+                if not waiting:
+                    del self._by_key[key]
+
+    def wake(self, keys: Iterable[Key], now_ms: int) -> None:
+        """Calls those who wait for any of the keys, each once."""
+        for action in {action for key in keys for action in self._by_key.get(key, ())}:
+            guarded(action, now_ms)
+
+    def waited_for(self) -> list[Key]:
+        """The keys that somebody waits for."""
+        return list(self._by_key)
+
+
+class Syncs:
+    """Who waits for which records to be on disk. One sync of a log runs at a time, for all who wait when it begins."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+        self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
+        self._running: set[Log] = set()
+
+    def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
+        """Calls done(None) once all below offset end is on disk, or done(error) when that failed."""
+        if log.durable_end_offset >= end:
+            done(None)
+            return
+        self._waiting.setdefault(log, []).append((end, done))
+        self._start(log)
+
+    def _start(self, log: Log) -> None:
+        if log in self._running or not self._waiting.get(log):
+            return
+        self._running.add(log)
+        self._submit(log.flush, lambda result: self._finished(log, result))
+
+    def _finished(self, log: Log, result: Any) -> None:
+        self._running.discard(log)
+        error = result if isinstance(result, BaseException) else None
+        waiting = self._waiting.pop(log, [])
+        durable_end = log.durable_end_offset
+        kept = []
+        for end, done in waiting:
+            if durable_end >= end:
+                guarded(done, None)
+            elif error is not None:
+                guarded(done, error if isinstance(error, LogcoreError) else LogcoreError(f"a sync failed: {error!r}"))
+            else:
+                kept.append((end, done))
+        if kept:
+            self._waiting.setdefault(log, [])[:0] = kept
+            self._start(log)
