@@ -45,8 +45,8 @@ MISTAKES: Final = (
     # -- what readers see
     Mistake(
         "bound_without_second_look", "logcore/reader.py",
-        "if segments is self._segments:\n                return segments, visible",
-        "if segments is not None:\n                return segments, visible",
+        "if segments is self._segments:\n                break",
+        "if segments is not None:\n                break",
         "test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
@@ -100,8 +100,8 @@ MISTAKES: Final = (
     # -- the segment that is written
     Mistake(
         "seal_without_sync_of_the_data", "logcore/segment.py",
-        "        self.fs.fsync(self.handle)\n        self._time_index.add(self.max_timestamp()",
-        "        self._time_index.add(self.max_timestamp()",
+        "        self.fs.fsync(self.handle)\n        self._indexes.times.add(self.max_timestamp()",
+        "        self._indexes.times.add(self.max_timestamp()",
         "test_log.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
@@ -168,7 +168,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "other_partitions_lose_their_entries", "logcore/checkpoint.py",
-        "in {**before, **changes}.items()", "in changes.items()",
+        "offsets = dict(before)", "offsets: dict[Key, int] = {}",
         "test_disk_errors.py::test_partitions_of_one_directory_share_their_checkpoints_safely",
     ),
     Mistake(

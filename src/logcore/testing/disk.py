@@ -156,7 +156,7 @@ class SimulatedDisk:
         self.seed = seed
         self.faults = faults
         self.capacity_bytes = capacity_bytes
-        self.names = names
+        self.names: Names = names
         self.history = ""
         self.operations: list[Operation] = []
         self.is_dead = False
