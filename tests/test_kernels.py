@@ -6,7 +6,9 @@ batches with a flipped bit or a cut, and must give the same result or the same e
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
+import logcore
 from logcore.errors import InvalidRecordError, InvalidTimestampError, LogcoreError, RecordTooLargeError
 from logcore.kernels import layout, plain
 
@@ -429,6 +432,34 @@ def test_a_record_behaves_as_a_named_tuple() -> None:
         assert one._asdict()["key"] == b"k"
         with pytest.raises(AttributeError):
             one.offset = 5  # type: ignore[misc]
+        plain = tuple(one)
+        assert hash(one) == hash(plain)
+        later = kind(4, T0, b"k", None)
+        assert one < later
+        assert one <= one
+        assert later > plain
+        assert not one >= later
+        assert sorted([later, one]) == [one, later]
+        extra = (1,)
+        assert one + extra == (*plain, 1)
+        assert extra + one == (1, *plain)
+        assert one.index(b"k") == 2
+        assert one.count(None) == 1
+        with pytest.raises(TypeError):
+            _ = one < 3
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_record_is_read_by_either_kernel(protocol: int) -> None:
+    """A process with compiled kernels may send records to one without."""
+    kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
+    for kind in kinds:
+        one = kind(3, T0, b"k", None, (("h", b"1"),))
+        packed = pickle.dumps(one, protocol)
+        assert b"_compiled" not in packed
+        assert type(pickle.loads(packed)) is logcore.Record
+        assert pickle.loads(packed) == one
+        assert copy.copy(one) == one
 
 
 #: What takes C: a handler of SIGBUS. logcore.fs does without it.

@@ -417,7 +417,8 @@ cdef object _crc32 = None
 cdef class Record:
     """One record as applications see it: layout.Record with the numbers kept as C integers (55 ns instead of 130).
 
-    Behaves as that named tuple does: unpacks, compares and hashes as (offset, timestamp_ms, key, value, headers).
+    Behaves as that named tuple does: unpacks, compares, adds and hashes as (offset, timestamp_ms, key, value, headers).
+    A pickle of either is read as the kind that the reading process has.
     """
 
     cdef readonly int64_t offset
@@ -460,8 +461,32 @@ cdef class Record:
         return (f"Record(offset={self.offset!r}, timestamp_ms={self.timestamp_ms!r}, key={self.key!r}, "
                 f"value={self.value!r}, headers={self.headers!r})")
 
+    def __lt__(self, other):
+        return self.fields() < tuple(other) if isinstance(other, (Record, tuple)) else NotImplemented
+
+    def __le__(self, other):
+        return self.fields() <= tuple(other) if isinstance(other, (Record, tuple)) else NotImplemented
+
+    def __gt__(self, other):
+        return self.fields() > tuple(other) if isinstance(other, (Record, tuple)) else NotImplemented
+
+    def __ge__(self, other):
+        return self.fields() >= tuple(other) if isinstance(other, (Record, tuple)) else NotImplemented
+
+    def __add__(self, other):
+        return self.fields() + tuple(other) if isinstance(other, (Record, tuple)) else NotImplemented
+
+    def __radd__(self, other):
+        return other + self.fields() if isinstance(other, tuple) else NotImplemented
+
+    def count(self, value):
+        return self.fields().count(value)
+
+    def index(self, value, *bounds):
+        return self.fields().index(value, *bounds)
+
     def __reduce__(self):
-        return Record, self.fields()
+        return _layout.record_of, self.fields()
 
     def _asdict(self):
         return dict(zip(self._fields, self.fields()))

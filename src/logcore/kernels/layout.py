@@ -145,6 +145,16 @@ class Record(NamedTuple):
     value: bytes | None
     headers: Headers = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return record_of, tuple(self)
+
+
+def record_of(*fields: Any) -> Record:
+    """A record of the kind that this process has: pickles of both kinds name this function."""
+    from logcore.kernels import Record as kind  # which of the two is known after this module
+
+    return kind(*fields)
+
 
 #: One encoded batch in an output buffer: (position, size_bytes, last_offset, max_timestamp). A plain tuple, because
 #: building a named one costs a tenth of encoding a 16 KiB batch.
