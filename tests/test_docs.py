@@ -22,7 +22,11 @@ import logcore
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(logcore.__file__).resolve().parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "changes").glob("*.md"))]
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "changes").glob("*.md")),
+]
 NEEDED = ("click", "confluent_kafka", "polars", "pyarrow")
 
 
