@@ -5,7 +5,7 @@ Rules:
   install on the plain kernels and one clear line, which is also left in build/kernels.txt for the Makefile to show.
 - No stale binary stays: where compiling fails, an older one beside the source is removed, for it would still be
   imported and might disagree with the plain kernels.
-- LOGCORE_PLAIN=1 at build time skips compiling.
+- LOGCORE_PLAIN=1 at build time leaves the extension out, so that the wheel fits every platform (py3-none-any).
 """
 
 import os
@@ -14,10 +14,12 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 SOURCE = Path("src/logcore/kernels/_compiled.pyx")
 OUTCOME = Path("build/kernels.txt")
 ON_PLAIN_KERNELS = "logcore runs on its plain kernels (slower, same results)"
+PLAIN = os.environ.get("LOGCORE_PLAIN") == "1"
 
 
 def answers(compiler: str) -> bool:
@@ -27,13 +29,29 @@ def answers(compiler: str) -> bool:
         return False
 
 
+def report(line: str) -> None:
+    print(line)
+    OUTCOME.parent.mkdir(exist_ok=True)
+    OUTCOME.write_text(line + "\n")
+
+
+class BuildPlain(build_py):
+    """Stands in for BuildKernels, which does not run where there is no extension to build."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            for pattern in ("_compiled.*.so", "_compiled.*.pyd"):
+                for stale in SOURCE.parent.glob(pattern):
+                    stale.unlink()
+        report(f"LOGCORE_PLAIN=1: {ON_PLAIN_KERNELS}")
+
+
 class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         built = Path(self.get_ext_fullpath(ext.name))
         installed = SOURCE.with_name(built.name)  # an editable install is imported from here
-        if os.environ.get("LOGCORE_PLAIN") == "1":
-            failure = "LOGCORE_PLAIN=1"
-        elif self.editable_mode and is_newer(installed, SOURCE, Path(__file__)):
+        if self.editable_mode and is_newer(installed, SOURCE, Path(__file__)):
             # `make demo` and then `make test` install twice; one compile is enough.
             built.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(installed), str(built))
@@ -44,10 +62,7 @@ class BuildKernels(build_ext):
             built.unlink(missing_ok=True)
             if self.editable_mode:
                 installed.unlink(missing_ok=True)
-        line = f"{failure}: {ON_PLAIN_KERNELS}" if failure else "compiled kernels: built"
-        print(line)
-        OUTCOME.parent.mkdir(exist_ok=True)
-        OUTCOME.write_text(line + "\n")
+        report(f"{failure}: {ON_PLAIN_KERNELS}" if failure else "compiled kernels: built")
 
     def compile(self, ext: Extension) -> str | None:
         """Compiles, or says in a few words why not."""
@@ -72,5 +87,8 @@ def is_newer(target: Path, *inputs: Path) -> bool:
     return target.exists() and all(target.stat().st_mtime_ns > path.stat().st_mtime_ns for path in inputs)
 
 
-kernels = Extension("logcore.kernels._compiled", [str(SOURCE)], optional=True)
-setup(ext_modules=[kernels] if SOURCE.exists() else [], cmdclass={"build_ext": BuildKernels})
+if PLAIN or not SOURCE.exists():
+    setup(cmdclass={"build_py": BuildPlain} if PLAIN else {})
+else:
+    kernels = Extension("logcore.kernels._compiled", [str(SOURCE)], optional=True)
+    setup(ext_modules=[kernels], cmdclass={"build_ext": BuildKernels})
