@@ -77,9 +77,13 @@ def partition_name(topic: str, number: int) -> str:
 def partition_of(name: str) -> tuple[str, int] | None:
     """(topic, number) of a partition directory's name, None for any other name and for what Kafka would refuse."""
     found = _PARTITION.fullmatch(name)
-    if found is None or not is_topic_name(found[1]) or len(name) > _NAME_BYTES or int(found[2]) > INT32_MAX:
+    if found is None:
         return None
-    return found[1], int(found[2])
+    topic, digits = found.groups()
+    number = int(digits)
+    if topic in (".", "..") or len(name) > _NAME_BYTES or number > INT32_MAX:
+        return None
+    return topic, number
 
 
 def parse_partition_name(name: str) -> tuple[str, int]:

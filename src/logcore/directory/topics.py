@@ -131,7 +131,9 @@ class TopicRegistry:
     def finish_interrupted(self) -> None:
         """Ends deletions that a crash ended, and undoes what it left half made."""
         topics = read_topics(self._fs, self.path)
-        present = self._partitions_on_disk()
+        present: dict[str, list[int]] = {}
+        if any(topic.is_deleting for topic in topics):
+            present = self._partitions_on_disk()
         undone: dict[str, Iterable[int]] = {
             topic.name: {*topic.numbers, *present.get(topic.name, ())} for topic in topics if topic.is_deleting
         }
