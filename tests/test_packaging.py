@@ -19,7 +19,7 @@ import logcore
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = (".ci", "benchmarks", "changes", "docs", "examples", "src", "tests", "tools")
-SHIPPED_FILES = ("LICENSE", "MANIFEST.in", "Makefile", "pyproject.toml", "setup.py")
+SHIPPED_FILES = ("LICENSE", "MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py")
 UNSHIPPED = ("__pycache__", "*.pyc", "*.so", "*.pyd", "*.egg-info")
 
 if not (ROOT / "setup.py").exists():
