@@ -6,6 +6,7 @@ change places; then each moment at which the power may go.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 
@@ -284,6 +285,122 @@ def test_a_full_disk_leaves_a_follower_as_it_was(disk: SimulatedDisk) -> None:
 
 def test_the_noted_high_watermark_is_the_one_of_the_last_close(disk: SimulatedDisk) -> None:
     with opened(disk, "/b/t-0") as follower:
-        follower.append_as_follower(batch(base_offset=0, count=5))
+        follower.append_as_follower(batch(base_offset=0, count=4))
+        follower.append_as_follower(batch(base_offset=4))
         follower.advance_high_watermark(4)
     assert checkpoint.read_offsets(disk, "/b", checkpoint.HIGH_WATERMARK) == {("t", 0): 4}
+
+
+def test_an_epoch_without_records_stops_no_follower(disk: SimulatedDisk) -> None:
+    """A log that led in epoch 5 and stored nothing follows one whose batches are of epoch 4."""
+    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+        leader.begin_epoch(4)
+        leader.append(b"one")
+        copy(leader, follower)
+        follower.begin_epoch(5)
+        leader.append(b"two")
+        leader.begin_epoch(6)
+        copy(leader, follower)
+        leader.append(b"three")
+        copy(leader, follower)
+        assert follower._epochs == leader._epochs == [(4, 0), (6, 2)]
+        assert log_files(disk, "/b/t-0") == log_files(disk, "/a/t-0")
+
+
+@pytest.mark.parametrize(
+    ("operation", "number"), [("create", errno.ENOSPC), ("create", errno.EMFILE), ("pwrite", errno.ENOSPC)]
+)
+@pytest.mark.parametrize("first", [0, 5])
+def test_an_append_that_failed_may_be_repeated(disk: SimulatedDisk, operation: str, number: int, first: int) -> None:
+    data = batch(base_offset=first, leader_epoch=4)
+    with opened(disk, "/b/t-0") as follower:
+        disk.faults = FaultPlan(Fault(operation, number, path="*.log"))
+        with contextlib.suppress(logcore.DiskFullError, logcore.ResourceError):
+            follower.append_as_follower(data, durability="os")
+        disk.faults = None
+        assert not follower.has_failed
+        if follower.log_end_offset <= first:  # nothing was stored
+            follower.append_as_follower(data)
+        follower.append_as_follower(batch(base_offset=first + 1, leader_epoch=4))
+        assert follower.log_end_offset == first + 2
+        assert follower._epochs[-1] == (4, first)
+
+
+def test_what_consumers_have_seen_is_shown_after_a_kill(disk: SimulatedDisk) -> None:
+    log = opened(disk, "/b/t-0")
+    log.append_as_follower(batch(base_offset=0, count=5))
+    log.append_as_follower(batch(base_offset=5, count=5))
+    log.advance_high_watermark(5)
+    disk.kill()
+    with opened(disk, "/b/t-0") as again:
+        assert again.high_watermark == 5
+
+
+def test_a_high_watermark_is_where_a_batch_ends(disk: SimulatedDisk) -> None:
+    with opened(disk, "/b/t-0") as log:
+        log.append_as_follower(batch(base_offset=0, count=10))
+        log.append_as_follower(batch(base_offset=10, count=10))
+        assert log.advance_high_watermark(7) == 0
+        assert log.advance_high_watermark(17) == 10
+        log.delete_records(5)
+        assert [record.offset for record in log.read(5, isolation="read_committed")] == [5, 6, 7, 8, 9]
+    for name in (checkpoint.HIGH_WATERMARK, "t-0/" + checkpoint.DURABLE_END):
+        disk.unlink("/b/" + name)
+    with opened(disk, "/b/t-0") as log:
+        assert log.high_watermark == 10, "what was deleted lay below it"
+        assert log.last_stable_offset == 10
+
+
+def test_a_damaged_note_shows_nothing_above_the_high_watermark(disk: SimulatedDisk) -> None:
+    with opened(disk, "/b/t-0") as log:
+        for number in range(5):
+            log.append(b"%d" % number)
+        log.advance_high_watermark(2)
+        with logcore.open("/b/t-0", read_only=True, fs=disk) as reader:
+            handle = disk.open("/b/t-0/" + checkpoint.DURABLE_END, write=True)
+            disk.pwrite(handle, b"\x77", 3)
+            disk.close(handle)
+            reader.refresh()
+            assert reader.high_watermark == 2
+        with logcore.open("/b/t-0", read_only=True, fs=disk) as reader:
+            assert reader.high_watermark == 0
+
+
+def test_a_follower_that_leads_knows_the_producers(disk: SimulatedDisk) -> None:
+    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+        rows = [(None, b"x", (), T0)]
+        raws = [encode(rows, producer_id=7, producer_epoch=0, base_sequence=at) for at in range(3)]
+        for raw in raws:
+            leader.append_batch(raw)
+            leader.roll()
+        copy(leader, follower)
+        follower.roll()
+        follower.append(b"x")
+        follower.advance_high_watermark(3)
+        follower.delete_records(3)
+        assert follower.append_batch(raws[2]).offset == 2, "a batch sent twice is stored once"
+
+
+@pytest.mark.parametrize("begins_segment", [False, True])
+def test_a_gap_that_no_segment_can_hold(disk: SimulatedDisk, begins_segment: bool) -> None:
+    far = 1 << 32
+    with opened(disk, "/b/t-0") as follower:
+        follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
+        data = batch(base_offset=far, leader_epoch=0) + batch(base_offset=far + far, leader_epoch=0)
+        follower.append_as_follower(data, begins_segment=begins_segment)
+        follower.roll()
+    with opened(disk, "/b/t-0") as follower:
+        follower.advance_high_watermark(follower.log_end_offset)
+        assert [record.offset for record in follower.read(0)] == [0, far, far + far]
+
+
+def test_bad_arguments_have_no_effect(disk: SimulatedDisk) -> None:
+    with opened(disk, "/b/t-0") as follower:
+        before = disk.files()
+        with pytest.raises(logcore.InvalidConfigError):
+            follower.append_as_follower(batch(base_offset=5), durability="later")  # type: ignore[arg-type]
+        for data in ("text", memoryview(batch())[::2], 3):
+            with pytest.raises(logcore.InvalidRecordError):
+                follower.append_as_follower(data)  # type: ignore[arg-type]
+        assert disk.files() == before
+        assert follower.log_end_offset == 0

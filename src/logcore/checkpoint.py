@@ -273,12 +273,14 @@ class Notes:
 
     policy: how the last writer promised durability, None when unknown, as in directories that Kafka wrote. dense_from:
     from this offset on the log has no gap, because logcore made it and compacted nothing above; INT64_MAX where no
-    note says so. producers: whether there may be batches of idempotent producers, or markers.
+    note says so. producers: whether there may be batches of idempotent producers, or markers. replicated: whether the
+    last writer left the high watermark to replication.
     """
 
     policy: Durability | None = None
     dense_from: int = INT64_MAX
     producers: bool = True
+    replicated: bool = False
 
 
 def read_notes(fs: FS, directory: str) -> Notes:
@@ -290,7 +292,7 @@ def read_notes(fs: FS, directory: str) -> Notes:
         return Notes()
     if type(dense_from) is not int or not 0 <= dense_from <= INT64_MAX:
         dense_from = INT64_MAX
-    return Notes(policy, dense_from, facts.get("producers") is not False)
+    return Notes(policy, dense_from, facts.get("producers") is not False, facts.get("replicated") is True)
 
 
 def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = None) -> None:
@@ -302,6 +304,8 @@ def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = N
     }
     if notes.dense_from < INT64_MAX:
         facts["dense_from"] = notes.dense_from
+    if notes.replicated:
+        facts["replicated"] = True
     write(fs, directory, POLICY, json.dumps(facts).encode() + b"\n", reserve=reserve)
 
 

@@ -205,6 +205,7 @@ def open_log(
             durability=policy,
             is_clean=claim.is_clean,
             keeps_damage=keeps_damage,
+            is_replicated=replicated,
         )
         opened = open_partition(place)
         log = Log(fs, real, settings, policy, claim=claim, opened=opened, is_replicated=replicated)
@@ -281,8 +282,7 @@ class Log(LogReader):
         self._end = opened.end
         self._visible = opened.end
         if self.is_replicated:
-            noted = self._own_checkpoint(checkpoint.HIGH_WATERMARK)
-            self._visible = max(opened.log_start, min(opened.end, noted))
+            self._visible = self._noted_high_watermark(opened)
         self._recovery_point = opened.recovery_point
         self._epochs = opened.epochs
         self._leader_epoch = opened.epochs[-1][0]
@@ -320,6 +320,27 @@ class Log(LogReader):
             moved=self._moved_durable_end,
             failed=self._note_failure,
         )
+
+    def _noted_high_watermark(self, opened: Opened) -> int:
+        """Where the high watermark of a replicated log was, as far as is known: what a killed writer has shown stays
+        shown.
+        """
+        noted = self._own_checkpoint(checkpoint.HIGH_WATERMARK)
+        shown = checkpoint.read_shown_end(self._fs, self.path)
+        if shown is not None and shown.is_replicated:
+            noted = max(noted, shown.offset)
+        if noted <= opened.log_start:
+            # What was deleted lay below it, and it is where a batch ends.
+            _, noted = self._batch_around(opened.log_start)
+        return min(opened.end, noted)
+
+    def _batch_around(self, offset: int) -> tuple[int, int]:
+        """(base, end) of the batch that an offset lies inside of; the offset twice where one batch ends there."""
+        segment = self._segments[max(0, slot_of(self._segments, offset))]
+        batch = segment.batch(segment.find(offset))
+        if batch is None or not batch.base_offset < offset <= batch.last_offset:
+            return offset, offset
+        return batch.base_offset, batch.last_offset + 1
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -760,14 +781,18 @@ class Log(LogReader):
         CorruptBatchError and OffsetOutOfRangeError before anything is written; errors else as append(). A full disk
         may leave the first of the batches.
         """
+        if durability is not None:
+            _check_level(durability)
+        if not isinstance(data, (bytes, bytearray, memoryview)) or not memoryview(data).c_contiguous:
+            raise InvalidRecordError("append_as_follower takes the bytes of batches", found=type(data).__name__)
         with self._lock:
             self._check_writable_locked()
-            found = follow(data, log_end=self._end, leader_epoch=self._leader_epoch)
+            # An epoch in which nothing was stored says nothing: this log led in it, or an append failed.
+            entries = epochs.truncate_end(self._epochs, self._end)
+            found = follow(data, log_end=self._end, leader_epoch=entries[-1][0] if entries else -1)
             first = found.first_offset
-            if found.has_producers:
-                if not self._notes.producers:
-                    self._expect_producers_locked()
-                self._active.has_producers = True
+            if found.has_producers and not self._notes.producers:
+                self._expect_producers_locked()
             is_empty = len(self._segments) == 1 and not self._active.size_bytes
             if is_empty and first > self._end:
                 self._begin_at_locked(first)
@@ -776,10 +801,10 @@ class Log(LogReader):
             if found.gap_end:
                 self._note_gaps_locked(found.gap_end)
             # On disk before the batches: an epoch without records contradicts nothing, records without theirs do.
-            entries = self._epochs
+            entries = epochs.truncate_end(self._epochs, self._end)
             for epoch, start in found.epochs:
                 entries = epochs.assign(entries, epoch, start)
-            self._set_epochs(entries)
+            self._set_epochs(entries or self._epochs[:1])
             view = memoryview(data).cast("B")
             now_ms = self._fs.now_ms()
             with self._producers.storing(None, is_judged=not found.has_producers):
@@ -795,7 +820,19 @@ class Log(LogReader):
         start = int(run["position"][0])
         stop = int(run["position"][-1] + run["size_bytes"][-1])
         before = self._end
-        self._store_locked(view[start:stop], encoded(run, start), now_ms, durability)
+        has_producers = bool((run["producer_id"] >= 0).any())
+        if has_producers:
+            self._producers.forget()  # a roll saves what it reads then, up to here
+        if int(run["last_offset"][-1]) > self._active.limit_offset:
+            # The next segment begins behind the gap, for its offsets are relative to its base, and 32 bits wide.
+            self._end = int(run["base_offset"][0])
+        try:
+            self._store_locked(view[start:stop], encoded(run, start), now_ms, durability)
+        except BaseException:
+            if self._end <= int(run["base_offset"][0]):  # nothing was stored
+                self._end = before
+            raise
+        self._active.has_producers |= has_producers
         if self._followed is not None and self._followed.next_offset != before:
             self._followed = None  # this log has led meanwhile, and its own appends are not in it
         if self._followed is None and not is_marker(run):
@@ -816,6 +853,7 @@ class Log(LogReader):
     def _begin_at_locked(self, offset: int) -> None:
         """Makes an empty log one that begins at offset, as its leader's does."""
         old = self._active
+        path = os.path.join(self.path, file_name(offset, LOG))
         # A crash may leave both segments and the old start: then the offsets between them must not look lost.
         self._note_gaps_locked(offset)
         with self._commit.held():
@@ -831,8 +869,12 @@ class Log(LogReader):
                 self._commit.advance(offset, self._written_bytes)
                 self._show(offset)
                 self._is_midway = False
-            except BaseException as error:  # half done: memory does not say what the files do
-                self._commit.poison(error)
+            except BaseException as error:
+                # Lack of room or descriptors passes, as long as no file says that the log begins there.
+                if isinstance(error, (DiskFullError, ResourceError)) and not self._fs.exists(path):
+                    self._is_midway = False
+                else:
+                    self._commit.poison(error)
                 raise
         self._files.remove(old)
         self._set_epochs(epochs.truncate_start(self._epochs, offset))
@@ -1112,8 +1154,9 @@ class Log(LogReader):
     def advance_high_watermark(self, offset: int) -> int:
         """Moves the high watermark of a replicated log up to offset: all in-sync copies have what lies below.
 
-        Returns the high watermark, which never falls but by truncate(). Raises InvalidConfigError for a log that was
-        not opened with replicated=True, and OffsetOutOfRangeError for an offset outside [0, log end].
+        Returns the high watermark, which never falls but by truncate(), and is always where a batch ends. Raises
+        InvalidConfigError for a log that was not opened with replicated=True, and OffsetOutOfRangeError for an offset
+        outside [0, log end].
         """
         offset = operator.index(offset)
         with self._lock:
@@ -1132,6 +1175,8 @@ class Log(LogReader):
                     expected=f"0 to {self._end}",
                     found=offset,
                 )
+            if self._visible < offset < self._end:
+                offset, _ = self._batch_around(offset)
             if offset > self._visible:
                 self._show(offset)
                 self._show_elsewhere()
@@ -1293,8 +1338,8 @@ class Log(LogReader):
         if self.on_stir is None or self._commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
             self._save_recovery_point_locked()
         else:
-            # The LogDir notes it at its next tick(), with those of its other logs: the file grows with their number. A
-            # late point only costs the next opening some checking.
+            # The LogDir notes it at its next tick(), with those of its other logs: the file grows with their number.
+            # After a crash before that the next opening checks this segment too, and calls damage in it an error.
             self._active.offer_indexes()
             self._last_recovery_ms = self._fs.monotonic_ms() - _RECOVERY_LAG_MS
             self._stir_locked()
@@ -1514,6 +1559,8 @@ class Log(LogReader):
                     found=offset,
                 )
             if offset == self._end:
+                if cut_epochs is epochs.truncate_end:  # a follower forgets epochs in which it led and stored nothing
+                    self._set_epochs(cut_epochs(self._epochs, offset) or self._epochs[:1])
                 return
             self._sync_locked()
             with self._commit.held():
@@ -1556,6 +1603,8 @@ class Log(LogReader):
         self._visible = min(self._visible, offset)
         if self._durable_handle >= 0:
             fs.pwrite(self._durable_handle, self._packed_end(), 0)
+            if self.is_replicated:
+                fs.fsync(self._durable_handle)  # the next opening begins with it
         if self.is_replicated and self._own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
             # What the leader puts here next is another log, and the next opening begins with what is noted.
             self._set_checkpoint(checkpoint.HIGH_WATERMARK, offset)

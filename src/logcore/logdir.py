@@ -646,8 +646,8 @@ class LogDir:
                 self._upkeeper.stop_compacting(log)
                 with self._incidents.going_on("deletion", partition_name(*key)):
                     log.close()
-        for key in [key for key in self._leader_epochs if key[0] in topics]:
-            del self._leader_epochs[key]
+        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:  # threads that read may add some
+            self._leader_epochs.pop(key, None)
 
     def known_logs(self) -> Mapping[Key, Log]:
         """The logs that were opened; a user may have closed some of them since."""

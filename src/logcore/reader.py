@@ -243,10 +243,13 @@ class LogReader:
             self._visible = self._end
             return
         limit = shown.offset
-        if limit == -1:  # damaged: only what certainly was on disk is shown, and what was shown before
-            limit = max(self._checkpoint(checkpoint.RECOVERY_POINT), self._visible)
+        is_replicated = shown.is_replicated
+        if limit == -1:  # damaged: only what certainly may be shown is, and what was shown before
+            is_replicated = checkpoint.read_notes(self._fs, self.path).replicated
+            noted = checkpoint.HIGH_WATERMARK if is_replicated else checkpoint.RECOVERY_POINT
+            limit = max(self._checkpoint(noted), self._visible)
         low = self._log_start
-        if not shown.is_replicated:
+        if not is_replicated:
             # What lies before the last segment was on disk before that was made.
             low = max(low, last.base_offset)
         self._is_end_noted = limit >= low

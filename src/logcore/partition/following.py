@@ -26,6 +26,8 @@ from logcore.recordbatch import read_batches
 from logcore.segment import in_order
 
 _MARKER: Final = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
+#: Beside a gap this wide the relative offsets of a segment may not fit into 32 bits.
+_WIDE_GAP: Final = 1 << 30
 _MOST_BATCHES: Final = 1 << 30  # no limit: as many as fit in 64 GiB
 
 
@@ -51,15 +53,19 @@ class Continuation:
         return bool(np.any((self.facts["producer_id"] >= 0) & (self.facts["magic"] == 2)))
 
     def runs(self) -> Iterator[layout.Facts]:
-        """The batches in stretches that end behind a marker: what a marker ends has to be known before it is sealed."""
-        flags = self.facts["attributes"] & _MARKER
-        is_marker = (flags == _MARKER) & (self.facts["magic"] == 2)
+        """The batches in stretches that may be written together.
+
+        One by one, where a roll in between would have to know of producers and transactions in the same stretch; and
+        none with a gap inside that one segment may not hold.
+        """
+        stops = np.arange(1, len(self.facts))
+        if not self.has_producers:
+            gaps = self.facts["base_offset"][1:] - self.facts["last_offset"][:-1]
+            stops = stops[gaps > _WIDE_GAP]
         start = 0
-        for stop in (np.flatnonzero(is_marker) + 1).tolist():
+        for stop in [*stops.tolist(), len(self.facts)]:
             yield self.facts[start:stop]
             start = stop
-        if start < len(self.facts):
-            yield self.facts[start:]
 
 
 def is_marker(facts: layout.Facts) -> bool:

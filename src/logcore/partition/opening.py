@@ -52,6 +52,7 @@ class Place:
     durability: Durability
     is_clean: bool
     keeps_damage: bool
+    is_replicated: bool
 
     def checkpointed(self, name: str) -> int:
         """The partition's entry in a file that all partitions of the directory share; 0 when there is none."""
@@ -120,7 +121,7 @@ def open_partition(place: Place) -> Opened:
     if 0 < dense_from < gaps.NEVER and not has_seals:
         has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])
     noted_gaps = gaps.Noted.of(dense_from, place.checkpointed(checkpoint.CLEANER), has_seals)
-    kept_notes = Notes(place.durability, dense_from, has_producers)
+    kept_notes = Notes(place.durability, dense_from, has_producers, place.is_replicated)
     if kept_notes != notes:
         checkpoint.write_notes(fs, place.path, kept_notes, reserve=place.parent)
     remove_snapshots_above(fs, place.path, end)
