@@ -78,15 +78,17 @@ class Claim:
         try:
             yield gathered
         finally:
-            self._common.closing = None
+            with self._mutex:
+                self._common.closing = None
 
     def hand_over(self, key: Key, recovery_point: int) -> bool:
-        """Leaves a recovery point to whoever gathers them; False when nobody does."""
-        closing = self._common.closing
-        if closing is None:
-            return False
-        closing[key] = recovery_point
-        return True
+        """Leaves a recovery point to the member that gathers them; False when none does."""
+        with self._mutex:
+            closing = self._common.closing
+            if closing is None:
+                return False
+            closing[key] = recovery_point
+            return True
 
     def leave(self) -> None:
         """Puts the marker of a clean shutdown back, if this is the last member and all of them closed well."""
