@@ -103,7 +103,7 @@ class LogReader:
         self._writable = False
         self._closed = False
         # Which gaps in the offsets are losses.
-        self._gaps = Gaps.of_reader(functools.partial(noted_gaps, fs, directory))
+        self._gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
         self._replacements = 0  # how often the last segment was found to be another file
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
         self._cuts: list[int] = []  # where the log was truncated since it was opened

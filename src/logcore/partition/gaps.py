@@ -53,17 +53,12 @@ class Noted:
 class Gaps:
     """Which gaps of one log are losses."""
 
-    def __init__(self, noted: Noted) -> None:
-        self._noted: Noted | None = noted
-        self._ask: Callable[[], Noted] | None = None
-
-    @classmethod
-    def of_reader(cls, ask: Callable[[], Noted]) -> Gaps:
-        """For a log that another process may be writing. ask: reads the notes, now or again."""
-        gaps = cls(Noted(NEVER, False))
-        gaps._noted = None  # many a reading meets no gap, and needs no notes
-        gaps._ask = ask
-        return gaps
+    def __init__(self, noted: Noted | None, ask: Callable[[], Noted] | None = None) -> None:
+        """noted: what the notes say; None to ask for it at the first gap, which many a reading never meets. ask: reads
+        the notes of a log that another process may be writing.
+        """
+        self._noted = noted
+        self._ask = ask
 
     @property
     def noted(self) -> Noted:
