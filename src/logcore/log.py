@@ -167,7 +167,8 @@ def open_log(
     that takes them).
 
     replicated: the log has copies, so the high watermark is moved by advance_high_watermark() and not by durability. It
-    begins at what `replication-offset-checkpoint` says.
+    begins where the last writer left it: at what `logcore.durable` and `replication-offset-checkpoint` say, or at the
+    log end when this library wrote the log without copies. A reader needs no such word, and gets InvalidConfigError.
 
     Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
@@ -179,6 +180,8 @@ def open_log(
     if read_only:
         if create:
             raise InvalidConfigError("a log cannot be created read-only")
+        if replicated:
+            raise InvalidConfigError("replicated=True is for a writer; a reader finds the high watermark by itself")
         return Log._open_reader(fs, directory, settings)
     keeps_damage = check_on_corruption(on_corruption)
     real = fs.real_path(directory)
@@ -322,9 +325,11 @@ class Log(LogReader):
         )
 
     def _noted_high_watermark(self, opened: Opened) -> int:
-        """Where the high watermark of a replicated log was, as far as is known: what a killed writer has shown stays
-        shown.
+        """Where the high watermark of a replicated log begins: where it was, as far as is known, for what a killed
+        writer has shown stays shown. Without copies all was shown.
         """
+        if opened.notes.policy is not None and not opened.notes.replicated:
+            return opened.end
         noted = self._own_checkpoint(checkpoint.HIGH_WATERMARK)
         shown = checkpoint.read_shown_end(self._fs, self.path)
         if shown is not None and shown.is_replicated:
@@ -346,7 +351,10 @@ class Log(LogReader):
 
     def start(self, opened: Opened) -> None:
         """Begins to write; for open_log() alone."""
+        # The visible end is on disk before the notes: after a crash between the two, these would tell the next opening
+        # of a high watermark that is nowhere.
         self._durable_handle = self._open_durable_end()
+        self._note(opened.own_notes)
         lost = opened.lost
         if lost is not None:
             self._commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))

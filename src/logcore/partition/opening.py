@@ -65,7 +65,8 @@ class Opened:
 
     segments: oldest first; the last is active. end: the log end offset; all below it is on disk. recovery_point: as it
     is noted, at most the end. left_below: base offsets below the log start, of which a crash in a deletion left files.
-    lost: the damage behind which nothing whole follows, so that no append is possible; else None.
+    notes: as the last writer left them. own_notes: those of this writer, which replace them before it writes. lost: the
+    damage behind which nothing whole follows, so that no append is possible; else None.
     """
 
     segments: list[Segment]
@@ -76,6 +77,7 @@ class Opened:
     recovery_point: int
     epochs: list[epochs.Entry]
     notes: Notes
+    own_notes: Notes
     gaps: gaps.Noted
     left_below: list[int]
     report: recovery.RecoveryReport
@@ -121,9 +123,6 @@ def open_partition(place: Place) -> Opened:
     if 0 < dense_from < gaps.NEVER and not has_seals:
         has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])
     noted_gaps = gaps.Noted.of(dense_from, place.checkpointed(checkpoint.CLEANER), has_seals)
-    kept_notes = Notes(place.durability, dense_from, has_producers, place.is_replicated)
-    if kept_notes != notes:
-        checkpoint.write_notes(fs, place.path, kept_notes, reserve=place.parent)
     remove_snapshots_above(fs, place.path, end)
     return Opened(
         segments=found.segments,
@@ -133,7 +132,8 @@ def open_partition(place: Place) -> Opened:
         end=end,
         recovery_point=min(recovery_point, end),
         epochs=_epochs_below(place, found, end),
-        notes=kept_notes,
+        notes=notes,
+        own_notes=Notes(place.durability, dense_from, has_producers, place.is_replicated),
         gaps=noted_gaps,
         left_below=found.left_below,
         report=report,
