@@ -183,8 +183,24 @@ MISTAKES: Final = (
     ),
     Mistake(
         "snapshot_in_the_middle_of_an_append", "logcore/partition/producerstate.py",
-        "or not len(self._known) or self._is_storing:", "or not len(self._known):",
+        "return self._looked_up() if is_midway else self.known()", "return self.known()",
         "test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
+    ),
+    Mistake(
+        "an_append_that_rolls_saves_no_producers", "logcore/partition/producerstate.py",
+        "        if not has_producers:\n", "        if not has_producers or self._storing_from is not None:\n",
+        "test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+    ),
+    Mistake(
+        "only_the_newest_batch_is_known_after_a_kill", "logcore/partition/producerstate.py",
+        "            producers.fill(_last_below(segments, producers.next_offset))\n", "            pass\n",
+        "test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+    ),
+    Mistake(
+        "notes_of_copies_before_the_high_watermark", "logcore/log.py",
+        "        self._durable_handle = self._open_durable_end()\n        self._note(opened.own_notes)\n",
+        "        self._note(opened.own_notes)\n        self._durable_handle = self._open_durable_end()\n",
+        "test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
     ),
     # -- recovery
     Mistake(

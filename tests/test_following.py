@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -394,6 +395,68 @@ def test_a_gap_that_no_segment_can_hold(disk: SimulatedDisk, begins_segment: boo
         assert [record.offset for record in follower.read(0)] == [0, far, far + far]
 
 
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [("pwrite", 1), ("open", 1), ("open", 2), ("sync_dir", 1), ("sync_dir", 2), ("fdatasync", 1), ("fsync", 1)],
+)
+@pytest.mark.parametrize("number_of_error", [errno.ENOSPC, errno.EMFILE])
+def test_a_full_disk_at_a_gap_that_no_segment_can_hold(
+    disk: SimulatedDisk, operation: str, number: int, number_of_error: int
+) -> None:
+    """The roll had succeeded, and the log end went back below the segment that it had begun."""
+    far = 1 << 32
+    log = opened(disk, "/b/t-0", durability="os")
+    log.append_as_follower(batch(base_offset=0, leader_epoch=0))
+    data = batch(base_offset=far, leader_epoch=0)
+    disk.faults = FaultPlan(Fault(operation, number_of_error, path=f"*{far:020d}.log"))
+    if operation != "pwrite":
+        disk.faults = FaultPlan(Fault(operation, number_of_error, at=number))
+    with contextlib.suppress(logcore.LogcoreError):
+        log.append_as_follower(data)
+    disk.faults = None
+    assert log.log_end_offset in (1, far, far + 1)
+    if not log.has_failed and log.log_end_offset <= far:
+        log.append_as_follower(data)
+    with contextlib.suppress(logcore.LogcoreError):
+        log.close()
+    with opened(disk, "/b/t-0") as again:
+        if again.log_end_offset <= far:
+            again.append_as_follower(data)
+        again.advance_high_watermark(far + 1)
+        assert [record.offset for record in again.read(0)] == [0, far]
+
+
+@pytest.mark.parametrize("policy", ["os", "group"])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_log_that_gets_its_first_copy_hides_nothing(disk: SimulatedDisk, policy: str, is_killed: bool) -> None:
+    log = logcore.open("/b/t-0", create=True, durability=policy, fs=disk)
+    log.append_many([(None, b"x")] * 5)
+    if is_killed:
+        disk.kill()
+    else:
+        log.close()
+    with opened(disk, "/b/t-0", durability=policy) as again:
+        assert again.high_watermark == 5
+
+
+def test_a_crash_while_a_log_gets_its_first_copy_hides_nothing() -> None:
+    def run(disk: SimulatedDisk, promise: Callable[[object], None]) -> None:
+        with logcore.open("/b/t-0", create=True, fs=disk) as log:
+            log.append_many([(None, b"x")] * 5, durability="disk")
+            promise(5)
+        with opened(disk, "/b/t-0") as again:
+            promise(again.high_watermark)
+
+    def recover(disk: SimulatedDisk) -> int:
+        with opened(disk, "/b/t-0") as log:
+            return log.high_watermark
+
+    def judge(promised: list[int], high_watermark: int) -> None:
+        assert high_watermark >= max(promised, default=0)
+
+    assert explore(run, recover, judge, limit=12, again_every=20).states > 100
+
+
 def test_bad_arguments_have_no_effect(disk: SimulatedDisk) -> None:
     with opened(disk, "/b/t-0") as follower:
         before = disk.files()
@@ -404,3 +467,9 @@ def test_bad_arguments_have_no_effect(disk: SimulatedDisk) -> None:
                 follower.append_as_follower(data)  # type: ignore[arg-type]
         assert disk.files() == before
         assert follower.log_end_offset == 0
+
+
+def test_a_reader_is_not_told_that_the_log_has_copies(disk: SimulatedDisk) -> None:
+    opened(disk, "/b/t-0").close()
+    with pytest.raises(logcore.InvalidConfigError, match="for a writer"):
+        logcore.open("/b/t-0", read_only=True, replicated=True, fs=disk)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import VECTORS
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import logcore
@@ -393,6 +393,65 @@ def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(tmp_path: Path
         os.system(f"cp -r {path} {copy}")
     with logcore.open(copy / "t-0", config=config) as log:
         assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(range(8, 13))
+
+
+_LIVES = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "copy", "plain", "roll", "delete", "reopen", "kill"]),
+        st.integers(0, 2),
+        st.integers(1, 6),
+    ),
+    max_size=25,
+)
+
+
+@given(_LIVES)
+@example([("append", 0, 1)] + [("append", 1, 1)] * 6 + [("delete", 0, 1), ("kill", 0, 1)])  # rolls that appends make
+@example([("append", 0, 1), ("append", 1, 6), ("delete", 0, 1), ("kill", 0, 1)])
+@example([("copy", 0, 1)] * 6 + [("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
+@example([("copy", 0, 6), ("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
+def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(life: list[tuple[str, int, int]]) -> None:
+    """Against a model that remembers everything. Retention takes the batches away, and a kill what is in memory."""
+    disk = SimulatedDisk(now_ms=NOW_MS)
+
+    def opened() -> Log:
+        config = {"segment.bytes": 300}
+        return logcore.open("/d/t-0", create=True, config=config, durability="os", fs=disk)
+
+    log = opened()
+    stored: dict[int, list[tuple[bytes, int]]] = {}  # producer -> each of its batches, and its offset
+    remembered = dict.fromkeys(range(3), 0)  # producer -> how many of its newest batches are known
+    deleted = 0
+    for what, producer, count in life:
+        if what in ("append", "copy"):
+            mine = stored.setdefault(producer, [])
+            end = log.log_end_offset
+            raws = [batch(len(mine) + n, producer=producer) for n in range(count)]
+            log.append_batch(b"".join(raws), check_sequence=what == "append")
+            mine += [(raw, end + n) for n, raw in enumerate(raws)]
+            remembered[producer] = min(5, remembered[producer] + count)
+        elif what == "plain":
+            log.append_many([(None, b"x" * 60)] * count)
+        elif what == "roll":
+            log.roll()
+        elif what == "delete":
+            deleted = log.delete_records(log.log_end_offset)
+        elif what == "reopen":
+            log.close()
+        elif what == "kill":
+            disk.kill()
+        if what in ("reopen", "kill"):
+            log = opened()
+        if what in ("reopen", "kill", "copy"):  # the newest batch is found again, and those that were not deleted
+            for known, batches in stored.items():
+                present = sum(offset >= deleted for _, offset in batches)
+                remembered[known] = max(1, min(5, present))
+        end = log.log_end_offset
+        for known, batches in stored.items():
+            for raw, offset in batches[-remembered[known] :]:
+                assert log.append_batch(raw).offset == offset, f"a batch of producer {known}, after {what}"
+        assert log.log_end_offset == end
+    log.close()
 
 
 def test_producers_expire_while_the_log_is_open() -> None:

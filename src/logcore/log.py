@@ -497,7 +497,8 @@ class Log(LogReader):
                 active_.write_indexes(whole=True, sync=is_clean)
                 if is_clean and self._notes.producers:
                     fs.sync_dir(self.path)  # the name of an index of aborted transactions
-                self._producers.save()
+                if self._producers.is_known:
+                    self._producers.save(self._producers.known())
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self._claim.fail()
             if not self._claim.hand_over(self._key, self._commit.durable_end):
@@ -827,20 +828,11 @@ class Log(LogReader):
         """
         start = int(run["position"][0])
         stop = int(run["position"][-1] + run["size_bytes"][-1])
-        before = self._end
-        has_producers = bool((run["producer_id"] >= 0).any())
-        if has_producers:
-            self._producers.forget()  # a roll saves what it reads then, up to here
         if int(run["last_offset"][-1]) > self._active.limit_offset:
             # The next segment begins behind the gap, for its offsets are relative to its base, and 32 bits wide.
-            self._end = int(run["base_offset"][0])
-        try:
-            self._store_locked(view[start:stop], encoded(run, start), now_ms, durability)
-        except BaseException:
-            if self._end <= int(run["base_offset"][0]):  # nothing was stored
-                self._end = before
-            raise
-        self._active.has_producers |= has_producers
+            self._roll_locked(int(run["base_offset"][0]))
+        before = self._end
+        self._store_locked(view[start:stop], encoded(run, start), now_ms, durability)
         if self._followed is not None and self._followed.next_offset != before:
             self._followed = None  # this log has led meanwhile, and its own appends are not in it
         if self._followed is None and not is_marker(run):
@@ -1313,19 +1305,25 @@ class Log(LogReader):
             if self._active.size_bytes:
                 self._roll_locked()
 
-    def _roll_locked(self) -> None:
-        """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order."""
-        old, path = self._active, os.path.join(self.path, file_name(self._end, LOG))
-        self._producers.prepare_roll(has_producers=old.has_producers)
+    def _roll_locked(self, base_offset: int | None = None) -> None:
+        """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order.
+
+        base_offset: of the new segment, where it is not the log end but above it: a gap lies before it then.
+        """
+        base = self._end if base_offset is None else base_offset
+        old = self._active
+        path = os.path.join(self.path, file_name(base, LOG))
+        producers = self._producers.to_save(has_producers=self._notes.producers)
         with self._commit.held():
             try:
                 sealed = old.seal()
                 self._is_midway = True
-                new = ActiveSegment(self._fs, self.path, self._end, self.config, create=True)
+                new = ActiveSegment(self._fs, self.path, base, self.config, create=True)
                 self._fs.sync_dir(self.path)
                 self._segments = [*self._segments[:-1], sealed, new]
                 self._active = new
-                self._commit.advance(self._end, self._written_bytes)
+                self._end = base
+                self._commit.advance(base, self._written_bytes)
                 self._is_midway = False
             except BaseException as error:
                 # Once the new file is there it says where it begins, and an append to the old segment would give
@@ -1342,7 +1340,7 @@ class Log(LogReader):
                     raise CorruptLogError("another program changed the directory", path=path) from error
                 raise
         self._rolls += 1
-        self._producers.save()
+        self._producers.save(producers)
         if self.on_stir is None or self._commit.synced_bytes - self._recovery_bytes > _RECOVERY_LAG_BYTES:
             self._save_recovery_point_locked()
         else:

@@ -16,6 +16,7 @@ from typing import Final
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, OffsetOutOfRangeError
@@ -53,25 +54,26 @@ class Continuation:
         return bool(np.any((self.facts["producer_id"] >= 0) & (self.facts["magic"] == 2)))
 
     def runs(self) -> Iterator[layout.Facts]:
-        """The batches in stretches that may be written together.
-
-        One by one, where a roll in between would have to know of producers and transactions in the same stretch; and
-        none with a gap inside that one segment may not hold.
+        """The batches in stretches that may be written together: a marker is the last of one, for the index of the
+        segment that it is stored in names what it aborted; and none has a gap inside that one segment may not hold.
         """
-        stops = np.arange(1, len(self.facts))
-        if not self.has_producers:
-            gaps = self.facts["base_offset"][1:] - self.facts["last_offset"][:-1]
-            stops = stops[gaps > _WIDE_GAP]
+        gaps = self.facts["base_offset"][1:] - self.facts["last_offset"][:-1]
+        ends = _are_markers(self.facts[:-1]) | (gaps > _WIDE_GAP)
         start = 0
-        for stop in [*stops.tolist(), len(self.facts)]:
+        for stop in [*(np.flatnonzero(ends) + 1).tolist(), len(self.facts)]:
             yield self.facts[start:stop]
             start = stop
 
 
 def is_marker(facts: layout.Facts) -> bool:
     """Whether the last of some batches is a control batch of a transaction."""
-    last = facts[-1]
-    return int(last["magic"]) == 2 and int(last["attributes"]) & _MARKER == _MARKER
+    return bool(_are_markers(facts[-1:])[0])
+
+
+def _are_markers(facts: layout.Facts) -> npt.NDArray[np.bool_]:
+    """Which batches are control batches of transactions."""
+    are: npt.NDArray[np.bool_] = (facts["magic"] == 2) & (facts["attributes"] & _MARKER == _MARKER)
+    return are
 
 
 def encoded(facts: layout.Facts, start: int) -> list[EncodedBatch]:

@@ -117,7 +117,7 @@ def open_partition(place: Place) -> Opened:
     lost = next((one for one in report.damage if one.next_offset is None), None)
     end = _end_of(place, found, recovery_point if lost is not None else 0)
     has_producers |= found.active.has_producers or found.active.has_markers
-    _write_active_indexes(place, found, end, has_producers, was_cut=report.cut_position is not None)
+    _write_active_indexes(place, found, end, was_cut=report.cut_position is not None)
     dense_from = 0 if found.is_new else notes.dense_from
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < gaps.NEVER and not has_seals:
@@ -299,13 +299,11 @@ def _end_of(place: Place, found: _Found, least: int) -> int:
     return end
 
 
-def _write_active_indexes(place: Place, found: _Found, end: int, has_producers: bool, was_cut: bool) -> None:
+def _write_active_indexes(place: Place, found: _Found, end: int, *, was_cut: bool) -> None:
     """Brings the indexes of the active segment in step with what recovery has left of it."""
     active = found.active
-    if active.is_resumed:
-        active.has_producers = has_producers
-        if not active.resume_aborted(end, is_whole=place.is_clean):
-            recovery.rebuild(active)  # the other indexes say nothing of markers
+    if active.is_resumed and not active.resume_aborted(end, is_whole=place.is_clean):
+        recovery.rebuild(active)  # the other indexes say nothing of markers
     if not active.is_resumed:
         transactions.index_aborted(active, found.segments)
     # A log opens on a full disk too, so that something can be deleted from it; close() tries again. What a file says of

@@ -207,6 +207,15 @@ class Producers:
             self.add(producer_id, epoch, batch, is_transactional=bool(fact["attributes"] & TRANSACTIONAL_BIT))
         self.next_offset = int(facts["last_offset"][-1]) + 1
 
+    def fill(self, others: Producers) -> None:
+        """Takes from others, who know the last batches alone, those before the newest one of each producer."""
+        for producer_id, known in self._known.items():
+            other = others._known.get(producer_id)
+            if other is None or other.epoch != known.epoch or not (known.batches and other.batches):
+                continue
+            if other.batches[-1].last_offset == known.batches[-1].last_offset:
+                known.batches = other.batches
+
     def expire(self, now_ms: int) -> None:
         """Forgets producers that have not written for a day, by the times of their records, as Kafka does.
 

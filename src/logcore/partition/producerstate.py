@@ -4,7 +4,10 @@ Rules (storage format sections 5.1 to 5.5):
 - Nothing is looked up before the first idempotent producer comes: a log without such producers never pays for them.
 - What is known is that of the newest sound snapshot at or below the end, and of the batches behind it. After an append
   that may have stored a part, it is forgotten and looked up again.
-- In the middle of an append nothing is saved: what it has stored already is not noted yet.
+- Each roll saves what the batches below it say. In the middle of an append that is read from them, because they are
+  noted once all of the append is stored.
+- A snapshot has room for the newest batch of a producer. A client may send the five last ones again, so those before it
+  are read from the log, as far as they are near its end.
 - A snapshot is a cache. One that cannot be written costs a walk over heads; one above the end tells of records that
   are gone, and has to go before others have their offsets.
 
@@ -18,6 +21,8 @@ import os
 import struct
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Final
+
+import numpy as np
 
 from logcore import checkpoint
 from logcore.errors import (
@@ -39,6 +44,10 @@ from logcore.segment import Segment
 #: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
 _PRODUCER: Final = struct.Struct(">qhii")
 
+#: How far before a snapshot batches are looked for that a client may still send again: five requests of 1 MiB, some of
+#: several clients. A head takes 3 us, and 100 bytes are the least that a batch has.
+_LOOK_BACK_BYTES: Final = 8 << 20
+
 #: What is to be noted of batches once they are stored: (producer id, epoch, whether it is transactional, batch).
 Sequenced = list[tuple[int, int, bool, SequencedBatch]]
 
@@ -47,9 +56,11 @@ class ProducerState:
     """The producers of the log in a directory. extent(): its segments, its start offset and its end offset now."""
 
     def __init__(self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int, int]]) -> None:
-        self._fs, self._path, self._extent = fs, path, extent
+        self._fs = fs
+        self._path = path
+        self._extent = extent
         self._known: Producers | None = None
-        self._is_storing = False
+        self._storing_from: int | None = None  # the log end where an append under way began
 
     def forget(self) -> None:
         """Looked up again when it is needed."""
@@ -74,6 +85,8 @@ class ProducerState:
         producers = self._loaded(log_start, end)
         if producers is None:  # and not an empty one, which says that nobody is known up to there
             producers = Producers(next_offset=segments[0].base_offset)
+        else:
+            producers.fill(_last_below(segments, producers.next_offset))
         for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
             start = max(producers.next_offset, segment.base_offset)
             for facts, position, why in segment.walk(segment.find(start), crc=False):
@@ -121,22 +134,20 @@ class ProducerState:
         """Around the writing of batches; notes those of judge() once all are stored. is_judged: False for batches that
         came as they are, of which only their heads tell.
         """
-        self._is_storing = sequenced is not None
         if not is_judged:
-            self._known = None  # and so no roll on the way saves what lacks these batches
+            self.forget()
+        _, _, self._storing_from = self._extent()
         try:
             yield
-            if sequenced is not None:
-                producers = self.known()
-                for producer_id, epoch, is_transactional, batch in sequenced:
-                    producers.add(producer_id, epoch, batch, is_transactional=is_transactional)
+            if not is_judged:
+                self.forget()  # a roll on the way may have looked, and not seen the rest
+            for producer_id, epoch, is_transactional, batch in sequenced or ():
+                self.known().add(producer_id, epoch, batch, is_transactional=is_transactional)
         except BaseException:
-            self._known = None  # some of it may have stayed
+            self.forget()  # some of it may have stayed
             raise
         finally:
-            self._is_storing = False
-            if not is_judged:
-                self._known = None  # a roll on the way may have looked, and not seen the rest
+            self._storing_from = None
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
@@ -153,23 +164,30 @@ class ProducerState:
                     return producers
         return None
 
-    def prepare_roll(self, *, has_producers: bool) -> None:
-        """Looks up what save() is to save: once retention has deleted the batches, only a snapshot tells of them.
+    def to_save(self, *, has_producers: bool) -> Producers | None:
+        """What save() is to save where the log is rolled: once retention has deleted the batches, only a snapshot tells
+        of them. None when there is nothing to save, or the batches cannot be read.
 
-        has_producers: whether the segment that is sealed names any.
+        has_producers: whether the log may name any.
         """
-        if self._known is None and (has_producers or self._offsets()):
-            with contextlib.suppress(CorruptBatchError, StorageReadError):
-                self.known()
+        if not has_producers:
+            return None
+        _, _, end = self._extent()
+        is_midway = self._storing_from is not None and end > self._storing_from
+        with contextlib.suppress(CorruptBatchError, StorageReadError):
+            return self._looked_up() if is_midway else self.known()
+        return None
 
-    def save(self) -> None:
-        """Notes the producers at the log's end, where any are known, and removes what is not at a segment's start."""
-        if self._known is None or not len(self._known) or self._is_storing:
+    def save(self, producers: Producers | None) -> None:
+        """Notes the producers at the log's end, where there are any, and removes what is not at a segment's start."""
+        if producers is None:
             return
-        self._known.expire(self._fs.now_ms())
+        producers.expire(self._fs.now_ms())
+        if not len(producers):
+            return
         segments, _, end = self._extent()
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-            checkpoint.write(self._fs, self._path, file_name(end, SNAPSHOT), self._known.pack())
+            checkpoint.write(self._fs, self._path, file_name(end, SNAPSHOT), producers.pack())
             self._remove_all_but({end, *(segment.base_offset for segment in segments)})
 
     def _remove_all_but(self, kept: Collection[int]) -> None:
@@ -180,6 +198,34 @@ class ProducerState:
     def remove_above(self, offset: int) -> None:
         """Those that tell of records at and above an offset, which are gone."""
         remove_snapshots_above(self._fs, self._path, offset)
+
+
+def _last_below(segments: Sequence[Segment], end: int) -> Producers:
+    """The producers of the last batches below an offset, as far as these are there and sound."""
+    spans: list[tuple[Segment, int, int]] = []
+    left = _LOOK_BACK_BYTES
+    found = Producers()
+    with contextlib.suppress(CorruptBatchError, StorageReadError):
+        for segment in reversed(segments[: slot_of(segments, end - 1) + 1]):
+            stop = segment.find(end)
+            start = _start_near(segment, stop - left)
+            spans.append((segment, start, stop))
+            left -= stop - start
+            if left <= 0:
+                break
+        for segment, start, stop in reversed(spans):
+            for facts, _, _ in segment.walk(start, crc=False, stop=stop):
+                found.add_facts(facts, coordinator_epochs(segment))
+    return found
+
+
+def _start_near(segment: Segment, position: int) -> int:
+    """Where a batch begins at or before a position, by the index; 0 when there is none."""
+    entries = segment.offset_index.array()
+    slot = int(np.searchsorted(entries["position"], position, side="right")) - 1
+    if slot < 0:
+        return 0
+    return segment.start_position(segment.base_offset + int(entries["relative_offset"][slot]))
 
 
 def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
