@@ -3,24 +3,26 @@
 HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how to repeat what it found.
 
 Syncs of real files return at once: where no power is cut, waiting for the disk shows nothing, and it took most of the
-time of some tests. What a power cut takes, SimulatedDisk says, and tests/test_power.py, where syncs are real, as they
-are in processes that tests start. LOGCORE_REAL_SYNC=1 makes all of them real.
+time of some tests. What a power cut takes, SimulatedDisk says, and tests/faults/test_power.py, where syncs are real,
+as they are in processes that tests start. LOGCORE_REAL_SYNC=1 makes all of them real.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 
 import logcore
+
+pytest.register_assert_rewrite("support")
+
+from support.vectors import VECTORS  # noqa: E402
 
 hypothesis.settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("thorough", max_examples=5_000, deadline=None, print_blob=True)
@@ -37,9 +39,6 @@ def quick_collections() -> None:
 
 #: A Spark that lives for seconds spends most of them on compiling itself, the better the longer.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-VECTORS = Path(__file__).parent / "data" / "vectors"
-EXPECTED: dict[str, Any] = json.loads((VECTORS / "expected.json").read_text())
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -47,19 +47,19 @@ MISTAKES: Final = (
         "bound_without_second_look", "logcore/reader.py",
         "if segments is self._segments:\n                break",
         "if segments is not None:\n                break",
-        "test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
         "scan_asks_for_its_end_again", "logcore/reader.py",
         "return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))",
         "return Scan(lambda: self._stretch(stretch.start, end, isolation))",
-        "test_bounds.py::test_the_end_of_a_reading_is_fixed_when_it_begins",
+        "log/test_bounds.py::test_the_end_of_a_reading_is_fixed_when_it_begins",
     ),
     Mistake(
         "committed_bound_is_read_later", "logcore/reader.py",
         "committed, bound, segments = self._scan_transactions()\n",
         "committed, bound, segments = self._scan_transactions()\n            bound = self._visible\n",
-        "test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
         "log_start_checked_before_the_look", "logcore/reader.py",
@@ -68,7 +68,7 @@ MISTAKES: Final = (
         "        if not self._log_start <= start",
         "            log_start = self._log_start\n            segments, bound = self._bounded()\n"
         "        if not (self._log_start if committed else log_start) <= start",
-        "test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
         "durable_end_read_before_the_size", "logcore/reader.py",
@@ -78,79 +78,79 @@ MISTAKES: Final = (
         "        shown = checkpoint.read_shown_end(self._fs, self.path)\n",
         "        shown = checkpoint.read_shown_end(self._fs, self.path)\n"
         "        last.refresh()\n        self._end = max(self._log_start, last.next_offset())\n",
-        "test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
+        "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
     ),
     Mistake(
         "directory_listed_once", "logcore/reader.py",
         "again = list_names(self._fs, self.path)", "again = names",
-        "test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
+        "log/test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
         "if offset > min([bound, *self._cuts[cuts:]]):", "if offset > bound:",
-        "test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
+        "log/test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
     ),
     Mistake(
         "control_bit_believed_without_crc", "logcore/partition/scan.py",
         "                item.verify()  # only a right CRC says that it is one\n                continue\n"
         "            for records in",
         "                continue\n            for records in",
-        "test_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
+        "faults/test_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
     ),
     # -- the segment that is written
     Mistake(
         "seal_without_sync_of_the_data", "logcore/segment.py",
         "        self.fs.fsync(self.handle)\n        self._indexes.times.add(self.max_timestamp()",
         "        self._indexes.times.add(self.max_timestamp()",
-        "test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_log.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
         "        close = self._closing\n        self._hold(self.fs.open(self.path, write=True))\n        close()",
         "        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
-        "test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+        "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- files that go and come
     Mistake(
         "newest_retired_segment_not_kept", "logcore/log.py",
         "        for segment in old:\n            segment.keep()\n        self._segments = list(remaining)",
         "        for segment in old[:-1]:\n            segment.keep()\n        self._segments = list(remaining)",
-        "test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
+        "log/test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
     ),
     Mistake(
         "indexes_put_away_before_their_log", "logcore/partition/segmentfiles.py",
         "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
-        "test_log.py::test_what_goes_goes_with_its_log_file_first",
+        "log/test_log.py::test_what_goes_goes_with_its_log_file_first",
     ),
     Mistake(
         "seal_notes_another_size", "logcore/partition/seals.py",
         "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
         "            size_bytes=segment.start_position(end_offset),\n"
         "            modified_ms=fs.modified_ms(segment.path),",
-        "test_seals.py::test_a_roll_seals_what_it_leaves_behind",
+        "partition/test_seals.py::test_a_roll_seals_what_it_leaves_behind",
     ),
     Mistake(
         "scrub_believes_an_old_place", "logcore/partition/seals.py",
         "is_same = after == place and segment.is_current()", "is_same = segment.is_current()",
-        "test_seals.py::test_a_change_at_any_step_of_a_scrub_is_no_damage",
+        "partition/test_seals.py::test_a_change_at_any_step_of_a_scrub_is_no_damage",
     ),
     # -- the log
     Mistake(
         "epochs_above_the_end_stay", "logcore/partition/opening.py",
         "cut = epochs.cut_end(known, end) or epochs.walked(", "cut = known or epochs.walked(",
-        "test_recovery.py::test_epochs_that_begin_above_the_end_begin_there",
+        "partition/test_recovery.py::test_epochs_that_begin_above_the_end_begin_there",
     ),
     Mistake(
         "new_segment_without_its_name_on_disk", "logcore/log.py",
         "                self._fs.sync_dir(self.path)\n"
         "                self._segments = [*self._segments[:-1], sealed, new]",
         "                self._segments = [*self._segments[:-1], sealed, new]",
-        "test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_log.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "recovery_point_stays_above_a_cut", "logcore/log.py",
         "            self._recovery_point = offset  # first:", "            pass  # first:",
-        "test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
+        "directory/test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
     ),
     Mistake(
         "name_before_content", "logcore/checkpoint.py",
@@ -158,49 +158,49 @@ MISTAKES: Final = (
         "            fs.close(handle)\n    except DiskFullError:",
         "            fs.pwrite(handle, content, 0)\n        finally:\n"
         "            fs.close(handle)\n    except DiskFullError:",
-        "test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_log.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "checkpoint_without_its_name_on_disk", "logcore/checkpoint.py",
         "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    if reserve",
         "    fs.rename(temporary, path)\n    if reserve",
-        "test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_log.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "other_partitions_lose_their_entries", "logcore/checkpoint.py",
         "offsets = dict(before)", "offsets: dict[Key, int] = {}",
-        "test_disk_errors.py::test_partitions_of_one_directory_share_their_checkpoints_safely",
+        "faults/test_disk_errors.py::test_partitions_of_one_directory_share_their_checkpoints_safely",
     ),
     Mistake(
         "child_closes_no_lock_of_its_parent", "logcore/fs.py",
         "            os.close(held.handle)  # else", "            pass  # else",
-        "test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
+        "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(
         "producers_stay_over_a_truncation", "logcore/log.py",
         "        self._transactions = None\n        self._producers.forget()", "        self._transactions = None",
-        "test_producers.py::test_P50_what_was_known_is_known_after",
+        "partition/test_producers.py::test_P50_what_was_known_is_known_after",
     ),
     Mistake(
         "snapshot_in_the_middle_of_an_append", "logcore/partition/producerstate.py",
         "return self._looked_up() if is_midway else self.known()", "return self.known()",
-        "test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
+        "partition/test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
     ),
     Mistake(
         "an_append_that_rolls_saves_no_producers", "logcore/partition/producerstate.py",
         "        if not has_producers:\n", "        if not has_producers or self._storing_from is not None:\n",
-        "test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+        "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
     ),
     Mistake(
         "only_the_newest_batch_is_known_after_a_kill", "logcore/partition/producerstate.py",
         "            producers.fill(_last_below(segments, producers.next_offset))\n", "            pass\n",
-        "test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+        "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
     ),
     Mistake(
         "notes_of_copies_before_the_high_watermark", "logcore/log.py",
         "        self._durable_handle = self._open_durable_end()\n        self._note(opened.own_notes)\n",
         "        self._note(opened.own_notes)\n        self._durable_handle = self._open_durable_end()\n",
-        "test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
+        "partition/test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
     ),
     # -- recovery
     Mistake(
@@ -209,140 +209,140 @@ MISTAKES: Final = (
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n",
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n"
         "    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None\n",
-        "test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+        "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- compaction
     Mistake(
         "tombstone_goes_by_the_age_of_its_record", "logcore/cleaner.py",
         "is_over = (facts[\"attributes\"] & DELETE_HORIZON_BIT != 0) & (facts[\"base_timestamp\"] <= self.now_ms)",
         "is_over = facts[\"max_timestamp\"] + self.config.delete_retention_ms <= self.now_ms",
-        "test_cleaner.py::test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is",
+        "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is",
     ),
     Mistake(
         "horizon_moves_with_each_round", "logcore/cleaner.py",
         "sets_horizon = has_tombstone & ~has_horizon", "sets_horizon = has_tombstone",
-        "test_cleaner.py::test_P39_a_tombstone_stays_for_its_time",
+        "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time",
     ),
     # -- staged writes
     Mistake(
         "withdraws_what_another_job_published", "logcore/staging/publishing.py",
         "if found is not None and found.txid != txid:", "if found is None:",
-        "test_staging.py::test_what_was_withdrawn_never_was",
+        "staging/test_staging.py::test_what_was_withdrawn_never_was",
     ),
     Mistake(
         "state_before_the_files", "logcore/staging/applying.py",
         "    _place_all(fs, directory, path, assigned)\n    # Readers",
         "    _write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Readers",
-        "test_staging.py::test_a_crash_while_rolling_forward_is_rolled_forward",
+        "staging/test_staging.py::test_a_crash_while_rolling_forward_is_rolled_forward",
     ),
     # -- groups
     Mistake(
         "assignment_of_an_older_generation", "logcore/coordination/membership.py",
         "if group.state != COMPLETING or group.generation != done.generation:", "if group.state != COMPLETING:",
-        "test_groups.py::test_an_assignment_of_an_older_generation_is_not_given_out",
+        "netshim/test_groups.py::test_an_assignment_of_an_older_generation_is_not_given_out",
     ),
     Mistake(
         "static_name_of_who_left_stays", "logcore/coordination/group.py",
         "            del self.static[member.instance_id]\n", "            pass\n",
-        "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
         "heartbeat_renews_nothing", "logcore/coordination/membership.py",
         "    step.renew(group.members[member_id])\n    return GroupError", "    return GroupError",
-        "test_groups.py::test_who_never_syncs_is_dropped",
+        "netshim/test_groups.py::test_who_never_syncs_is_dropped",
     ),
     Mistake(
         "commit_seen_before_it_is_on_disk", "logcore/coordination/offsets.py",
         "    group.storing.update(offsets.keys())\n",
         "    group.storing.update(offsets.keys())\n    for key, each in offsets.items():\n"
         "        group.put(key, each)\n",
-        "test_groups.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
+        "netshim/test_groups.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
     ),
     Mistake(
         "commit_outlives_its_topic", "logcore/coordination/offsets.py",
         "    keys += [key for key in group.storing if key[0] in names and key not in keys]\n", "",
-        "test_groups.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
+        "netshim/test_groups.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
     ),
     Mistake(
         "sync_timer_of_the_last_generation_stays", "logcore/coordination/membership.py",
         "        self.cancel_sync_timer()\n        group.is_first", "        group.is_first",
-        "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
         "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
         "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n", "",
-        "test_groups.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
+        "netshim/test_groups.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
     ),
     Mistake(
         "waiting_member_expires", "logcore/coordination/membership.py",
         "elif member.is_new or not member.is_waiting:", "else:",
-        "test_groups.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
+        "netshim/test_groups.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
     ),
     Mistake(
         "replaced_member_keeps_others_waiting", "logcore/coordination/group.py",
         "            self.unsynced.discard(old.member_id)\n            self.unsynced.add(new.member_id)\n",
         "            pass\n",
-        "test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
         "static_member_answered_again_after_a_rebalance", "logcore/coordination/membership.py",
         "        if member.joining is not done.waiter or group.generation != done.generation "
         "or group.state != STABLE:\n",
         "        if group.state == DEAD:\n",
-        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
     Mistake(
         "join_timer_outlives_its_rebalance", "logcore/coordination/membership.py",
         "        self.cancel_join_timer()\n        assert group.state == PREPARING",
         "        self.group.join_timer = None\n        assert group.state == PREPARING",
-        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
     Mistake(
         "session_timer_outlives_its_member", "logcore/coordination/membership.py",
         "        self.cancel_session(member)\n        self.group.take_out(member)\n",
         "        self.group.take_out(member)\n",
-        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
     Mistake(
         "assigned_before_it_is_stored", "logcore/coordination/membership.py",
         "            self.effects.append(Store(group, (group.record(request.assignments),), done))\n",
         "            self.effects.append(Store(group, (group.record(request.assignments),), done))\n"
         "            self.assigned(done, None)\n",
-        "test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
     Mistake(
         "members_that_joined_are_not_renewed", "logcore/coordination/membership.py",
         "                member.joining = None\n                self.renew(member)\n"
         "            member.is_new = False\n",
         "                member.joining = None\n            member.is_new = False\n",
-        "test_coordination.py",
+        "coordination/test_coordination.py",
     ),
     # -- requests
     Mistake(
         "fetch_waits_for_its_first_partition", "netshim/handlers/fetch.py",
         "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]\n",
         "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None][:1]\n",
-        "test_requests.py::test_a_fetch_waits_for_each_of_its_partitions",
+        "netshim/test_requests.py::test_a_fetch_waits_for_each_of_its_partitions",
     ),
     Mistake(
         "each_partition_sends_one_batch_beyond_the_limit", "netshim/handlers/fetch.py",
         "at_least_one=not total)", "at_least_one=True)",
-        "test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
+        "netshim/test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
     ),
     Mistake(
         "budget_of_a_fetch_is_not_used_up", "netshim/handlers/fetch.py",
         "                    left -= size\n", "",
-        "test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
+        "netshim/test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
     ),
     Mistake(
         "deletion_wakes_no_fetch", "netshim/handlers/offsets.py",
         "        state.fetches.wake(keys, call.now_ms)\n        answer.set(error", "        answer.set(error",
-        "test_requests.py::test_a_fetch_that_waits_is_told_when_its_offset_is_deleted",
+        "netshim/test_requests.py::test_a_fetch_that_waits_is_told_when_its_offset_is_deleted",
     ),
     Mistake(
         "cancelled_fetch_stays_parked", "netshim/handlers/fetch.py",
         "    answer.when_cancelled(forget)\n", "",
-        "test_requests.py::test_a_fetch_of_a_client_that_has_gone_waits_no_more",
+        "netshim/test_requests.py::test_a_fetch_of_a_client_that_has_gone_waits_no_more",
     ),
 )  # fmt: skip
 

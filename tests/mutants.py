@@ -46,16 +46,18 @@ CORE: Final = (
     "claim", "log",
 )  # fmt: skip
 CHAIN: Final = (
-    *(f"test_{name}.py" for name in (
-        "recordbatch", "legacy", "log", "log_documents", "recovery", "properties", "retention", "producers",
-        "transactions", "seals", "cleaner", "verify", "copying", "staging", "disk_errors", "logdir",
+    *(f"{folder}/test_{name}.py" for folder, name in (
+        ("format", "recordbatch"), ("format", "legacy"), ("log", "log"), ("log", "log_documents"),
+        ("partition", "recovery"), ("log", "properties"), ("log", "retention"), ("partition", "producers"),
+        ("partition", "transactions"), ("partition", "seals"), ("log", "cleaner"), ("inspect", "verify"),
+        ("directory", "copying"), ("staging", "staging"), ("faults", "disk_errors"), ("directory", "logdir"),
     )),
-    *(f"test_crash_explorer.py::test_{name}" for name in (
+    *(f"faults/test_crash_explorer.py::test_{name}" for name in (
         "small_world", "random_programs", "records_deleted_before_they_are_on_disk",
         "a_batch_that_a_sector_edge_cuts_in_its_offset", "a_truncation_into_a_gap_that_a_crash_cuts_off",
         "opening_with_no_room_for_one_more_name",
     )),
-    "test_testing.py::test_a_log_is_a_list_whatever_is_called_and_crashes",
+    "testing/test_testing.py::test_a_log_is_a_list_whatever_is_called_and_crashes",
 )  # fmt: skip
 #: What tries the same very often, or breaks the log itself.
 LEFT_OUT: Final = "later_life or every_bit or crash_at_any or while_rolling or seeded or no_crash_leaves or duckdb"

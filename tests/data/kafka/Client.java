@@ -1,4 +1,4 @@
-// A Kafka client in Java, for tests/test_interop.py: everything it does goes through Kafka's own classes.
+// A Kafka client in Java, for tests/interop/test_interop.py: everything it does goes through Kafka's own classes.
 // Prints one line for each thing it saw; any exception ends it.
 
 import java.nio.charset.StandardCharsets;

@@ -1,4 +1,4 @@
-// Kafka's own storage classes as a second opinion, for tests/test_interop_life.py: no broker, only directories.
+// Kafka's own storage classes as a second opinion, for tests/interop/test_interop_life.py: no broker, only directories.
 // One JSON request a line on stdin, {"do": what, ...}, and one JSON answer a line on stdout.
 
 import com.fasterxml.jackson.databind.JsonNode;

@@ -1,0 +1,728 @@
+"""A disk that fails: what was acknowledged stays, what was not leaves no byte, and nothing is pretended afterwards.
+
+At the end each operation of the disk fails at each of its calls, in a script of producers, transactions, compaction and
+retention; tests/faults/test_crash_explorer.py does the same with plain appends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import log as log_module
+from logcore.cleaner import clean
+from logcore.index import TXN_ENTRY
+from logcore.log import open_log
+from logcore.recordbatch import encode
+from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
+from support.disks import FaultyFS, always, once
+from support.programs import COMPACTED, ERRNOS, FAILING, Program, Recoveries
+
+LOG = f"{0:020d}.log"
+
+
+def values(path: Path) -> list[bytes | None]:
+    with logcore.open(path, read_only=True) as log:
+        return [record.value for record in log.read(log.log_start_offset)]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("policy", ["always", "group", "os"])
+def test_a_full_disk_is_cut_back_and_may_be_retried(partition: Path, code: int, policy: str) -> None:
+    fs = FaultyFS()
+    with open_log(partition, create=True, durability=policy, fs=fs) as log:
+        log.append(b"first")
+        size = (partition / LOG).stat().st_size
+        fs.plan = always("pwrite", code, suffix=".log")
+        for call in (
+            lambda: log.append(b"second"),
+            lambda: log.append_many([(None, b"x" * 1000)] * 50),
+            lambda: log.append_columns(values=(b"abc", [0, 1, 3])),
+        ):
+            with pytest.raises(logcore.DiskFullError) as met:
+                call()
+            assert met.value.retriable
+            assert isinstance(met.value.__cause__, OSError)
+            assert (partition / LOG).stat().st_size == size, "no byte of it stays"
+            assert log.log_end_offset == 1
+        fs.plan = lambda *_: None
+        assert log.append(b"second").offset == 1
+    assert values(partition) == [b"first", b"second"]
+
+
+def test_a_full_disk_in_the_middle_of_a_large_append_takes_back_all_of_it(partition: Path) -> None:
+    fs = FaultyFS()
+    with open_log(partition, create=True, durability="group", fs=fs) as log:
+        log.append(b"first")
+        size = (partition / LOG).stat().st_size
+        writes = fs.counts["pwrite"]
+        fs.plan = lambda name, nth, path: (
+            errno.ENOSPC if name == "pwrite" and nth > writes + 2 and path.endswith(".log") else None
+        )
+        with pytest.raises(logcore.DiskFullError):
+            log.append_many([(None, b"x" * 100_000)] * 60)  # 6 MB, in parts of 1 MiB
+        if log.log_end_offset == 1:
+            assert (partition / LOG).stat().st_size == size
+        fs.plan = lambda *_: None
+        end = log.log_end_offset
+        log.append(b"last")
+        assert next(log.read(end)).value == b"last"
+
+
+def test_a_write_that_cannot_be_cut_back_poisons(partition: Path) -> None:
+    fs = FaultyFS()
+    log = open_log(partition, create=True, fs=fs)
+    log.append(b"first")
+    fs.plan = lambda name, nth, path: errno.ENOSPC if name in ("pwrite", "truncate") and path.endswith(".log") else None
+    with pytest.raises(logcore.StorageWriteError):
+        log.append(b"second")
+    fs.plan = lambda *_: None
+    with pytest.raises(logcore.LogFailedError) as met:
+        log.append(b"third")
+    assert isinstance(met.value.__cause__, logcore.LogFailedError)
+    assert [record.value for record in log.read(0)] == [b"first"], "reading goes on"
+    log.close()
+    with logcore.open(partition) as again:
+        assert again.append(b"third").offset == 1
+    assert values(partition) == [b"first", b"third"]
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_an_interrupted_append_is_taken_back_or_the_log_refuses_writes(
+    partition: Path, monkeypatch: pytest.MonkeyPatch, is_sound: bool
+) -> None:
+    """Else the next append would get the offset of a record that is in the file."""
+
+    def interrupt(*arguments: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    fs = FaultyFS()
+    log = open_log(partition, create=True, fs=fs)
+    log.append(b"first")
+    if not is_sound:
+        fs.plan = always("truncate", suffix=".log")
+    monkeypatch.setattr(log._active, "note", interrupt)  # the batch is written
+    with pytest.raises(KeyboardInterrupt if is_sound else logcore.StorageWriteError):
+        log.append(b"second")
+    fs.plan = lambda *_: None
+    if is_sound:
+        assert log.append(b"third").offset == 1
+    else:
+        with pytest.raises(logcore.LogFailedError):
+            log.append(b"third")
+    log.close()
+    with logcore.open(partition) as again:
+        found = [record.value for record in again.read(0)]
+        assert found in ([[b"first", b"third"]] if is_sound else [[b"first"], [b"first", b"second"]])
+        assert again.append(b"last").offset == len(found)
+
+
+def test_a_taking_back_that_lacks_memory_poisons() -> None:
+    """Half of what is known of the segment would be written over its indexes, and Kafka believes the aborted ones."""
+
+    def no_memory(*arguments: object) -> None:
+        raise MemoryError
+
+    disk = SimulatedDisk()
+    log = open_log("t-0", create=True, fs=disk)
+    for sequence in range(2):
+        log.append_batch(
+            encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+        )
+        log.end_transaction(7, 0, commit=False)
+    before = disk.content(f"t-0/{0:020d}.txnindex")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(log._active, "note", no_memory)
+        log.append(b"x")
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"x")
+    log.close()
+    with open_log("t-0", fs=disk) as log:
+        log.roll()
+    assert disk.content(f"t-0/{0:020d}.txnindex") == before
+
+
+def test_an_error_of_the_device_poisons(partition: Path) -> None:
+    fs = FaultyFS()
+    log = open_log(partition, create=True, durability="os", fs=fs)
+    log.append(b"first")
+    fs.plan = once("pwrite", fs.counts["pwrite"] + 1, errno.EIO, suffix=".log")
+    with pytest.raises(logcore.StorageWriteError):
+        log.append(b"second")
+    for call in (
+        lambda: log.append(b"third"),
+        log.flush,
+        log.roll,
+        lambda: log.truncate(0),
+        lambda: log.delete_records(0),
+    ):
+        with pytest.raises(logcore.LogFailedError):
+            call()
+    log.close()
+
+
+@pytest.mark.parametrize("policy", ["always", "group", "every(1)", "interval(1)", "os"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_failed_sync_is_never_tried_again(partition: Path, policy: str, code: int) -> None:
+    fs = FaultyFS()
+    log = open_log(partition, create=True, durability=policy, fs=fs)
+    log.append(b"first")
+    log.flush()
+    end, syncs = log.durable_end_offset, fs.counts["fdatasync"]
+    fs.plan = once("fdatasync", syncs + 1, code)
+    with pytest.raises(logcore.DurabilityUnknownError) as met:
+        log.append(b"second")
+        log.flush()
+    assert met.value.__cause__ is not None
+    assert log.durable_end_offset == end
+    for _ in range(2):
+        with pytest.raises(logcore.LogFailedError):
+            log.append(b"third")
+    log.close()
+    assert fs.counts["fdatasync"] == syncs + 1, "the system would say that all is well"
+    with logcore.open(partition) as again:
+        assert next(again.read(0)).value == b"first"
+
+
+def test_under_always_at_most_one_batch_is_unsynced(partition: Path) -> None:
+    fs = FaultyFS()
+    with open_log(partition, create=True, durability="always", fs=fs) as log:
+        for at in range(5):
+            log.append(b"written", durability="os")
+            assert log.log_end_offset - log.durable_end_offset == 1, at
+        log.append_many([(None, b"x" * 9_000)] * 5)
+        assert log.durable_end_offset == log.log_end_offset
+
+
+def test_an_error_that_is_kept_does_not_stop_later_appends(partition: Path) -> None:
+    """Its traceback holds views of the encoder's buffer, which must be able to grow all the same."""
+    fs = FaultyFS()
+    with open_log(partition, create=True, fs=fs) as log:
+        fs.plan = always("pwrite", errno.ENOSPC, suffix=".log")
+        with pytest.raises(logcore.DiskFullError) as kept:
+            log.append_many([(None, b"x")] * 100)
+        fs.plan = lambda *_: None
+        log.append_many([(None, b"x" * 1000)] * 5_000)
+        assert kept.value.retriable
+    assert len(values(partition)) == 5_000
+
+
+def test_every_waiter_of_a_failed_sync_is_told(partition: Path) -> None:
+    def work(at: int) -> None:
+        try:
+            log.append(b"%d" % at)
+            outcome.append("acknowledged")
+        except logcore.LogFailedError:
+            outcome.append("refused")
+
+    fs = FaultyFS(always("fdatasync"))
+    log = open_log(partition, create=True, fs=fs)
+    outcome: list[str] = []
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcome == ["refused"] * 16
+    assert fs.counts["fdatasync"] == 1
+    assert log.high_watermark == 0, "nothing unsynced was shown"
+    log.close()
+
+
+@pytest.mark.parametrize("operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"])
+def test_an_error_at_any_call_loses_nothing_acknowledged(tmp_path: Path, operation: str) -> None:
+    """The nth call fails, for every n that a workload reaches; then the disk heals and the log is opened."""
+
+    def workload(path: Path, fs: FaultyFS) -> list[bytes]:
+        acknowledged: list[bytes] = []
+        try:
+            with open_log(path, create=True, config={"segment.bytes": 400, "index.interval.bytes": 60}, fs=fs) as log:
+                for at in range(6):
+                    log.append(b"%d" % at * 20)
+                    acknowledged.append(b"%d" % at * 20)
+                rows = [b"many %d" % at * 5 for at in range(6)]
+                log.append_many([(None, row) for row in rows])
+                acknowledged += rows
+                log.truncate(11)
+                del acknowledged[11:]
+                log.append(b"last")
+                acknowledged.append(b"last")
+        except logcore.LogcoreError:
+            pass
+        return acknowledged
+
+    calm = FaultyFS()
+    workload(tmp_path / "calm-0", calm)
+    assert calm.counts[operation] > 3
+    for nth in range(1, calm.counts[operation] + 1):
+        for code in (errno.EIO, errno.ENOSPC):
+            path = tmp_path / f"f{nth}-{code}"
+            acknowledged = workload(path, FaultyFS(once(operation, nth, code)))
+            if not path.is_dir():
+                assert acknowledged == []
+                continue
+            with logcore.open(path, create=True) as log:
+                found = [record.value for record in log.read(0)]
+                # What was not acknowledged may be there or not, but only in the order it was sent.
+                assert found[: len(acknowledged)] == acknowledged or found == acknowledged[:11], (nth, code)
+                assert log.append(b"after").offset == len(found)
+
+
+def test_a_failing_read_at_opening_changes_nothing(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        log.append_many([(None, b"x" * 100)] * 20)
+    (partition.parent / "recovery-point-offset-checkpoint").unlink()
+    before = {path.name: path.read_bytes() for path in partition.iterdir()}
+    with pytest.raises(logcore.StorageReadError):
+        open_log(partition, fs=FaultyFS(always("pread", suffix=".log")))
+    assert {path.name: path.read_bytes() for path in partition.iterdir()} == before
+    with logcore.open(partition) as log:
+        assert log.log_end_offset == 20
+
+
+def test_running_out_of_descriptors_is_told_and_passes(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        log.append(b"x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        with pytest.raises(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(logcore.ResourceError) as met:
+            logcore.open(partition)
+        assert met.value.retriable
+    finally:
+        for handle in held:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert values(partition) == [b"x"]
+
+
+@pytest.mark.parametrize("room", [0, 1, 30, 60, 61, 100, 200])
+def test_a_real_file_size_limit_at_any_byte(partition: Path, room: int) -> None:
+    """RLIMIT_FSIZE makes the kernel itself write short and then refuse."""
+    program = f"""
+import resource, signal, sys, logcore
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with logcore.open({str(partition)!r}, create=True) as log:
+    log.append(b"first")
+    size = log.statistics().size_bytes
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max(size + {room}, 300), hard))
+    stored = 1
+    try:
+        for _ in range(20):
+            log.append(b"x" * 30)
+            stored += 1
+    except logcore.DiskFullError as error:
+        print("full", stored)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert log.append(b"last").offset == stored
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    stored = int(done.stdout.split()[1])
+    assert values(partition) == [b"first", *[b"x" * 30] * (stored - 1), b"last"]
+
+
+def test_partitions_of_one_directory_share_their_checkpoints_safely(tmp_path: Path) -> None:
+    def work(log: logcore.Log) -> None:
+        for _ in range(20):
+            log.append(b"x")
+            log.roll()
+
+    logs = [logcore.open(tmp_path / f"t-{at}", create=True, durability="os") for at in range(4)]
+    threads = [threading.Thread(target=work, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for log in logs:
+        assert log.log_end_offset == 20
+        log.close()
+    points = (tmp_path / "recovery-point-offset-checkpoint").read_text().split("\n")
+    assert points == ["0", "4", *(f"t {at} 20" for at in range(4)), ""]
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "fsync"])
+def test_a_note_that_cannot_be_written_does_not_fail_an_append(partition: Path, operation: str) -> None:
+    """The durable end for other processes, and the recovery point: the record itself is on disk."""
+    fs = FaultyFS()
+    with open_log(partition, create=True, config={"segment.bytes": 200}, fs=fs) as log:
+        fs.plan = lambda name, nth, path: (
+            errno.ENOSPC if name == operation and not path.endswith((".log", "index")) else None
+        )
+        for at in range(6):
+            receipt = log.append(b"%d" % at * 10)
+            assert (receipt.offset, receipt.durability) == (at, "disk")
+        assert log.high_watermark == 6
+        fs.plan = lambda *_: None
+    assert len(values(partition)) == 6
+
+
+def test_recovery_puts_what_it_keeps_into_a_new_file(partition: Path) -> None:
+    """After a failed sync the system may take pages for clean that never reached the disk; a new file has none."""
+    log = open_log(partition, create=True, fs=FaultyFS(always("fdatasync")))
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.append(b"perhaps on disk")
+    log.close()
+    before = (partition / LOG).stat().st_ino
+    with logcore.open(partition) as again:
+        assert again.log_end_offset == 1
+        assert (partition / LOG).stat().st_ino != before
+        assert again.append(b"next").offset == 1
+    kept = (partition / LOG).stat().st_ino
+    with logcore.open(partition):
+        assert (partition / LOG).stat().st_ino == kept, "a clean close leaves nothing to do"
+    assert values(partition) == [b"perhaps on disk", b"next"]
+
+
+def test_a_sync_that_fails_in_recovery_is_noted_for_the_next(partition: Path) -> None:
+    """Memory may show data from then on that the disk does not have, and call it clean."""
+    log = open_log(partition, create=True, durability="os")
+    log.append(b"perhaps on disk")
+    killed = shutil.copytree(partition, partition.parent / "killed-0")
+    log.close()
+    before = (killed / LOG).stat().st_ino
+    with pytest.raises(logcore.StorageWriteError):
+        open_log(killed, fs=FaultyFS(always("fsync", suffix=".log")))
+    assert (killed / LOG).stat().st_ino == before
+    with open_log(killed) as again:
+        assert (killed / LOG).stat().st_ino != before, "what is kept went into a new file"
+        assert again.append(b"next").offset == 1
+    assert values(killed) == [b"perhaps on disk", b"next"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_marker_that_cannot_be_written_or_indexed(code: int) -> None:
+    """Not written: the transaction stays open, and may be ended once there is room. Written, but not in the index that
+    Kafka believes: no more appends until an opening has made it anew.
+    """
+    disk = SimulatedDisk()
+    log = open_log("t-0", create=True, fs=disk)
+    batch = encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    log.append_batch(batch)
+    disk.faults = FaultPlan(Fault("pwrite", code, path="*.log"))
+    with pytest.raises(logcore.LogcoreError):
+        log.end_transaction(7, 0, commit=False)
+    disk.faults = None
+    assert log.log_end_offset == 1
+    if code == errno.ENOSPC:
+        assert log.append_batch(batch).offset == 0, "a duplicate still"
+        disk.faults = FaultPlan(Fault("pwrite", code, path="*.txnindex"))
+        with pytest.raises(logcore.DiskFullError):
+            log.end_transaction(7, 0, commit=False)
+        disk.faults = None
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"more")
+    log.close()
+    with open_log("t-0", fs=disk) as log:
+        if code == errno.EIO:
+            assert log.log_end_offset == 1
+            log.end_transaction(7, 0, commit=False)
+        assert list(log.read(0, isolation="read_committed")) == []
+        assert log.log_end_offset == log.last_stable_offset == 2
+    assert len(disk.content(f"t-0/{0:020d}.txnindex")) == TXN_ENTRY.itemsize
+
+
+def test_recovery_on_a_full_disk_still_opens(partition: Path) -> None:
+    log = open_log(partition, create=True, fs=FaultyFS(always("fdatasync")))
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.append(b"perhaps on disk")
+    log.close()
+    with (partition / LOG).open("ab") as file:
+        file.write(bytes(100))
+    with open_log(partition, fs=FaultyFS(always("pwrite", errno.ENOSPC, suffix=".log.tmp"))) as again:
+        assert again.log_end_offset == 1
+        assert again.append(b"next").offset == 1
+    assert values(partition) == [b"perhaps on disk", b"next"]
+    assert not list(partition.glob("*.tmp"))
+
+
+def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None:
+    """A handle closed under a sync in another thread could be the next file's."""
+    for round_ in range(10):
+        log = logcore.open(tmp_path / f"t-{round_}", create=True)
+
+        def work(log: logcore.Log = log) -> None:
+            try:
+                while True:
+                    log.append(b"x" * 50)
+            except (logcore.LogClosedError, logcore.LogFailedError):
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while log.log_end_offset < 50:
+            threading.Event().wait(0.001)
+        log.close()
+        victims = [(tmp_path / f"v-{round_}-{at}").open("w+b") for at in range(8)]
+        for thread in threads:
+            thread.join()
+        for victim in victims:
+            assert victim.read() == b""
+            victim.close()
+        found = values(tmp_path / f"t-{round_}")
+        assert set(found) == {b"x" * 50}
+
+
+# -- each operation of the disk, in a log's later life ------------------------------------------------------------
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
+LATER = (
+    "idempotent", "append", "transact", "again", "commit", "roll", "transact", "append", "abort", "compact",
+    "idempotent", "append_os", "transact", "reopen", "again", "commit", "compact", "append", "retain", "idempotent",
+)  # fmt: skip
+
+
+class LaterProgram(Program):
+    """A program whose calls may fail: it does not know whether a batch was stored then, and sends as a new producer.
+
+    Opening aborts the transactions that the old one left open, as Kafka's coordinator does.
+    """
+
+    is_unsure = False
+
+    def open(self) -> None:
+        super().open()
+        log = self.log
+        if self.is_unsure and log is not None and log._commit.failure is None:
+            for producer_id in self.history.open_transactions(log.log_end_offset):
+                self.history.issue_marker(producer_id, commit=False)
+                self.history.acknowledge(log.end_transaction(producer_id, 0, commit=False).last_offset + 1)
+            self.producers = {role: producer_id + 1 for role, producer_id in self.producers.items()}
+            self.is_unsure = False
+
+    def failed(self) -> None:
+        """A call failed. Takes what the log says now, which is read from a disk that is well for so long."""
+        self.is_unsure, log = True, self.log
+        if log is None or log.is_closed or log._commit.failure is not None:
+            return
+        faults, self.disk.faults = self.disk.faults, None
+        self.history.take_end(log.log_end_offset)
+        if self.history.may_go and log.high_watermark == log.log_end_offset:
+            self.history.settle(FoundLog.of(log))
+        self.disk.faults = faults
+
+
+def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
+    """Runs the script with a fault, then heals the disk; whether the fault came to pass."""
+    plan = FaultPlan(fault)
+    program = LaterProgram(durability, config=COMPACTED, explore=False, disk=SimulatedDisk(faults=plan))
+    history, disk = program.history, program.disk
+    try:
+        for action in ["open", *LATER, "close"]:
+            try:
+                getattr(program, action)()
+            except logcore.LogcoreError:
+                program.failed()
+        disk.faults = None
+        for state in disk.crash_states(limit=3):
+            history.judge(recoveries.find(state.disk()), state.kind)
+        if program.log is not None:
+            with contextlib.suppress(logcore.LogcoreError):
+                program.log.close()
+        disk.kill()
+        found = recoveries.run(disk, thorough=True)
+        history.judge(found, "kill")
+        for after in disk.after_crash(limit=3, kind="power"):
+            again = recoveries.find(after)
+            assert again.records[: len(found.records)] == found.records, "what was served after an opening is lost"
+    except BaseException as error:
+        disk.crash()
+        error.add_note(f"repeat with failing_later({fault!r}, {durability!r})")
+        raise
+    return bool(plan.hits)
+
+
+@pytest.mark.parametrize(
+    ("durability", "step", "errnos"),
+    [
+        ("group", 8, 1),
+        *(pytest.param(one, 1, len(ERRNOS), marks=SLOW) for one in ("group", "os", "always", "every(3)")),
+    ],
+)
+def test_every_operation_of_a_later_life_fails_once_and_for_ever(durability: str, step: int, errnos: int) -> None:
+    """step: only every so manieth call. errnos: how many of them at each call."""
+    cases, recoveries = 0, Recoveries(durability, COMPACTED)
+    for operation, times in itertools.product(FAILING, (1, None)):
+        for at in itertools.count(1, step):
+            codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in range(errnos)]
+            faults = [Fault(operation, code, at=at, times=times) for code in codes]
+            hits = [failing_later(fault, durability, recoveries) for fault in faults]
+            cases += sum(hits)
+            if not any(hits):
+                break
+    print(f"{cases} failures of single operations in a later life")
+    assert cases >= 1_600 * errnos // step
+
+
+def test_a_compaction_that_failed_is_ended_in_order() -> None:
+    """Its names were not durable yet when it failed. The next opening took them for durable, removed what they were to
+    replace, and a power cut then left neither.
+    """
+    config = {"segment.bytes": 300, "cleanup.policy": "compact"}
+    for syncs, changes in itertools.product(range(1, 12), range(0, 40, 5)):
+        disk = SimulatedDisk()
+        log = logcore.open("t-0", create=True, config=config, fs=disk)
+        for at in range(7):
+            log.append(b"%d" % at * 15, key=b"k%d" % (at % 3))
+        log.roll()
+        disk.faults = FaultPlan(Fault("sync_dir", at=syncs, times=None))
+        try:
+            clean(log, force=True)
+        except logcore.LogcoreError:
+            pass
+        disk.faults = None
+        disk.kill()
+        disk.crash_in(changes)
+        try:
+            logcore.open("t-0", config=config, fs=disk).close()
+        except SimulatedCrash:
+            pass
+        for after in disk.after_crash(limit=20, kind="power"):
+            with logcore.open("t-0", config=config, fs=after) as again:
+                newest = {record.key: record.offset for record in again.read(again.log_start_offset)}
+                assert newest == {b"k0": 6, b"k1": 4, b"k2": 5}, after
+        if not disk.is_dead:
+            disk.crash()
+
+
+@pytest.mark.parametrize("durability", ["group", "os"])
+def test_what_a_failed_append_left_does_not_come_back_after_a_clean_close(durability: str) -> None:
+    """Kafka looks at nothing in a directory that was marked as clean."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk, durability=durability) as log:
+        log.append(b"first")
+        log.flush()
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
+        with pytest.raises(logcore.DiskFullError):
+            log.append(b"second" * 100)
+    for state in disk.crash_states():
+        with logcore.open("t-0", fs=state.disk()) as log:
+            assert log.recovery_report is not None and log.recovery_report.cut_position is None, state.what
+
+
+def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    log.append(b"perhaps")
+    disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.close()
+    assert log.is_closed
+    assert "/.kafka_cleanshutdown" not in disk.files() and "/t-0/logcore.unsynced" in disk.files()
+
+
+@pytest.mark.parametrize("policy", ["os", "every(100)", "interval(1000000)", "always"])
+def test_what_was_stored_before_the_disk_was_full_is_shown(policy: str) -> None:
+    disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", errno.ENOSPC, path="*[1-9].log")))
+    with logcore.open(
+        "t-0", create=True, durability=policy, config={"segment.bytes": 600, "batch.size": 100}, fs=disk
+    ) as log:
+        with pytest.raises(logcore.DiskFullError, match="were stored"):
+            log.append_many([(None, b"%d" % at * 60) for at in range(12)])
+        end = log.log_end_offset
+        assert end > 0
+        assert [record.value for record in log.read(0)] == [b"%d" % at * 60 for at in range(end)]
+
+
+def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
+    """Acknowledged as "os", which a kill is not to lose. The failure was noted, so memory is copied: to sync it once
+    more would succeed without the data, and to let go of it would lose them.
+    """
+    disk = SimulatedDisk(faults=FaultPlan(Fault("fdatasync", errno.EIO, path="*.log")))
+    log = logcore.open("t-0", create=True, durability="os", fs=disk)
+    log.append(b"one")
+    with pytest.raises(logcore.DurabilityUnknownError):
+        log.flush()
+    disk.kill()
+    with logcore.open("t-0", durability="os", fs=disk) as log:
+        assert [record.value for record in log.read(0)] == [b"one"]
+        log.append(b"two")
+        log.flush()
+        for after in disk.after_crash(kind="power"):
+            with logcore.open("t-0", durability="os", fs=after) as again:
+                assert [record.value for record in again.read(0)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("which", ["exists", "poison"])
+def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
+    monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """The new file was there, and no memory to look: the next append would give its offset out in the old segment."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    log.append(b"one")
+    real = disk.open
+
+    def no_room(path: str, **options: Any) -> int:
+        disk.close(real(path, **options))
+        raise logcore.ResourceError("no descriptors", path=path)
+
+    def no_memory(path: str) -> bool:
+        raise MemoryError
+
+    def not_called(cause: BaseException) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        if which == "poison":
+            patch.setattr(log._commit, "poison", not_called)
+        patch.setattr(log_module.ActiveSegment, "seal", lambda self: self)
+        patch.setattr(disk, "open", no_room)
+        patch.setattr(disk, "exists", no_memory)
+        with pytest.raises(MemoryError):
+            log.roll()
+    assert disk.exists("/t-0/00000000000000000001.log")
+    with pytest.raises(logcore.LogFailedError):
+        log.truncate(0)
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"two")
+    log.close()
+    with logcore.open("t-0", fs=disk) as log:
+        assert log.append(b"two").offset == 1
+        assert [record.value for record in log.read(0)] == [b"one", b"two"]
+
+
+def test_a_write_that_could_not_be_taken_back_ends_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was in the file, with no memory to note it or to call what takes it back: the next one got its offset."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    log.append(b"one")
+    real = log_module.ActiveSegment.append
+
+    def append(self: Any, *arguments: Any) -> None:
+        real(self, *arguments)
+        raise MemoryError
+
+    def not_called(self: Any, *arguments: Any) -> bool:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_module.ActiveSegment, "append", append)
+        patch.setattr(log_module.Log, "_take_back_locked", not_called)
+        with pytest.raises(MemoryError):
+            log.append(b"two")
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"three")
+    log.close()
+    with logcore.open("t-0", fs=disk) as log:
+        assert [(record.offset, record.value) for record in log.read(0)] in ([(0, b"one")], [(0, b"one"), (1, b"two")])
+        assert log.append(b"three").offset == log.log_end_offset - 1

@@ -1,0 +1,375 @@
+"""Several processes on one log: one writer, many readers, crashes, forks, and a lock that a Java broker respects."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import fs as fs_module
+from logcore.fs import OsFS, _Inotify, _Polling
+from logcore.log import open_log
+
+
+def run(program: str, *args: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, *map(str, args)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+HOLD = """
+import sys, logcore
+with logcore.open(sys.argv[1], create=True) as log:
+    log.append(b"theirs")
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_second_writer_is_told_who_holds_the_log(partition: Path) -> None:
+    holder = run(HOLD, partition)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "open\n"
+    for name in ("orders-0", "orders-1"):  # the lock is the directory's, as Kafka's is
+        with pytest.raises(logcore.LogLockedError) as met:
+            logcore.open(partition.parent / name, create=True)
+        assert (met.value.pid, met.value.host) == (holder.pid, os.uname().nodename)
+        assert str(holder.pid) in str(met.value)
+        assert met.value.retriable
+    with logcore.open(partition, read_only=True) as log:
+        assert [record.value for record in log.read(0)] == [b"theirs"]
+    holder.communicate("\n")
+    with logcore.open(partition) as log:
+        assert log.append(b"ours").offset == 1
+
+
+def test_a_killed_writer_leaves_no_lock(partition: Path) -> None:
+    holder = run(HOLD, partition)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    holder.kill()
+    holder.communicate()
+    with logcore.open(partition) as log:
+        assert [record.value for record in log.read(0)] == [b"theirs"]
+
+
+def test_one_process_may_write_several_partitions_but_each_once(partition: Path) -> None:
+    with logcore.open(partition, create=True) as one, logcore.open(partition.parent / "orders-1", create=True) as two:
+        one.append(b"1")
+        two.append(b"2")
+        with pytest.raises(logcore.LogLockedError) as met:
+            logcore.open(partition)
+        assert met.value.pid == os.getpid()
+    points = (partition.parent / "recovery-point-offset-checkpoint").read_text()
+    assert points == "0\n2\norders 0 1\norders 1 1\n"
+    with logcore.open(partition):
+        pass
+
+
+def test_another_file_descriptor_on_the_lock_does_not_drop_it(partition: Path) -> None:
+    with logcore.open(partition, create=True):
+        (partition.parent / ".lock").read_bytes()  # opens and closes: drops a POSIX record lock, not ours
+        other = [sys.executable, "-c", "import sys, logcore; logcore.open(sys.argv[1])", str(partition)]
+        done = subprocess.run(other, capture_output=True, text=True, check=False)
+        assert "LogLockedError" in done.stderr
+
+
+def test_a_forked_child_cannot_write_and_harms_nothing(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        log.append(b"parent")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                log.append(b"child")
+            except logcore.ForkedWriterError:
+                log.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert log.append(b"parent again").offset == 1
+        with pytest.raises(logcore.LogLockedError):
+            open_log(partition, fs=OsFS())
+
+
+def test_B37_a_forked_child_that_writes_is_found(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_a_forked_child_cannot_write_and_harms_nothing(partition)
+    monkeypatch.setattr(OsFS, "forks", property(lambda self: 0, lambda self, count: None), raising=False)
+    with pytest.raises(AssertionError):
+        test_a_forked_child_cannot_write_and_harms_nothing(partition.with_name("other-0"))
+
+
+def test_B38_a_lock_that_goes_with_another_close_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_another_file_descriptor_on_the_lock_does_not_drop_it(tmp_path / "a" / "t-0")
+    monkeypatch.setattr(fs_module, "_lock_file", lambda handle: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB))
+    with pytest.raises(AssertionError):
+        test_another_file_descriptor_on_the_lock_does_not_drop_it(tmp_path / "b" / "t-0")
+
+
+@pytest.mark.parametrize("policy", ["always", "group", "every(10)", "os"])
+def test_a_killed_writer_loses_nothing_acknowledged(partition: Path, policy: str) -> None:
+    """SIGKILL while it appends; what it had reported over a pipe must be there, and nothing that was never sent."""
+    program = """
+import sys, logcore
+with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"segment.bytes": 20_000}) as log:
+    at = log.log_end_offset
+    while True:
+        count = at % 7 + 1
+        receipt = log.append_many([(b"%d" % (at + step), b"value %d" % (at + step)) for step in range(count)])
+        at = receipt.last_offset + 1
+        print(at, flush=True)
+"""
+    for round_ in range(3):
+        writer = run(program, partition, policy)
+        assert writer.stdout is not None
+        acknowledged = 0
+        for _ in range(200 + 100 * round_):
+            acknowledged = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.communicate()[0].split("\n")
+        acknowledged = max([acknowledged, *(int(line) for line in rest[:-1] if line)])
+        with logcore.open(partition, read_only=True) as reader:
+            seen = [record.value for record in reader.read(0)]
+            assert len(seen) >= acknowledged
+        with logcore.open(partition, config={"segment.bytes": 20_000}) as log:
+            found = list(log.read(0))
+            assert len(found) >= acknowledged
+            assert [record.value for record in found] == [b"value %d" % at for at in range(len(found))]
+            assert [record.value for record in found[: len(seen)]] == seen, "what was shown is not taken back"
+
+
+APPEND = """
+import sys, logcore
+with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"segment.bytes": 700}) as log:
+    print("open", flush=True)
+    for line in sys.stdin:
+        log.append(line.rstrip().encode())
+"""
+
+
+@pytest.mark.parametrize("policy", ["group", "os"])
+@pytest.mark.parametrize("watch", [_Inotify, _Polling])
+def test_tail_wakes_for_another_process_and_sees_each_record_once(
+    partition: Path, policy: str, watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OsFS, "watch", lambda self, directory: watch(directory))
+    writer = run(APPEND, partition, policy)
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    with logcore.open(partition, read_only=True) as log:
+        tail = log.tail(0, timeout=30)
+        for at in range(60):
+            print(f"line {at}", file=writer.stdin, flush=True)
+            record = next(tail)
+            assert (record.offset, record.value) == (at, b"line %d" % at)
+        tail.close()
+        writer.communicate()
+        assert list(log.tail(58, timeout=0.05)) == list(log.read(58))
+    assert len(list(partition.glob("*.log"))) > 3
+
+
+def test_tail_wakes_in_its_own_process(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        thread = threading.Thread(target=lambda: [log.append(b"%d" % at) for at in range(20)])
+        tail = log.tail(0, timeout=30)
+        thread.start()
+        assert [next(tail).value for _ in range(20)] == [b"%d" % at for at in range(20)]
+        thread.join()
+        assert list(log.tail(timeout=0.01)) == []
+        ended = threading.Thread(target=lambda: list(log.tail(20)))
+        ended.start()
+    ended.join(30)
+    assert not ended.is_alive(), "closing the log ends the tail"
+
+
+def test_readers_in_another_process_see_only_what_is_on_disk(partition: Path) -> None:
+    with logcore.open(partition, create=True, durability="group") as log:
+        log.append(b"on disk")
+        log.append(b"only written", durability="os")
+        with logcore.open(partition, read_only=True) as reader:
+            assert (reader.high_watermark, reader.log_end_offset) == (1, 2)
+            assert log.high_watermark == 1
+            log.flush()
+            assert reader.refresh()
+            assert [record.value for record in reader.read(0)] == [b"on disk", b"only written"]
+            assert not reader.refresh()
+
+
+def test_a_reader_follows_a_log_whose_front_goes(partition: Path) -> None:
+    config = {"segment.bytes": 250, "file.delete.delay.ms": 0}
+    with logcore.open(partition, create=True, config=config) as log:
+        for at in range(8):
+            log.append(b"%d" % at * 32)
+        with (
+            logcore.open(partition, read_only=True) as reader,
+            logcore.open(partition, read_only=True) as late,
+        ):
+            log.delete_records(5)
+            assert [record.offset for record in reader.read(0)] == list(range(8)), "the files wait for their readers"
+            log.tick()
+            with pytest.raises(logcore.OffsetOutOfRangeError):
+                list(late.read(0))
+            reader.refresh()
+            assert reader.log_start_offset == 5
+            assert [record.offset for record in reader.read(5)] == [5, 6, 7]
+
+
+@pytest.mark.interop
+def test_the_lock_excludes_a_java_broker_both_ways(partition: Path, tmp_path: Path) -> None:
+    """Kafka takes FileChannel.tryLock on .lock; so does this program."""
+    if shutil.which("javac") is None:
+        pytest.skip("needs a JDK: apt-get install default-jdk-headless")
+    (tmp_path / "Lock.java").write_text(
+        """
+import java.io.*; import java.nio.channels.*;
+public class Lock {
+  public static void main(String[] a) throws Exception {
+    FileLock lock = new RandomAccessFile(a[0], "rw").getChannel().tryLock();
+    System.out.println(lock == null ? "refused" : "locked");
+    System.out.flush();
+    System.in.read();
+  }
+}
+"""
+    )
+    subprocess.run(["javac", "Lock.java"], cwd=tmp_path, check=True)
+    java = ["java", "-cp", str(tmp_path), "Lock", str(partition.parent / ".lock")]
+    with logcore.open(partition, create=True):
+        done = subprocess.run(java, input="\n", capture_output=True, text=True, check=True)
+        assert done.stdout == "refused\n"
+    broker = subprocess.Popen(java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert broker.stdout is not None
+    assert broker.stdout.readline() == "locked\n"
+    with pytest.raises(logcore.LogLockedError) as met:
+        logcore.open(partition)
+    assert met.value.pid == broker.pid
+    broker.communicate("\n")
+    with logcore.open(partition):
+        pass
+
+
+def test_the_note_of_the_owner_is_only_a_courtesy(partition: Path) -> None:
+    with logcore.open(partition, create=True):
+        note = partition.parent / "logcore.owner"
+        assert json.loads(note.read_text())["pid"] == os.getpid()
+        for content in (b"", b"{", b"[]", b'{"pid": "x"}', b"\xff"):
+            note.write_bytes(content)
+            with pytest.raises(logcore.LogLockedError, match="another process"):
+                open_log(partition, fs=OsFS())
+    assert not note.exists()
+
+
+def test_a_reader_follows_a_log_that_is_truncated_and_goes_on(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.bytes": 400}) as log:
+        log.append_many([(None, b"old %d" % at) for at in range(30)])
+        with logcore.open(partition, read_only=True) as reader:
+            assert len(list(reader.read(0))) == 30
+            log.truncate(11)
+            reader.refresh()
+            assert [record.value for record in reader.read(0)] == [b"old %d" % at for at in range(11)]
+            log.append_many([(None, b"new %d" % at) for at in range(11, 60)])
+            reader.refresh()
+            want = [b"old %d" % at for at in range(11)] + [b"new %d" % at for at in range(11, 60)]
+            assert [record.value for record in reader.read(0)] == want
+
+
+CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
+    "append": lambda logdir, log: log.append(b"child"),
+    "append_many": lambda logdir, log: log.append_many([(None, b"child")]),
+    "flush": lambda logdir, log: log.flush(),
+    "tick": lambda logdir, log: log.tick(),
+    "roll": lambda logdir, log: log.roll(),
+    "delete_records": lambda logdir, log: log.delete_records(1),
+    "truncate": lambda logdir, log: log.truncate(1),
+    "end_transaction": lambda logdir, log: log.end_transaction(1, 0, commit=True),
+    "read": lambda logdir, log: list(log.read(0)),
+    "read_committed": lambda logdir, log: list(log.read(0, isolation="read_committed")),
+    "table": lambda logdir, log: log.table().snapshot(),
+    "scrub": lambda logdir, log: log.scrub(),
+    "close": lambda logdir, log: log.close(),
+    "partition": lambda logdir, log: logdir.partition("t", 1),
+    "create_topic": lambda logdir, log: logdir.create_topic("u"),
+    "logdir.tick": lambda logdir, log: logdir.tick(),
+    "logdir.incidents": lambda logdir, log: logdir.incidents(),
+    "logdir.close": lambda logdir, log: logdir.close(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) -> None:
+    """The thread that holds a lock at the moment of a fork is not there in the child to release it."""
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("t", 2)
+        log = logdir.partition("t", 0)
+        log.append(b"parent", key=b"k")
+        kept = log.table()
+        locks = [log._lock, log._moved, log._scanning, log._commit._mutex, kept._lock]
+        locks += [logdir._lock, logdir._upkeeper._agenda_lock, logdir._incidents._lock]
+        locks += [log._claim._mutex, log._claim.checkpoints._lock]
+        is_held = threading.Barrier(len(locks) + 1)
+        may_go = threading.Event()
+
+        def hold(lock: Any) -> None:
+            with lock:
+                is_held.wait()
+                may_go.wait()
+
+        threads = [threading.Thread(target=hold, args=(lock,)) for lock in locks]
+        for thread in threads:
+            thread.start()
+        is_held.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with contextlib.suppress(logcore.LogcoreError):
+                CALLS[name](logdir, log)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        may_go.set()
+        for thread in threads:
+            thread.join()
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert log.append(b"parent").offset == 1
+
+
+ABANDONS = """
+import os, signal, sys, time
+import logcore
+log = logcore.open(sys.argv[1], create=True)
+log.append(b"parent")
+child = os.fork()
+if not child:
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(partition: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ABANDONS, str(partition)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        with pytest.raises(logcore.LogLockedError):
+            logcore.open(partition)
+        parent.kill()
+        parent.wait()
+        os.kill(child, 0)  # it is there still
+        with logcore.open(partition) as log:
+            assert [record.value for record in log.read(0)] == [b"parent"]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()

@@ -1,0 +1,839 @@
+"""Batches against the vectors that Kafka and its clients wrote, and the leader's rules against Kafka's verdicts.
+
+Accept and reject must be Kafka's, byte for byte: section 1.9 of the format notes lists what its validator did with each
+mutation when it was run, and that list is a table here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
+
+import logcore
+from logcore import recordbatch
+from logcore.config import LogConfig
+from logcore.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    LogcoreError,
+    RecordTooLargeError,
+    UnsupportedCodecError,
+)
+from logcore.format.compression import codec_named, compress
+from logcore.inspect.salvage import salvage
+from logcore.recordbatch import RecordBatch, empty_batch, encode, front_of, prepare_append, read_batches, stamp_crc
+from support import varints
+from support.kernels import KERNELS
+from support.vectors import EXPECTED, VECTORS
+
+T0 = 1_700_000_000_000
+NAMES = sorted(EXPECTED)
+V2 = [name for name in NAMES if name.startswith("v2")]
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+
+
+def vector(name: str) -> bytes:
+    return (VECTORS / "records" / name).read_bytes()
+
+
+def line(record: Any) -> str:
+    def piece(data: bytes | None) -> str:
+        return "-" if data is None else data.hex()
+
+    headers = ",".join(
+        f"{name.encode('utf-8', 'surrogateescape').hex()}={piece(value)}" for name, value in record.headers
+    )
+    return f"{record.offset}|{record.timestamp_ms}|{piece(record.key)}|{piece(record.value)}|{headers}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_of_every_vector_are_as_expected(name: str) -> None:
+    records = [record for batch in read_batches(vector(name)) for record in batch.records()]
+    assert len(records) == EXPECTED[name]["record_count"]
+    lines = "".join(line(record) + "\n" for record in records)
+    assert hashlib.sha256(lines.encode()).hexdigest() == EXPECTED[name]["records_sha256"]
+    columns = [record for batch in read_batches(vector(name)) for record in batch.columns().records()]
+    assert [tuple(record) for record in columns] == [tuple(record) for record in records]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_of_every_vector_are_as_expected(name: str) -> None:
+    for batch, want in zip(read_batches(vector(name)), EXPECTED[name]["batches"], strict=True):
+        batch.verify()
+        assert (batch.magic, batch.size_bytes, batch.crc) == (want["magic"], want["size"], want["crc"])
+        assert (batch.last_offset, batch.max_timestamp) == (want["last_offset"], want["max_timestamp"])
+        assert batch.codec_name == want["compression"]
+        assert batch.is_append_time == (want["timestamp_type"] == "LogAppendTime")
+        assert (batch.producer_id, batch.producer_epoch) == (want["producer_id"], want["producer_epoch"])
+        assert (batch.base_sequence, batch.record_count) == (want["base_sequence"], want["count"])
+        assert batch.partition_leader_epoch == want["partition_leader_epoch"]
+        assert (batch.is_transactional, batch.is_control) == (want["transactional"], want["control"])
+        assert (batch.delete_horizon_ms or -1) == want["delete_horizon_ms"]
+        if batch.magic == 2:
+            assert batch.base_offset == want["base_offset"]
+
+
+def test_control_batches_say_what_they_are() -> None:
+    kinds = {"abort": "ABORT", "commit": "COMMIT", "leader-change": "LEADER_CHANGE"}
+    for name, kind in kinds.items():
+        (batch,) = read_batches(vector(f"v2-control-{name}.kafka-java.bin"))
+        assert batch.control_type() == kind
+
+
+def test_a_control_batch_of_no_known_type_says_so() -> None:
+    for key in (None, b"\0\0\0", struct.pack(">hh", 0, 99)):
+        (batch,) = read_batches(encode([(key, b"")], control=True))
+        assert batch.control_type() == "UNKNOWN"
+    (batch,) = read_batches(encode([(struct.pack(">hh", 5, 1), b"")], control=True))
+    assert batch.control_type() == "COMMIT", "of whatever version its key is"
+    (batch,) = read_batches(encode([(struct.pack(">hhq", 9, 0, -1), b"")], control=True))
+    assert batch.control_type() == "ABORT", "whatever later versions put behind it"
+    (batch,) = read_batches(encode([(struct.pack(">hh", 0, 1), b"")]))
+    assert batch.control_type() == "UNKNOWN", "a key that looks like a marker's in a batch of data"
+
+
+def test_a_batch_shows_what_it_is_and_whose_clock_its_times_are_of() -> None:
+    (batch,) = read_batches(encode([(b"k", b"v")] * 3, base_offset=7, codec="lz4"))
+    size = batch.size_bytes
+    assert repr(batch) == f"<RecordBatch offsets 7..9 records=3 codec=lz4 size_bytes={size} position=0>"
+    for codec in (5, 7):
+        (odd,) = read_batches(mutated(attributes=codec))
+        assert odd.codec_name == f"unknown({codec})" in repr(odd)
+    (stamped,) = read_batches(encode([(b"k", b"v")], append_time=True))
+    old = [next(read_batches(vector(name))) for name in NAMES if name.startswith("v0")]
+    assert (batch.timestamp_type, stamped.timestamp_type, {one.timestamp_type for one in old}) == (0, 1, {-1})
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("v0", "v1"))] + ["v2"])
+@pytest.mark.parametrize("decode", ["verify", "records", "columns", "to_arrow", "control_type"])
+def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
+    pytest.importorskip("pyarrow")
+    good = encode([(struct.pack(">hh", 0, 1), b"v")], control=True) if name == "v2" else vector(name)
+    bad = bytearray(good)
+    bad[next(read_batches(good)).size_bytes - 1] ^= 1  # of a value: what is decoded would look right
+    batch = next(read_batches(bytes(bad)))
+    if decode == "control_type" and name != "v2":
+        assert batch.control_type() == "UNKNOWN"
+        return
+    with pytest.raises(logcore.CorruptBatchError):
+        getattr(batch, decode)()
+
+
+def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
+    data = encode([(b"k1", b"hello", (("h", b"x"),), T0), (None, b"world!", (), T0 + 5)])
+    assert data == vector("v2-none-two-records.kafka-java.bin")
+
+
+def test_a_sequence_counts_over_the_wrap() -> None:
+    (batch,) = read_batches(vector("v2-txn-sequence-wrap.kafka-python.bin"))
+    assert (batch.base_sequence, batch.last_sequence) == (2**31 - 2, 0)
+    (batch,) = read_batches(encode([(None, b"first")] * 2, producer_id=1, producer_epoch=0, base_sequence=0))
+    assert (batch.base_sequence, batch.last_sequence) == (0, 1)
+    (batch,) = read_batches(encode([(None, b"of no producer")] * 2))
+    assert (batch.base_sequence, batch.last_sequence) == (-1, -1)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(rows=st.lists(st.tuples(st.none() | st.binary(), st.none() | st.binary()), min_size=1, max_size=30))
+def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
+    data = encode(rows, now_ms=T0, codec=codec)
+    found = [[(one.key, one.value) for one in AiokafkaBatch(data)]]
+    if codec != "snappy":  # kafka-python reads snappy only with a package that is not needed for anything else
+        found.append([(one.key, one.value) for one in KafkaPythonBatch(data)])
+    assert all(one == rows for one in found)
+
+
+@pytest.mark.parametrize("magic", [-128, -1, 3, 127])
+def test_a_batch_of_no_known_magic_is_an_error_however_whole_it_is(magic: int) -> None:
+    raw = bytearray(encode([(b"k", b"v")]))
+    struct.pack_into(">b", raw, 16, magic)
+    with pytest.raises(CorruptBatchError, match=f"unknown magic.*expected 0, 1 or 2, found {magic}"):
+        RecordBatch.parse(raw)
+
+
+def test_an_incomplete_tail_ends_reading_quietly() -> None:
+    data = vector("v2-none-two-records.kafka-java.bin")
+    for cut in range(len(data)):
+        assert list(read_batches(data[:cut])) == []
+    assert [batch.size_bytes for batch in read_batches(data + data[:40])] == [len(data)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(name: str) -> None:
+    """Outside the CRC lie base offset, length, leader epoch and magic (v2), offset and size (v0 and v1)."""
+    data = vector(name)
+    sound = [tuple(record) for batch in read_batches(data) for record in batch.records()]
+    for bit in range(len(data) * 8):
+        bad = bytearray(data)
+        bad[bit // 8] ^= 1 << bit % 8
+        try:
+            found = [tuple(record) for batch in read_batches(bytes(bad)) for record in batch.records()]
+        except LogcoreError:
+            continue
+        same_but_offset = [record[1:] for record in found] == [record[1:] for record in sound[: len(found)]]
+        assert same_but_offset, f"bit {bit}"
+        assert bit // 8 < 17 or data[16] < 2, f"bit {bit} of a v2 batch is under the CRC"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cut_of_a_vector_gives_a_prefix_or_an_error(name: str) -> None:
+    data = vector(name)
+    sound = [tuple(record) for batch in read_batches(data) for record in batch.records()]
+    for cut in range(len(data)):
+        try:
+            found = [tuple(record) for batch in read_batches(data[:cut]) for record in batch.records()]
+        except LogcoreError:
+            continue
+        assert found == sound[: len(found)]
+
+
+@given(st.binary(max_size=200), st.booleans(), st.integers(0, 0xFF))
+def test_random_bytes_raise_nothing_undeclared(body: bytes, headed: bool, attributes: int) -> None:
+    if headed:  # a head that is right in all but what follows it
+        raw = bytearray(
+            struct.pack(">qiibIhiqqqhii", 0, 49 + len(body), 0, 2, 0, attributes, 4, T0, T0, -1, -1, -1, 5) + body
+        )
+        stamp_crc(raw)
+        body = bytes(raw)
+    try:
+        for batch in read_batches(body):
+            batch.records()
+            batch.columns()
+    except LogcoreError:
+        pass
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_bomb_stops_at_the_cap(codec: str) -> None:
+    data = encode([(None, bytes(8 << 20))], codec=codec)
+    (batch,) = read_batches(data)
+    with pytest.raises(RecordTooLargeError):
+        batch.records(max_size=1 << 20)
+    assert len(batch.records()[0].value or b"") == 8 << 20
+
+
+# -- what a leader accepts --------------------------------------------------------------------------
+
+TWO = [(b"k1", b"hello", (), T0), (b"k2", b"world!", (), T0 + 5)]
+HEAD = {
+    "base_offset": ">q@0",
+    "length": ">i@8",
+    "leader_epoch": ">i@12",
+    "crc": ">I@17",
+    "attributes": ">h@21",
+    "last_offset_delta": ">i@23",
+    "max_timestamp": ">q@35",
+    "producer_id": ">q@43",
+    "base_sequence": ">i@53",
+    "count": ">i@57",
+}
+
+
+def mutated(codec: str = "uncompressed", *, crc: bool = True, tail: bytes = b"", **fields: int) -> bytes:
+    raw = bytearray(encode(TWO, codec=codec))
+    for name, value in fields.items():
+        form, at = HEAD[name].split("@")
+        struct.pack_into(form, raw, int(at), value)
+    if crc and "length" not in fields:
+        stamp_crc(raw)
+    return bytes(raw) + tail
+
+
+def leader(data: bytes, **config: object) -> tuple[RecordBatch, list[Any]]:
+    out, stored = prepare_append(data, base_offset=100, leader_epoch=7, now_ms=T0 + 99, config=LogConfig.parse(config))
+    (batch,) = read_batches(bytes(out))
+    assert stored == [(0, len(out), batch.last_offset, batch.max_timestamp)]
+    return batch, batch.records()
+
+
+def rebuilt_body(change: Callable[[bytearray], None], **fields: int) -> bytes:
+    """The two records with their bytes changed, under a right length and CRC."""
+    raw = bytearray(encode(TWO))
+    body = raw[61:]
+    change(body)
+    raw[61:] = body
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    for name, value in fields.items():
+        form, at = HEAD[name].split("@")
+        struct.pack_into(form, raw, int(at), value)
+    stamp_crc(raw)
+    return bytes(raw)
+
+
+#: Kafka's observed outcomes for a client's append of a mutated 2-record batch.
+OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] = [
+    ("leader epoch 99, CRC unchanged", mutated(leader_epoch=99, crc=False), {}, None),
+    ("length 40", mutated(length=40), {}, CorruptBatchError),
+    ("count 1 but 2 records", mutated(count=1, last_offset_delta=0), {}, InvalidRecordError),
+    ("count 3 but 2 records", mutated(count=3, last_offset_delta=2), {}, InvalidRecordError),
+    ("count 0", mutated(count=0), {}, InvalidRecordError),
+    ("count 0, last offset delta -1", mutated(count=0, last_offset_delta=-1), {}, InvalidRecordError),
+    ("count -1", mutated(count=-1), {}, InvalidRecordError),
+    ("last offset delta -1", mutated(last_offset_delta=-1), {}, InvalidRecordError),
+    ("codec 5", mutated(attributes=5), {}, UnsupportedCodecError),
+    ("gzip bit over plain bytes", mutated(attributes=1), {}, CorruptBatchError),
+    ("zstd bit over plain bytes", mutated(attributes=4), {}, CorruptBatchError),
+    ("delete horizon bit", mutated(attributes=0x40), {}, None),
+    # Kafka takes it, and its committed readers wait for an end that cannot come.
+    ("transactional without producer id", mutated(attributes=0x10), {}, InvalidRecordError),
+    ("bits 7-15", mutated(attributes=0x7F80), {}, None),
+    ("control batch", mutated(attributes=0x20), {}, InvalidRecordError),
+    ("producer id without sequence", mutated(producer_id=5), {}, InvalidRecordError),
+    ("producer id 0 without sequence", mutated(producer_id=0), {}, InvalidRecordError),
+    ("max timestamp too low", mutated(max_timestamp=T0), {}, None),
+    ("LogAppendTime bit on CreateTime", mutated(attributes=8), {}, None),
+    (
+        "LogAppendTime bit on LogAppendTime",
+        mutated(attributes=8),
+        {"message.timestamp.type": "LogAppendTime"},
+        InvalidTimestampError,
+    ),
+    ("record attributes 0x7f", rebuilt_body(lambda body: body.__setitem__(1, 0x7F)), {}, None),
+    ("offset deltas 0, 0", rebuilt_body(lambda body: body.__setitem__(body[0] // 2 + 4, 0)), {}, None),
+    ("7 bytes behind the batch", mutated(tail=b"garbage"), {}, None),
+    ("a wrong CRC", mutated(crc=False, count=2, max_timestamp=T0 + 6), {}, CorruptBatchError),
+    ("a wrong CRC and a wrong count", mutated(crc=False, count=1), {}, CorruptBatchError),
+    ("too large", mutated(), {"max.message.bytes": 80}, RecordTooLargeError),
+    (
+        "too large, gzip topic",
+        encode([(b"k", bytes(500))]),
+        {"max.message.bytes": 300, "compression.type": "gzip"},
+        RecordTooLargeError,
+    ),
+    ("plain batch, gzip topic", mutated(), {"compression.type": "gzip"}, None),
+    ("gzip batch, plain topic", mutated("gzip"), {"compression.type": "uncompressed"}, None),
+    ("too old", mutated(), {"message.timestamp.before.max.ms": 50}, InvalidTimestampError),
+    ("young enough", mutated(), {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0}, None),
+    (
+        "young enough, gzip topic",
+        mutated(),
+        {"message.timestamp.before.max.ms": 99, "compression.type": "gzip"},
+        None,
+    ),
+    ("all in the past", mutated(), {"message.timestamp.after.max.ms": 0}, None),
+    (
+        "from the future",
+        encode([(b"k", b"v", (), T0 + 107)]),
+        {"message.timestamp.after.max.ms": 7},
+        InvalidTimestampError,
+    ),
+    ("no key, compacted topic", encode([(None, b"v", (), T0)]), {"cleanup.policy": "compact"}, InvalidRecordError),
+    ("not a batch", b"garbage", {}, CorruptBatchError),
+    ("magic 3", b"\0" * 11 + b"\x50" + b"\0" * 4 + b"\3" + bytes(80), {}, CorruptBatchError),
+]
+
+
+def _varint(number: int, surplus: int | None = None) -> bytes:
+    """As records have it; surplus: in five bytes, with these bits above the 32 of a length."""
+    if surplus is None:
+        return varints.encode(number)
+    zigzag = number << 1 if number >= 0 else -number * 2 - 1
+    return bytes([zigzag & 0x7F | 0x80, 0x80, 0x80, 0x80, surplus << 4])
+
+
+def _odd_body(field: str, number: bytes | None) -> bytes:
+    """One record with a header; the length, delta or count named by field as given."""
+    fields = {
+        "timestamp delta": _varint(0),
+        "offset delta": _varint(0),
+        "key length": _varint(1),
+        "value length": _varint(1),
+        "header count": _varint(1),
+        "header key length": _varint(1),
+        "header value length": _varint(1),
+    }
+    follows = {"key length": b"k", "value length": b"v", "header key length": b"h", "header value length": b"x"}
+    if number is not None:
+        fields[field] = number
+        if number[-1] & 1 and len(number) == 1:  # negative: nothing follows
+            follows.pop(field, None)
+    content = b"\0" + b"".join(part + follows.get(name, b"") for name, part in fields.items())
+    return _varint(len(content)) + content
+
+
+def _odd_batch(field: str, number: bytes | None, codec: str, beside: int) -> bytes:
+    raw = bytearray(encode([(b"k", b"v", (), T0)] * (1 + beside), codec=codec))
+    body = _odd_body(field, number) + _odd_body("nothing", None) * beside
+    raw[61:] = body if codec == "uncompressed" else compress(codec_named(codec), body)
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    stamp_crc(raw)
+    return bytes(raw)
+
+
+LENGTHS = ["key length", "value length", "header key length", "header value length"]
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("beside", [0, 20])
+@pytest.mark.parametrize(
+    ("field", "number", "is_taken"),
+    [
+        ("nothing", None, True),
+        *((field, _varint(-1), field != "header key length") for field in LENGTHS),
+        *((field, _varint(low), False) for field in LENGTHS for low in (-2, -54)),
+        *((field, _varint(1, surplus=1), False) for field in [*LENGTHS, "header count"]),
+        *((field, _varint(1, surplus=0), True) for field in [*LENGTHS, "header count"]),
+        ("offset delta", _varint(0, surplus=7), False),
+        ("header count", _varint(-1), False),
+        ("header count", _varint(-2), False),
+    ],
+)
+def test_a_leader_takes_no_record_that_only_some_readers_take(
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Any,
+    codec: str,
+    beside: int,
+    field: str,
+    number: bytes | None,
+    is_taken: bool,
+) -> None:
+    """A key length of -54 was stored, and no consumer on librdkafka ever came past it."""
+    monkeypatch.setattr(recordbatch, "kernel", kernel)
+    data = _odd_batch(field, number, codec, beside)
+    if not is_taken:
+        with pytest.raises(InvalidRecordError):
+            leader(data)
+    else:
+        assert len(leader(data)[1]) == 1 + beside
+    stored = next(iter(read_batches(data)))
+    if field.startswith("header") and number is not None and number[-1] & 1 and "value" not in field:
+        return
+    assert stored.records()[0].value in (b"v", None), "what is stored already is read as Kafka reads it"
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
+@pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 5), (3, 4)])
+def test_records_get_offsets_of_their_own_whatever_their_sender_says(codec: str, deltas: tuple[int, int]) -> None:
+    raw = bytearray(encode(TWO))
+    body = raw[61:]
+    body[3], body[body[0] // 2 + 4] = 2 * deltas[0], 2 * deltas[1]
+    raw = bytearray(encode(TWO, codec=codec))
+    raw[61:] = body if codec == "uncompressed" else compress(codec_named(codec), body)
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    stamp_crc(raw)
+    batch, records = leader(bytes(raw))
+    assert [record.offset for record in records] == [100, 101] and batch.last_offset == 101
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "error"), [case[1:] for case in OUTCOMES], ids=[case[0] for case in OUTCOMES]
+)
+def test_a_leader_decides_as_kafka_does(
+    data: bytes, config: dict[str, object], error: type[LogcoreError] | None
+) -> None:
+    if error is not None:
+        with pytest.raises(error):
+            leader(data, **config)
+        return
+    batch, records = leader(data, **config)
+    assert [(record.key, record.value) for record in records] == [(b"k1", b"hello"), (b"k2", b"world!")]
+    assert (batch.base_offset, batch.last_offset, batch.partition_leader_epoch) == (100, 101, 7)
+    assert not batch.is_append_time
+
+
+@pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 3, 2**31 - 1])
+def test_a_count_that_is_not_that_of_the_records_is_an_error(count: int) -> None:
+    (batch,) = read_batches(mutated(count=count))
+    for decode in (batch.records, batch.columns):
+        if count:
+            with pytest.raises(InvalidRecordError):
+                decode()
+        else:
+            assert len(decode()) == 0, "as compaction leaves a batch"
+
+
+def test_records_at_the_limits_of_a_topic_are_taken() -> None:
+    """Of the time ahead, of the size, of what counts as a key; alone, and with another batch."""
+    data = encode([(b"", b"v", (), T0 + 106)])
+    config = {"message.timestamp.after.max.ms": 7, "max.message.bytes": len(data), "cleanup.policy": "compact"}
+    for sent in (data, data * 2):
+        prepared = prepare_append(sent, base_offset=0, leader_epoch=0, now_ms=T0 + 99, config=LogConfig.parse(config))
+        assert len(prepared[0]) == len(sent)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0, "cleanup.policy": "compact"},
+        {"compression.type": "uncompressed", "max.message.bytes": len(mutated())},
+    ],
+    ids=["default", "limits", "size"],
+)
+def test_a_usual_batch_is_not_looked_at_twice(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time of an append would go into it."""
+
+    def second_look(*_: object) -> None:
+        raise AssertionError("a second look")
+
+    monkeypatch.setattr(recordbatch, "read_batches", second_look)
+    topic = LogConfig.parse(config)
+    sent = [
+        mutated(),
+        encode([(b"k", b"v", (), -1)]),
+        encode(TWO, producer_id=2**62, producer_epoch=0, base_sequence=0),
+    ]
+    for data in sent[: 2 if "max.message.bytes" in config else 3]:
+        prepare_append(data, base_offset=0, leader_epoch=0, now_ms=T0 + 99, config=topic)
+    for name, value in (("compression.type", "gzip"), ("message.timestamp.type", "LogAppendTime")):
+        with pytest.raises(AssertionError, match="second look"):
+            prepare_append(
+                sent[0], base_offset=0, leader_epoch=0, now_ms=0, config=LogConfig.parse({**config, name: value})
+            )
+
+
+def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
+    for name in (
+        "v2-none-two-records.librdkafka.bin",
+        "v2-lz4-40-records.kafka-python.bin",
+        "v2-snappy-40-records.librdkafka.bin",
+    ):
+        for base_offset in (0, 1_000):  # also as another log had it
+            data = struct.pack(">q", base_offset) + vector(name)[8:]
+            out, _ = prepare_append(data, base_offset=5, leader_epoch=3, now_ms=T0, config=LogConfig())
+            assert bytes(out) == struct.pack(">q", 5) + data[8:12] + struct.pack(">i", 3) + data[16:]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    kept=st.sampled_from(["producer", "uncompressed", "gzip"]),
+    append_time=st.booleans(),
+    producer=st.sampled_from([(-1, -1, -1), (2**56 + 5, 3, 0), (0, 0, 2**31 - 2)]),
+    is_transactional=st.booleans(),
+    now_ms=st.integers(T0 - 3, T0 + 20),
+    limits=st.tuples(st.none() | st.integers(0, 12), st.none() | st.integers(0, 12)),
+    data=st.data(),
+)
+@settings(max_examples=25)
+def test_what_a_leader_stores_is_what_was_sent(
+    codec: str,
+    counts: list[int],
+    kept: str,
+    append_time: bool,
+    producer: tuple[int, int, int],
+    is_transactional: bool,
+    now_ms: int,
+    limits: tuple[int | None, int | None],
+    data: st.DataObject,
+) -> None:
+    """The records, who sent them and with which codec, at the offsets and times that the topic gives."""
+    time = st.just(-1) | st.integers(T0, T0 + 15)
+    sent = [[(b"k", b"v%d" % at, (), data.draw(time)) for at in range(count)] for count in counts]
+    producer_id, producer_epoch, sequence = producer
+    is_transactional &= producer_id >= 0
+    raw = b"".join(
+        encode(
+            rows,
+            base_offset=50,
+            codec=codec,
+            transactional=is_transactional,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=sequence,
+        )
+        for rows in sent
+    )
+    config: dict[str, object] = {"compression.type": kept}
+    names = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+    config |= {name: limit for name, limit in zip(names, limits, strict=True) if limit is not None}
+    if append_time:
+        config["message.timestamp.type"] = "LogAppendTime"
+    given_times = [row[3] for rows in sent for row in rows if row[3] >= 0]
+    before, after = (1 << 62 if limit is None else limit for limit in limits)
+    topic = LogConfig.parse(config)
+    if not append_time and any(now_ms - time > before or time - now_ms > after for time in given_times):
+        with pytest.raises(InvalidTimestampError):
+            prepare_append(raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic)
+        return
+    out, stored = prepare_append(raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic)
+    batches = list(read_batches(bytes(out)))
+    assert stored == [(one.position, one.size_bytes, one.last_offset, one.max_timestamp) for one in batches]
+    first = 7
+    for rows, one in zip(sent, batches, strict=True):
+        times = [now_ms if append_time else row[3] for row in rows]
+        records = [(record.offset, record.timestamp_ms, record.key, record.value) for record in one.records()]
+        assert records == [(first + at, time, b"k", b"v%d" % at) for at, time in enumerate(times)]
+        assert one.max_timestamp == max(times)
+        assert (one.is_append_time, one.is_transactional, one.is_control) == (append_time, is_transactional, False)
+        assert (one.producer_id, one.producer_epoch, one.base_sequence) == producer
+        want = codec if kept == "producer" else kept
+        assert (one.partition_leader_epoch, one.codec_name) == (2, want.replace("uncompressed", "none"))
+        first += len(rows)
+
+
+def test_batches_of_different_formats_are_refused_together() -> None:
+    old = vector(next(name for name in NAMES if name.startswith("v1")))
+    with pytest.raises(InvalidRecordError, match="different formats"):
+        leader(old + mutated())
+
+
+def test_a_batch_that_grows_beyond_the_limit_when_it_is_rebuilt_is_refused() -> None:
+    data = encode([(None, np.random.default_rng(1).bytes(500), (), T0)])
+    config = {"compression.type": "gzip", "max.message.bytes": len(data)}
+    with pytest.raises(RecordTooLargeError, match="rebuilt") as met:
+        leader(data, **config)
+    assert f"at most {len(data)} bytes" in str(met.value)
+    config["compression.type"] = "producer"
+    assert leader(data, **config)[0].size_bytes == len(data)
+
+
+def test_a_wrong_max_timestamp_is_corrected_with_the_crc() -> None:
+    batch, _ = leader(mutated(max_timestamp=T0))
+    assert batch.max_timestamp == T0 + 5
+
+
+def test_log_append_time_overrides_what_the_client_says() -> None:
+    batch, records = leader(mutated(), **{"message.timestamp.type": "LogAppendTime"})
+    assert batch.is_append_time
+    assert [record.timestamp_ms for record in records] == [T0 + 99] * 2
+
+
+def test_compressed_offsets_with_gaps_are_numbered_anew() -> None:
+    raw = bytearray(encode(TWO))
+    body = raw[61:]
+    body[body[0] // 2 + 4] = 0  # the second record's offset delta: 0 instead of 1
+    from logcore.format.compression import Codec, compress
+
+    raw = raw[:61] + compress(Codec.GZIP, bytes(body))
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    struct.pack_into(">h", raw, 21, 1)
+    stamp_crc(raw)
+    batch, records = leader(bytes(raw))
+    assert [record.offset for record in records] == [100, 101]
+    assert batch.codec_name == "gzip"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
+def test_the_old_formats_become_v2(name: str) -> None:
+    old = [record for batch in read_batches(vector(name)) for record in batch.records()]
+    out, stored = prepare_append(vector(name), base_offset=7, leader_epoch=0, now_ms=T0, config=LogConfig())
+    (batch,) = read_batches(bytes(out))
+    assert len(stored) == 1
+    assert (batch.magic, batch.base_offset, batch.record_count) == (2, 7, len(old))
+    assert batch.codec_name == next(read_batches(vector(name))).codec_name
+    assert [tuple(record)[1:] for record in batch.records()] == [tuple(record)[1:] for record in old]
+    assert [record.offset for record in batch.records()] == list(range(7, 7 + len(old)))
+
+
+def test_a_client_may_not_leave_it_to_the_topic_to_have_a_time() -> None:
+    with pytest.raises(InvalidTimestampError, match="LogAppendTime"):
+        leader(encode([(b"k", b"v", (), -1)], append_time=True))
+
+
+def test_an_old_batch_with_bits_that_mean_something_in_v2_is_no_transaction() -> None:
+    raw = bytearray(next(vector(name) for name in NAMES if name.startswith("v1-none")))
+    first = next(read_batches(bytes(raw)))
+    raw = raw[: first.size_bytes]
+    raw[17] |= 0x30
+    struct.pack_into(">I", raw, 12, zlib.crc32(raw[16:]))
+    batch, records = leader(bytes(raw))
+    assert (batch.magic, batch.is_transactional, batch.is_control) == (2, False, False)
+    assert records[0].value == first.records()[0].value
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(count=st.integers(1, 12), data=st.data())
+def test_the_front_of_a_batch_keeps_exactly_what_lies_below(codec: str, count: int, data: st.DataObject) -> None:
+    rows = [(b"k%d" % at, b"v" * at, (("h", None),) if at % 3 == 0 else (), T0 + at % 5) for at in range(count)]
+    (batch,) = read_batches(encode(rows, base_offset=50, codec=codec, producer_id=9, producer_epoch=1, base_sequence=3))
+    offset = data.draw(st.integers(50, 50 + count))
+    front = list(read_batches(front_of(batch, offset, LogConfig())))
+    if offset == 50:
+        assert front == []
+        return
+    (kept,) = front
+    assert [tuple(one) for one in kept.records()] == [tuple(one) for one in batch.records() if one.offset < offset]
+    assert (kept.base_offset, kept.next_offset, kept.base_sequence) == (50, offset, 3)
+    assert kept.max_timestamp == max(one.timestamp_ms for one in kept.records())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
+def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> None:
+    batch = max(read_batches(vector(name)), key=lambda one: len(one.records()))
+    records = batch.records()
+    for offset in (records[0].offset, records[len(records) // 2].offset, records[-1].offset + 1):
+        front = list(read_batches(front_of(batch, offset, LogConfig())))
+        assert [record for one in front for record in one.records()] == [one for one in records if one.offset < offset]
+        assert {one.magic for one in front} <= {2}
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(codec: int) -> None:
+    from logcore.format.compression import Codec, compress
+
+    raw = bytearray(encode(TWO, base_offset=50))
+    body = raw[61:]
+    body[3], body[body[0] // 2 + 4] = 2 * 3, 2 * 4  # offset deltas 3 and 4: compaction took the first three records
+    raw[61:] = compress(Codec(codec), bytes(body)) if codec else body
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    struct.pack_into(">h", raw, 21, codec)
+    struct.pack_into(">i", raw, 23, 4)
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    assert [record.offset for record in batch.records()] == [53, 54]
+    (front,) = read_batches(front_of(batch, 52, LogConfig()))
+    assert (front.base_offset, front.next_offset, front.records()) == (50, 52, [])
+    assert front.codec_name == "none", "nothing is there that could be decompressed"
+    (front,) = read_batches(front_of(batch, 54, LogConfig()))
+    assert (front.next_offset, [record.offset for record in front.records()]) == (54, [53])
+
+
+def test_the_front_of_a_batch_keeps_the_time_that_the_log_gave_it() -> None:
+    raw = bytearray(encode([(b"k", b"v", (), T0 + at) for at in range(3)], append_time=True))
+    struct.pack_into(">q", raw, 35, T0 + 50)
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    (front,) = read_batches(front_of(batch, 2, LogConfig()))
+    assert front.is_append_time
+    assert [record.timestamp_ms for record in front.records()] == [T0 + 50] * 2
+
+
+def test_an_empty_batch_has_offsets_and_no_records() -> None:
+    (batch,) = read_batches(vector("v2-empty-batch.kafka-java.bin"))
+    made = next(read_batches(empty_batch(batch.base_offset, batch.last_offset, 3)))
+    assert (made.base_offset, made.last_offset, made.partition_leader_epoch) == (100, 104, 3)
+    made.verify()
+    for nothing in (made.base_timestamp, made.max_timestamp, made.producer_id, made.producer_epoch, made.base_sequence):
+        assert nothing == -1
+    assert (batch.records(), len(batch.columns()), batch.next_offset) == ([], 0, 105)
+
+
+def test_columns_cut_to_offsets() -> None:
+    (batch,) = read_batches(vector("v2-gzip-20-records.kafka-java.bin"))
+    columns = batch.columns()
+    assert columns.between(1005, 1008).offsets.tolist() == [1005, 1006, 1007]
+    assert len(columns.between(0, 10)) == 0
+    assert columns[3:5].keys() == columns.keys()[3:5]
+
+
+def test_columns_become_arrow() -> None:
+    pa = pytest.importorskip("pyarrow")
+    (batch,) = read_batches(vector("v2-none-nulls-empties-headers.kafka-python.bin"))
+    table = batch.to_arrow()
+    assert table.schema.field("timestamp").type == pa.timestamp("ms", "UTC")
+    assert table["key"].to_pylist() == batch.columns().keys()
+    assert table["value"].to_pylist() == batch.columns().values()
+    assert table["offset"].to_pylist() == [0, 1, 2, 3]
+    assert [[(one["key"], one["value"]) for one in row] for row in table["headers"].to_pylist()] == [
+        list(record.headers) for record in batch.records()
+    ]
+    assert batch.columns().to_arrow(["value"]).schema.names == ["value"]
+    with pytest.raises(logcore.InvalidConfigError):
+        batch.columns().to_arrow(["nonsense"])
+
+
+def test_timestamps_wrap_as_javas_do() -> None:
+    raw = bytearray(encode(TWO))
+    struct.pack_into(">q", raw, 27, 2**63 - 1)
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    assert [record.timestamp_ms for record in batch.records()] == [2**63 - 1, -(2**63) + 4]
+    assert np.array_equal(batch.columns().timestamps_ms, [2**63 - 1, -(2**63) + 4])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", V2)
+def test_slices_of_a_batch_are_the_batch(monkeypatch: pytest.MonkeyPatch, kernel: Any, name: str) -> None:
+    monkeypatch.setattr(recordbatch, "kernel", kernel)
+    for batch in read_batches(vector(name)):
+        records = batch.records()
+        for rows in (1, 2, 3, 7, 1000):
+            slices = list(batch.record_slices(rows))
+            assert all(len(part) <= rows for part in slices)
+            assert [record for part in slices for record in part] == records
+            columns = list(batch.column_slices(rows))
+            assert [len(part) for part in columns] == [len(part) for part in slices]
+            assert [tuple(record) for part in columns for record in part.records()] == [*map(tuple, records)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(data=st.data())
+@settings(max_examples=30)
+def test_a_damaged_slice_is_an_error_of_the_tree(kernel: Any, data: st.DataObject) -> None:
+    """As the whole batch would be: what comes before the damage is right."""
+    rows = [(b"k%d" % at, b"v" * at, [("h", b"x")], T0 + at) for at in range(9)]
+    raw = bytearray(encode(rows))
+    at = data.draw(st.integers(61, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(1, 255))
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recordbatch, "kernel", kernel)
+        found: list[Any] = []
+        whole = sliced = False
+        try:
+            wanted = batch.records()
+        except InvalidRecordError:
+            whole = True
+        try:
+            for part in batch.record_slices(2):
+                found += part
+        except InvalidRecordError:
+            sliced = True
+    assert whole == sliced
+    assert whole or found == wanted
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+@pytest.mark.parametrize(
+    "how", ["read", "get", "columns", "arrow", "time", "committed", "append", "rebuild", "recover"]
+)
+def test_a_batch_of_very_many_records_is_decoded_in_slices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, codec: str, how: str
+) -> None:
+    """A few bytes inflate to millions of records, and an object of each takes ten times as much."""
+    decoded: list[int] = []
+    kernel = recordbatch.kernel
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            call = getattr(kernel, name)
+            if name not in ("decode_body_columns", "decode_body_objects"):
+                return call
+
+            def counted(body: Any, count: int, *rest: Any) -> Any:
+                decoded.append(count)
+                return call(body, count, *rest)
+
+            return counted
+
+    raw = encode([(None, None, (), T0)] * MANY, codec=codec)
+    config = {"max.message.bytes": 1 << 30, "compression.type": "gzip" if how == "rebuild" else "producer"}
+    with logcore.open(tmp_path / "t-0", create=True, config=config, durability="os") as log:
+        if how in ("append", "rebuild"):
+            monkeypatch.setattr(recordbatch, "kernel", Counting())
+        log.append_batch(raw)
+        monkeypatch.setattr(recordbatch, "kernel", Counting())
+        if how == "read":
+            assert sum(1 for _ in log.read(0)) == MANY
+        elif how == "committed":
+            assert sum(1 for _ in log.read(0, isolation="read_committed")) == MANY
+        elif how == "get":
+            assert log.get(MANY - 1).offset == MANY - 1
+        elif how == "columns":
+            assert [offset for part in log.scan() for offset in part.offsets.tolist()] == list(range(MANY))
+        elif how == "arrow":
+            assert log.scan().to_table().num_rows == MANY
+        elif how == "time":
+            assert log.offset_for_timestamp(T0) == 0
+    if how == "recover":
+        salvage(tmp_path / "t-0", tmp_path / "copy-0")
+    assert all(count <= recordbatch.SLICE_ROWS for count in decoded)
+    if codec == "zstd" and how != "append":
+        assert decoded, "nothing was decoded"

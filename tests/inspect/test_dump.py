@@ -1,0 +1,229 @@
+"""dump() against what the vectors' README says they hold; the vectors were written by Kafka's own classes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore.cli.glance import describe
+from logcore.inspect.dump import dump, shown
+from logcore.inspect.survey import kind_of, partitions
+from logcore.inspect.verify import verify
+from logcore.names import STATES
+from support.vectors import VECTORS
+
+CLEAN = VECTORS / "partition-clean" / "orders-0"
+CRASH = VECTORS / "partition-crash" / "orders-0"
+T0 = 1700000000000
+FIRST, SECOND = "00000000000000000000", "00000000000000000016"
+
+
+def rows(path, **options):
+    found = list(dump(path, **options))
+    json.dumps(found)
+    return found
+
+
+# -- values and names --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (None, None),
+        (b"", ""),
+        (b"plain", "plain"),
+        ("Gruß\n\t".encode(), "Gruß\n\t"),
+        (b"\x00\xff", {"hex": "00ff"}),
+        (b"bell\x07", {"hex": "62656c6c07"}),
+    ],
+)
+def test_bytes_are_text_where_they_print_and_hex_elsewhere(data, expected):
+    assert shown(data) == expected
+
+
+@given(st.none() | st.binary(max_size=50) | st.text(max_size=20).map(str.encode))
+def test_what_is_shown_can_be_read_back(data):
+    value = json.loads(json.dumps(shown(data)))
+    if isinstance(value, dict):
+        assert bytes.fromhex(value.pop("hex")) == data
+        assert not value
+    else:
+        assert data == (None if value is None else value.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"{FIRST}.log", "log"),
+        (f"{FIRST}.log.deleted", "log"),
+        (f"{FIRST}.timeindex.cleaned", "timeindex"),
+        (f"{FIRST}.txnindex.swap", "txnindex"),
+        ("leader-epoch-checkpoint", "leader-epoch-checkpoint"),
+        ("0.log", None),
+        (".lock", None),
+        ("orders-0", None),
+    ],
+)
+def test_the_name_says_what_a_file_holds(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_a_file_that_is_none_of_a_log_is_refused_by_name(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(logcore.InvalidNameError):
+        dump(tmp_path / "notes.txt")
+    with pytest.raises(logcore.InvalidNameError):
+        verify(tmp_path / "notes.txt")
+    with pytest.raises(logcore.LogNotFoundError):
+        dump(tmp_path / f"{FIRST}.log")
+    with pytest.raises(logcore.LogNotFoundError):
+        verify(tmp_path / "nowhere")
+
+
+# -- dump --------------------------------------------------------------------------
+
+
+def test_dump_gives_the_batches_the_readme_lists():
+    found = rows(CLEAN / f"{FIRST}.log")
+    assert [(one["base_offset"], one["last_offset"], one["codec"]) for one in found] == [
+        (0, 1, "none"),
+        (2, 3, "none"),
+        (4, 5, "none"),
+        (6, 7, "none"),
+        (8, 8, "none"),
+        (9, 9, "gzip"),
+        (10, 10, "none"),
+        (11, 11, "none"),
+        (12, 15, "gzip"),
+    ]
+    assert [one["position"] for one in found] == [0, 92, 211, 330, 449, 526, 627, 705, 783]
+    assert found[3]["producer_id"] == 4000 and found[3]["producer_epoch"] == 7
+    assert (found[3]["base_sequence"], found[3]["last_sequence"]) == (4, 5)
+    assert [one.get("control_type") for one in found[6:8]] == ["ABORT", "COMMIT"]
+    assert all(one["crc_ok"] for one in found)
+
+
+def test_dump_gives_records_of_every_codec():
+    found = rows(CLEAN / f"{SECOND}.log", records=True)
+    records = [one for one in found if one["type"] == "record"]
+    assert [one["offset"] for one in records] == list(range(16, 29))
+    assert [one["codec"] for one in found if one["type"] == "batch"] == ["snappy", "lz4", "zstd", "none"]
+    control = [one for one in rows(CLEAN / f"{FIRST}.log", records=True) if one.get("coordinator_epoch")]
+    assert [(one["control_type"], one["coordinator_epoch"]) for one in control] == [("ABORT", 11), ("COMMIT", 12)]
+
+
+def test_dump_gives_the_first_record_as_written():
+    record = rows(CLEAN / f"{FIRST}.log", records=True)[1]
+    assert record == {
+        "type": "record",
+        "offset": 0,
+        "timestamp_ms": T0,
+        "key": "k1",
+        "value": "hello",
+        "headers": [{"key": "h", "value": "x"}],
+    }
+
+
+def test_dump_reads_the_indexes():
+    entries = [(one["offset"], one["position"]) for one in rows(CLEAN / f"{FIRST}.index")]
+    assert entries == [(5, 211), (7, 330), (8, 449), (10, 627), (15, 783)]
+    assert rows(CLEAN / f"{FIRST}.timeindex")[0] == {"type": "timeindex_entry", "timestamp_ms": T0 + 12, "offset": 5}
+    assert rows(CLEAN / f"{FIRST}.txnindex") == [
+        {
+            "type": "txnindex_entry",
+            "version": 0,
+            "producer_id": 5000,
+            "first_offset": 8,
+            "last_offset": 10,
+            "last_stable_offset": 9,
+        }
+    ]
+
+
+def test_dump_tells_padding_from_entries():
+    found = rows(CRASH / f"{SECOND}.index")
+    assert [one["type"] for one in found] == ["index_entry"] * 3 + ["padding"]
+    assert found[-1]["size_bytes"] == 1200 - 24
+
+
+def test_dump_reads_snapshots():
+    found = {one["producer_id"]: one for one in rows(CLEAN / "00000000000000000029.snapshot")}
+    assert sorted(found) == [4000, 5000, 6000, 7000]
+    assert found[4000] == {
+        "type": "producer",
+        "producer_id": 4000,
+        "producer_epoch": 7,
+        "last_sequence": 5,
+        "last_offset": 7,
+        "offset_delta": 1,
+        "timestamp_ms": T0 + 13,
+        "coordinator_epoch": -1,
+        "current_txn_first_offset": -1,
+    }
+    assert found[7000]["current_txn_first_offset"] == 28
+    assert len(rows(CLEAN / f"{SECOND}.snapshot")) == 3
+
+
+def test_dump_reads_checkpoints_and_small_files(own):
+    root = CLEAN.parent
+    assert rows(root / "recovery-point-offset-checkpoint") == [
+        {"type": "checkpoint_entry", "topic": "orders", "partition": 0, "offset": 29}
+    ]
+    assert rows(root / "log-start-offset-checkpoint") == []
+    epochs = rows(CLEAN / "leader-epoch-checkpoint")
+    assert [(one["leader_epoch"], one["start_offset"]) for one in epochs] == [(3, 0), (4, 12)]
+    assert rows(CLEAN / "partition.metadata")[0]["topic_id"] == "ASNFZ4mrze9-3LqYdlQyEA"
+    assert rows(root / "meta.properties")[0]["properties"]["version"] == "1"
+    assert rows(root / ".kafka_cleanshutdown") == [{"type": "clean_shutdown", "broker_epoch": 42}]
+    assert rows(own / "logcore.policy") == [{"type": "policy", "durability": "group", "max_bytes": 1 << 20}]
+    with logcore.open(own) as log:
+        log.append(b"x")
+        assert rows(own / "logcore.durable") == [{"type": "durable_end", "offset": 19}]
+
+
+@pytest.mark.parametrize("life", STATES)
+def test_dump_reads_files_that_are_going_or_coming(life, tmp_path):
+    for suffix in (".log", ".index", ".timeindex", ".txnindex"):
+        copy = Path(shutil.copy(CLEAN / f"{FIRST}{suffix}", tmp_path / f"{FIRST}{suffix}{life}"))
+        assert rows(copy) == rows(CLEAN / f"{FIRST}{suffix}")
+
+
+def test_dump_goes_on_behind_a_batch_whose_crc_is_wrong(crash):
+    path = crash / f"{FIRST}.log"
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    found = rows(path, records=True)
+    batches = [one for one in found if one["type"] == "batch"]
+    assert [one["crc_ok"] for one in batches] == [True, False] + [True] * 7
+    assert [one["offset"] for one in found if one["type"] == "record"] == [0, 1, *range(4, 16)]
+
+
+def test_dump_says_where_a_file_ends_in_the_middle_of_a_batch(crash):
+    path = crash / f"{FIRST}.log"
+    path.write_bytes(path.read_bytes()[:800])
+    assert rows(path)[-1] == {"type": "damage", "position": 783, "size_bytes": 17, "reason": "incomplete batch"}
+
+
+# -- directories --------------------------------------------------------------------------
+
+
+def test_describe_gives_a_partition_at_a_glance():
+    facts = describe(CLEAN)
+    assert (facts.topic, facts.partition, facts.segments, facts.size_bytes) == ("orders", 0, 2, 941 + 577)
+    assert (facts.log_start_offset, facts.high_watermark) == (0, 29)
+    assert facts.first_timestamp_ms == T0
+    assert facts.codecs == {"none": 1, "snappy": 1, "lz4": 1, "zstd": 1}
+
+
+def test_partitions_finds_them(tmp_path, own):
+    assert partitions(CLEAN.parent) == [str(CLEAN)]
+    assert partitions(own) == [str(own)]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(logcore.LogNotFoundError):
+        partitions(tmp_path / "empty")

@@ -1,0 +1,559 @@
+"""verify() against directories that are damaged on purpose.
+
+The oracle is the recovery of the log itself: what verify() calls torn, opening must cut; what it calls damaged, opening
+must refuse or lose data over.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import logcore
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
+from logcore.fs import OsFS
+from logcore.inspect.dump import dump
+from logcore.inspect.survey import kind_of
+from logcore.inspect.verify import Verdict, verify
+from logcore.names import SUFFIXES
+from logcore.recordbatch import encode
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
+from support.vectors import VECTORS
+
+CLEAN = VECTORS / "partition-clean" / "orders-0"
+CRASH = VECTORS / "partition-crash" / "orders-0"
+T0 = 1700000000000
+FIRST, SECOND = "00000000000000000000", "00000000000000000016"
+KINDS = [*(f"{SECOND}{suffix}" for suffix in SUFFIXES), *DIRECTORY_FILES, *PARTITION_FILES]
+
+
+def verdicts(path):
+    return {Path(one.path).name: one for one in verify(path)}
+
+
+@pytest.mark.parametrize("name", ["partition-clean", "partition-crash/orders-0", "partition-crash"])
+def test_what_kafka_left_is_ok(name):
+    found = list(verify(VECTORS / name))
+    assert {one.status for one in found} == {"ok"}
+    assert sum(one.batches for one in found) == 13
+    assert sum(one.records for one in found) == 29
+
+
+@pytest.mark.parametrize("name", ["partition-compact-before", "partition-compact-after"])
+def test_compacted_partitions_are_ok(name):
+    assert {one.status for one in verify(VECTORS / name / "compacted-0")} == {"ok"}
+
+
+def test_what_we_write_is_ok(own):
+    found = list(verify(own.parent))
+    assert {one.status for one in found} == {"ok"}, found
+    assert (sum(one.batches for one in found), sum(one.records for one in found)) == (6, 18)
+    assert [one for one in verify(own) if one.kind == "log"] == [one for one in found if one.kind == "log"]
+
+
+def test_a_partition_without_segments_is_judged(own):
+    for path in own.glob("*.*"):
+        if path.name[0].isdigit():
+            path.unlink()
+    found = {one.kind: one for one in verify(own)}
+    assert found.keys() == {"logcore.policy", "leader-epoch-checkpoint", "log"}
+    assert found["log"].status == "damaged" and "offsets 0 to 17 lie in no segment" in found["log"].detail
+    for read_only in (False, True):
+        with pytest.raises(logcore.CorruptLogError, match="segments of this partition are gone"):
+            logcore.open(own, read_only=read_only)
+    (own.parent / "recovery-point-offset-checkpoint").unlink()
+    assert "log" not in {one.kind for one in verify(own)}, "nothing says that there ever was one"
+    (own / f"{FIRST}.timeindex").write_bytes(b"")
+    assert {one.kind for one in verify(own) if one.status == "damaged"} == {"log"}
+
+
+def test_a_partition_whose_directory_is_gone_has_a_verdict(own):
+    away = own.with_name(f"{own.name}.0f-delete")
+    own.rename(away)
+    assert {one.status for one in verify(own.parent)} == {"ok"}, "Kafka is deleting it"
+    shutil.rmtree(away)
+    (found,) = (one for one in verify(own.parent) if one.status != "ok")
+    assert (found.path, found.status) == (str(own), "damaged") and "reached offset 18" in found.detail
+
+
+def test_a_topic_that_is_being_made_is_not_called_damaged():
+    disk = SimulatedDisk()
+    with logcore.open_dir("d", create=True, fs=disk, config={"segment.bytes": 300}) as directory:
+        directory.create_topic("t")
+        for number in range(6):
+            directory.partition("t", 0).append(b"%d" % number * 100)
+    files, seen = disk.files(), set()
+    for at in itertools.count(1, 3):
+        disk = SimulatedDisk(files, faults=FaultPlan(Fault("*", "crash", at=at)))
+        try:
+            with logcore.open_dir("d", fs=disk) as directory:
+                directory.fork("t", None, "u")
+        except SimulatedCrash:
+            pass
+        if not disk.faults.hits:
+            break
+        for left in disk.after_crash(limit=6):
+            found = list(verify("d", fs=left))
+            assert "damaged" not in {one.status for one in found}, found
+            seen |= {one.detail for one in found if one.path.endswith("/u-0")}
+    assert any("being made" in detail for detail in seen)
+
+
+def test_a_seal_has_a_verdict_of_its_own(own):
+    seal, log = (own / f"{0:020d}{suffix}" for suffix in (".seal", ".log"))
+    assert [(one.kind, one.status, one.detail) for one in verify(seal)] == [("seal", "ok", "")]
+    data, times = log.read_bytes(), log.stat()
+    log.write_bytes(data[:15] + b"\1" + data[16:])  # the leader epoch, which no CRC covers
+    assert verdicts(own)[seal.name].detail == "the segment was rewritten since it was sealed"
+    os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (verdicts(own)[seal.name].status, verdicts(own)[log.name].status) == ("damaged", "ok")
+    seal.write_bytes(b"torn")
+    assert verdicts(own)[seal.name].status == "warning"
+
+
+def test_one_file_is_judged_in_its_place(own):
+    log = own / "00000000000000000006.log"
+    assert [one.path for one in verify(log)] == [str(log)]
+    log.write_bytes(log.read_bytes()[:-1])
+    (verdict,) = verify(log)
+    assert verdict.status == "damaged"
+
+
+def test_a_torn_tail_is_a_warning_and_opening_cuts_just_that(crash):
+    path = crash / f"{SECOND}.log"
+    path.write_bytes(path.read_bytes()[:-5])
+    verdict = verdicts(crash)[path.name]
+    assert (verdict.status, verdict.records, verdict.offset) == ("warning", 12, 28)
+    with logcore.open(crash) as log:
+        assert log.log_end_offset == 28
+        assert log.recovery_report.cut_position == verdict.position
+
+
+def test_zeros_at_the_end_are_a_torn_tail(own):
+    path = own / "00000000000000000012.log"
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(bytes(100))
+    verdict = verdicts(own)[path.name]
+    assert (verdict.status, verdict.position) == ("warning", size)
+    assert "100 zero bytes" in verdict.detail
+
+
+def test_losing_what_was_on_disk_is_damage(own):
+    """The same cut as in a torn tail, but the recovery point says that the bytes were on disk; so opening refuses."""
+    path = own / "00000000000000000012.log"
+    path.write_bytes(path.read_bytes()[:-5])
+    verdict = verdicts(own)[path.name]
+    assert (verdict.status, verdict.offset) == ("damaged", 15)
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(own)
+    path.write_bytes(b"")
+    assert verdicts(own)[path.name].status == "damaged"
+
+
+def test_damage_before_a_whole_batch_is_damage(crash):
+    path = crash / f"{SECOND}.log"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    verdict = verdicts(crash)[path.name]
+    assert (verdict.status, verdict.position, verdict.offset) == ("damaged", 0, 16)
+    assert "the next whole batch is" in verdict.detail
+
+
+def test_damage_in_a_sealed_segment_is_damage(crash):
+    path = crash / f"{FIRST}.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    verdict = verdicts(crash)[path.name]
+    assert (verdict.status, verdict.position, verdict.offset, verdict.records) == ("damaged", 783, 12, 12)
+    path.write_bytes(whole[:783])  # a cut between two batches shows as a gap only
+    verdict = verdicts(crash)[path.name]
+    assert (verdict.status, verdict.offset) == ("warning", 12)
+
+
+@pytest.mark.parametrize(("gone", "path", "words"), [
+    (0, 0, "offsets 0 to 5 lie in no segment, and nobody deleted them"),
+    (6, 0, "offsets 6 to 11 lie in no segment: the log has no gaps there"),
+])  # fmt: skip
+def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):
+    """Without its seal too; reading says the same. What was deleted or compacted is no loss."""
+    for name in own.glob(f"{gone:020d}.*"):
+        name.unlink()
+    for seal in own.glob("*.seal"):
+        seal.unlink()
+    verdict = verdicts(own)[f"{path:020d}.log"]
+    assert (verdict.status, verdict.detail) == ("damaged", words)
+    start = own.parent / "log-start-offset-checkpoint"
+    start.write_text(f"0\n1\nmine 0 {gone + 6}\n")
+    assert {one.status for one in verify(own.parent)} == {"ok"}
+    start.unlink()
+    (own.parent / "cleaner-offset-checkpoint").write_text("0\n1\nmine 0 12\n")
+    assert ("damaged" in {one.status for one in verify(own.parent)}) == (gone == 0), "no compaction moves the start"
+    (own.parent / "cleaner-offset-checkpoint").unlink()
+    alone = own.rename(own.parent / "mine-0.bak")  # where no checkpoint knows of it
+    assert ("damaged" in {one.status for one in verify(alone)}) == (gone == 6)
+
+
+def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
+    path = own / f"{0:020d}.log"
+    whole = path.read_bytes()
+    (path.with_suffix(".seal")).unlink()
+    path.write_bytes(whole[len(whole) // 2 :])
+    assert "does not follow" in verdicts(own)[path.name].detail
+
+
+def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
+    """The active segment's, after a crash. After a clean close nobody makes it anew, nor that of a sealed one ever."""
+    with logcore.open(tmp_path / "t-0", create=True, config={"segment.ms": 10**12}) as log:
+        raw = encode([(None, b"x")], transactional=True, producer_id=7, producer_epoch=0, base_sequence=0, now_ms=T0)
+        log.append_batch(raw)
+        log.end_transaction(7, 0, commit=False)
+    path = tmp_path / "t-0" / f"{FIRST}.txnindex"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\1" * 34)
+    assert verdicts(path.parent)[path.name].status == "damaged"
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    assert verdicts(path.parent)[path.name].status == "warning"
+    with logcore.open(path.parent) as log:
+        assert list(log.read(0, isolation="read_committed")) == []
+        log.roll()
+    assert path.read_bytes() == whole
+    path.write_bytes(whole + b"\1" * 34)
+    assert verdicts(path.parent)[path.name].status == "damaged"
+
+
+class Meddling(OsFS):
+    """A disk on which something happens after the nth look at a directory, or at the names of a segment."""
+
+    def __init__(self, happens, after):
+        super().__init__()
+        self.happens, self.left = happens, after
+
+    def listdir(self, path):
+        names = super().listdir(path)
+        self.left -= 1
+        if self.left == 0:
+            self.happens()
+        return names
+
+    def file_size(self, path):
+        self.left -= 1
+        if self.left == 0:
+            self.happens()
+        return super().file_size(path)
+
+
+@pytest.mark.parametrize("kind", ["compaction", "retention", "truncation"])
+def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
+    config = {"segment.bytes": 400, "min.cleanable.dirty.ratio": 0}
+    if kind == "compaction":
+        config["cleanup.policy"] = "compact"
+    for after in range(1, 30):
+        path = tmp_path / str(after) / "t-0"
+        with logcore.open(path, create=True, config=config) as log:
+            for at in range(24):
+                log.append(b"%d" % at * 30, key=b"k%d" % (at % 5))
+                if at % 6 == 5:
+                    log.roll()
+
+            def happens(log=log):
+                if kind == "compaction":
+                    log.reconfigure({**config, "segment.bytes": 4000})
+                    logcore.clean(log, force=True)
+                elif kind == "retention":
+                    log.delete_records(20)
+                else:
+                    log.truncate(8)
+
+            fs = Meddling(happens, after)
+            found = [one for one in verify(path.parent, fs=fs) if one.status != "ok"]
+            assert not found, (after, found)
+            if fs.left > 0:
+                break
+    assert after > 3
+
+
+@pytest.mark.parametrize("step", [9, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}])
+def test_no_ordinary_life_and_no_crash_of_it_is_called_damage(config, step):
+    """At changes of the disk that a life makes, for some of the disks that a crash then leaves."""
+    config = {"segment.bytes": 300, "min.cleanable.dirty.ratio": 0, "index.interval.bytes": 60, **config}
+
+    def live(disk):
+        with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
+            for at in range(8):
+                log.append(b"%d" % at * 40, key=b"k%d" % (at % 3))
+                raw = encode([(b"k", b"x" * 9)], transactional=True, producer_id=at, producer_epoch=0, base_sequence=0,
+                             now_ms=disk.now_ms())  # fmt: skip
+                log.append_batch(raw)
+                log.end_transaction(at, 0, commit=at % 2 == 0)
+                if at == 5:
+                    log.truncate(14)
+            log.roll()
+            logcore.clean(log, force=True) if log.config.is_compacted else log.retain()
+            log.delete_records(9)
+
+    for changes in itertools.count(3 * len(config), step):
+        disk = SimulatedDisk()
+        disk.crash_in(changes)
+        try:
+            live(disk)
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        for state in disk.crash_states(limit=3, seed=changes):
+            left = state.disk()
+            if left.is_directory("/data/t-0"):
+                bad = [one for one in verify("/data", fs=left) if one.status == "damaged"]
+                assert not bad, (changes, state.what, bad)
+                logcore.open("/data/t-0", config=config, fs=left).close()
+    assert changes > 100
+
+
+def test_a_copy_that_was_not_finished_is_named(own):
+    (own.parent / "other-0.recovering").mkdir()
+    [verdict] = [one for one in verify(own.parent) if one.status != "ok"]
+    assert verdict.status == "damaged" and "did not finish" in verdict.detail
+
+
+def test_segments_that_overlap_are_damage(crash):
+    shutil.copy(crash / f"{FIRST}.log", crash / "00000000000000000014.log")
+    (crash / f"{FIRST}.log").rename(crash / "00000000000000000001.log")
+    found = verdicts(crash)
+    assert found["00000000000000000001.log"].status == "damaged"  # offset 0 in a segment from 1 on
+    assert "does not follow" in found["00000000000000000014.log"].detail
+
+
+def test_offsets_that_run_into_the_next_segment_are_damage(own):
+    middle, last = own / "00000000000000000006.log", own / "00000000000000000012.log"
+    middle.write_bytes(middle.read_bytes() + last.read_bytes())
+    verdict = verdicts(own)[middle.name]
+    assert verdict.status == "damaged"
+    assert "next segment" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([(5, 211), (4, 330)], "offset does not rise"),
+        ([(5, 211), (7, 211)], "position does not rise"),
+        ([(5, 212)], "no batch begins"),
+        ([(4, 211)], "lies behind it"),
+        ([(5, 5000)], "behind the end"),
+        ([(-1, 211)], "below the segment"),
+    ],
+)
+def test_an_index_that_misleads_is_a_warning(crash, entries, words):
+    path = crash / f"{FIRST}.index"
+    path.write_bytes(b"".join(struct.pack(">ii", *entry) for entry in entries))
+    verdict = verdicts(crash)[path.name]
+    assert verdict.status == "warning"
+    assert words in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([(T0 + 12, 5), (T0 + 12, 7)], "timestamp does not rise"),
+        ([(T0 + 12, 7), (T0 + 13, 5)], "offset falls"),
+        ([(T0 + 1, 10)], "an older record"),
+        ([(T0 + 12, 5)], "retention"),
+        ([(T0 + 10**6, 400)], "behind the end"),
+        ([], "retention"),
+    ],
+)
+def test_a_time_index_that_misleads_is_a_warning(crash, entries, words):
+    path = crash / f"{FIRST}.timeindex"
+    path.write_bytes(b"".join(struct.pack(">qi", *entry) for entry in entries))
+    verdict = verdicts(crash)[path.name]
+    assert verdict.status == "warning"
+    assert words in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "content", [b"\1" * 34, struct.pack(">hqqqq", 0, 1, 9, 8, 9), struct.pack(">hqqqq", 0, 1, 8, 90, 9)]
+)
+def test_a_txnindex_that_misleads_is_damage(crash, content):
+    path = crash / f"{FIRST}.txnindex"
+    path.write_bytes(content)
+    assert verdicts(crash)[path.name].status == "damaged"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [(name, "damaged") for name in ("leader-epoch-checkpoint", "partition.metadata", f"{SECOND}.snapshot")]
+    + [(name, "warning") for name in ("logcore.policy", "logcore.durable")],
+)
+def test_small_files_that_cannot_be_understood(crash, name, status):
+    (crash / name).write_bytes(b"0\n7\nnonsense")
+    assert verdicts(crash)[name].status == status
+
+
+def test_a_checkpoint_that_cannot_be_understood_is_damage(tmp_path):
+    root = Path(shutil.copytree(CLEAN.parent, tmp_path / "data"))
+    (root / "recovery-point-offset-checkpoint").write_text("0\n2\norders 0 29\n")
+    assert verdicts(root)["recovery-point-offset-checkpoint"].status == "damaged"
+
+
+def test_a_batch_missing_in_the_middle_is_found(own):
+    """Cut out whole, it leaves no bad CRC: only the offsets tell, and only of our own logs, which have no gaps."""
+    (own.parent / "recovery-point-offset-checkpoint").unlink()
+    path = own / "00000000000000000012.log"
+    with logcore.open(own, durability="os") as log:
+        log.append_many([(b"k", b"v", (), T0 + 5)] * 3)
+    (own.parent / "recovery-point-offset-checkpoint").unlink()
+    with logcore.open(own, read_only=True) as log:
+        first, second, third = (batch.size_bytes for batch in log.batches(12))
+    whole = path.read_bytes()
+    assert first + second + third == len(whole)
+    path.write_bytes(whole[:first] + whole[first + second :])
+    verdict = verdicts(own)[path.name]
+    assert (verdict.status, verdict.position, verdict.offset) == ("damaged", first, 15)
+    (own / "logcore.policy").unlink()
+    assert verdicts(own)[path.name].status == "ok"
+
+
+def test_a_segment_that_the_one_before_has_outgrown_is_damage(own):
+    (own / "00000000000000000015.log").write_bytes(b"")
+    assert verdicts(own)["00000000000000000012.log"].status == "damaged"
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(own)
+
+
+def test_leftovers_are_named(crash):
+    for name in (f"{FIRST}.log.deleted", f"{FIRST}.index.cleaned", f"{FIRST}.log.swap", "00000000000000000099.index"):
+        (crash / name).write_bytes(b"anything")
+    found = verdicts(crash)
+    assert found[f"{FIRST}.log.deleted"].status == "ok"
+    assert found[f"{FIRST}.index.cleaned"].status == "ok"
+    assert found[f"{FIRST}.log.swap"].status == "warning"
+    assert found["00000000000000000099.index"].status == "warning"
+
+
+def test_a_running_writer_is_not_disturbed(own):
+    with logcore.open(own) as log:
+        log.append(b"more")
+        assert {one.status for one in verify(own.parent)} == {"ok"}
+        log.append(b"and more")
+
+
+def test_old_formats_are_counted(tmp_path):
+    path = tmp_path / "old-0"
+    path.mkdir()
+    wrapper = (VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes()
+    (path / f"{FIRST}.log").write_bytes(wrapper)
+    (verdict,) = verify(path)
+    assert (verdict.status, verdict.batches, verdict.records) == ("ok", 1, 20)
+    assert len(list(dump(path / f"{FIRST}.log", records=True))) == 21
+
+
+def test_an_old_entry_that_cannot_be_decoded_is_damage(tmp_path):
+    """Its CRC may be right and the compressed bytes be nonsense all the same: here, behind a good one."""
+    path = tmp_path / "old-0"
+    path.mkdir()
+    good = bytearray((VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes())
+    bad = bytearray(good)
+    struct.pack_into(">q", bad, 0, 2000)
+    bad[34] ^= 0xFF  # where the gzip stream begins
+    struct.pack_into(">I", bad, 12, zlib.crc32(bad[16:]))
+    (path / f"{FIRST}.log").write_bytes(good + bad)
+    (verdict,) = verify(path)
+    assert (verdict.batches, verdict.records, verdict.offset) == (1, 20, 1020)
+    assert (verdict.status, verdict.position) == ("damaged", len(good))
+
+
+def test_what_is_no_file_is_a_verdict(crash):
+    (crash / "00000000000000000040.log").mkdir()
+    (crash / "00000000000000000040.snapshot").symlink_to(crash / f"{SECOND}.snapshot")
+    found = verdicts(crash)
+    assert found["00000000000000000040.log"].status == "damaged"
+    assert found["00000000000000000040.snapshot"].status == "damaged"
+
+
+def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
+    """Kafka parses them as a long and gives up on the whole directory, so verify() says so and judges the rest."""
+    for name in ("99999999999999999999.log", "09223372036854775808.index"):
+        (crash / name).write_bytes(b"12345678")
+        with pytest.raises(logcore.InvalidNameError, match="at most 9223372036854775807"):
+            dump(crash / name)
+        [alone] = verify(crash / name)
+        assert alone.status == "damaged" and "no offset" in alone.detail
+    assert {one.path for one in verify(crash) if one.status != "ok"} == {
+        str(crash / "99999999999999999999.log"),
+        str(crash / "09223372036854775808.index"),
+    }
+    assert kind_of("09223372036854775807.log") == "log" and kind_of("09223372036854775808.log") is None
+
+
+# -- foreign bytes --------------------------------------------------------------------------
+
+
+def survive(path):
+    """dump and verify give rows, verdicts and LogcoreErrors, whatever stands in the file."""
+    try:
+        json.dumps(list(dump(path, records=True)))
+    except logcore.LogcoreError:
+        pass
+    for target in (path, path.parent):
+        found = list(verify(target))
+        assert found and all(isinstance(one, Verdict) for one in found)
+        json.dumps([one.as_dict() for one in found])
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=25)
+@given(data=st.binary(max_size=200) | st.text("0123456789 \n:=[{", max_size=40).map(str.encode))
+def test_any_bytes_in_any_file(tmp_path_factory, name, data):
+    path = tmp_path_factory.mktemp("any") / "any-0" / name
+    path.parent.mkdir()
+    (path.parent / f"{SECOND}.log").write_bytes((CRASH / f"{SECOND}.log").read_bytes())
+    path.write_bytes(data)
+    survive(path)
+
+
+@pytest.mark.parametrize("name", [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)])
+def test_every_cut_of_a_file(crash, name):
+    whole = (CLEAN / name).read_bytes()
+    for cut in range(0, len(whole), 1 + len(whole) // 80):
+        (crash / name).write_bytes(whole[:cut])
+        survive(crash / name)
+
+
+@pytest.mark.parametrize("name", [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)])
+def test_every_byte_of_a_file_flipped(crash, name):
+    whole = (CLEAN / name).read_bytes()
+    for position in range(0, len(whole), 1 + len(whole) // 80):
+        for mask in (0x80, 0x01):
+            data = bytearray(whole)
+            data[position] ^= mask
+            (crash / name).write_bytes(data)
+            survive(crash / name)
+
+
+def test_every_bit_of_a_sealed_batch_is_guarded(crash):
+    """Any flipped bit that the CRC or the walk covers is found: all but the leader epoch (12..15) of a lone batch."""
+    path = crash / f"{FIRST}.log"
+    whole = path.read_bytes()
+    for position in range(92):
+        data = bytearray(whole)
+        data[position] ^= 0x10
+        path.write_bytes(data)
+        status = verdicts(crash)[path.name].status
+        assert status == ("ok" if 12 <= position < 16 else "damaged"), position
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"durability": 5}', b'{"durability":"os","max_bytes":1e999}', b"null"]
+)
+def test_hostile_json_is_a_verdict(crash, content):
+    (crash / "logcore.policy").write_bytes(content)
+    survive(crash / "logcore.policy")

@@ -1,0 +1,175 @@
+"""Kafka's own dump tool on files that logcore wrote: it decides whether they are Kafka's.
+
+Needs Java 17 or later and Maven (Debian: apt-get install default-jdk-headless maven). Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import logcore
+import netshim
+from support import kafka_jvm
+from support.kafka_jvm import Storage
+from support.staged import SMALL, create, publish
+from support.vectors import DATA, VECTORS
+
+pytestmark = pytest.mark.interop
+
+T0 = 1_700_000_000_000
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+
+
+@pytest.fixture(scope="module")
+def kafka_classes() -> Path:
+    """A folder of jars: Kafka and what it needs."""
+    return kafka_jvm.classes()
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[Storage]:
+    with Storage() as one:
+        yield one
+
+
+def written(path: Path, codec: str) -> list[logcore.Record]:
+    """A partition of several segments with every kind of record; what it holds."""
+    config = {"compression.type": codec, "segment.bytes": 6000, "index.interval.bytes": 300, "batch.size": 900}
+    with logcore.open(path, create=True, config=config) as log:
+        for at in range(40):
+            key = None if at % 7 == 0 else b"key-%d" % at
+            value = None if at % 11 == 0 else b"" if at % 13 == 0 else b"value %d" % at
+            headers = [("h", b"%d" % at), ("none", None)] if at % 3 == 0 else []
+            log.append(value, key=key, headers=headers, timestamp_ms=T0 + at * 10 - at % 5)
+        log.append_many([(b"k%d" % at, b"many %d" % at * 3, (), T0 + 1000 - at) for at in range(300)])
+        log.truncate(333)
+        log.append_batch((VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes())
+        log.append_batch((VECTORS / "records" / "v2-zstd-40-records.librdkafka.bin").read_bytes())
+        return list(log.read(0))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_kafka_reads_every_record(tmp_path: Path, storage: Storage, codec: str) -> None:
+    records = written(tmp_path / "orders-0", codec)
+    found = []
+    for path in sorted((tmp_path / "orders-0").glob("*.log")):
+        text = storage.dump(path, "--deep-iteration", "--print-data-log")
+        batches = re.findall(r"^baseOffset: .*$", text, re.M)
+        assert batches
+        assert all("isvalid: true" in batch for batch in batches)
+        assert "Found" not in text, text
+        assert "invalid" not in text.replace("isvalid", "").lower(), text
+        pattern = r"^\| offset: (\d+) CreateTime: (-?\d+) keySize: (-?\d+) valueSize: (-?\d+) .*?headerKeys: \[(.*?)\]"
+        found += [
+            (int(offset), int(time), int(key), int(value), names)
+            for offset, time, key, value, names in re.findall(pattern, text, re.M)
+        ]
+    assert found == [
+        (
+            record.offset,
+            record.timestamp_ms,
+            -1 if record.key is None else len(record.key),
+            -1 if record.value is None else len(record.value),
+            ",".join(name for name, _ in record.headers),
+        )
+        for record in records
+    ]
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_kafka_finds_the_indexes_sound(tmp_path: Path, storage: Storage, codec: str) -> None:
+    written(tmp_path / "orders-0", codec)
+    indexes = sorted((tmp_path / "orders-0").glob("*.index")) + sorted((tmp_path / "orders-0").glob("*.timeindex"))
+    assert len(indexes) >= 4
+    for path in indexes:
+        for option in ("--index-sanity-check", "--verify-index-only"):
+            text = storage.dump(path, option)
+            assert "mismatch" not in text.lower(), text
+            assert "exception" not in text.lower(), text
+
+
+def test_kafka_sees_the_same_in_its_own_files_as_logcore(storage: Storage) -> None:
+    for path in sorted((VECTORS / "partition-clean" / "orders-0").glob("*.log")):
+        text = storage.dump(path, "--deep-iteration")
+        offsets = [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        with logcore.open(path.parent, read_only=True) as log:
+            first = int(path.name[:20])
+            ours = [record.offset for batch in log.batches(first) for record in batch.records()]
+        assert offsets == [offset for offset in ours if offset <= offsets[-1]]
+
+
+def test_kafkas_java_clients_use_the_broker(tmp_path: Path, kafka_classes: Path) -> None:
+    source = DATA / "kafka" / "Client.java"
+    with netshim.serve(tmp_path / "data") as server:
+        command = ["java", "-cp", f"{kafka_classes}/*", str(source), server.bootstrap_servers]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines() == [
+            "topics [java]",
+            "retention.ms 1000 DYNAMIC_TOPIC_CONFIG",
+            "partitions 2",
+            f"cluster {server.logdir.cluster_id}",
+            "log dirs 1",
+            "consumed {gzip=100, lz4=100, none=100, snappy=100, zstd=100}",
+            "committed 250",
+            "by time 50",
+            "ends {b=0, e=250}",
+            "group Empty",
+            "offsets 2",
+            "newest 249",
+        ]
+
+
+def test_kafka_reads_what_the_brokers_clients_and_groups_left(tmp_path: Path, storage: Storage) -> None:
+    kafka = pytest.importorskip("confluent_kafka")
+    with netshim.serve(tmp_path / "data", config={"segment.bytes": 20_000, "index.interval.bytes": 500}) as server:
+        producer = kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "enable.idempotence": True})
+        for n in range(2_000):
+            producer.produce("t", b"value %d" % n, key=b"%d" % n)
+            if n % 20 == 0:
+                producer.flush()
+        producer.flush()
+        consumer = kafka.Consumer(
+            {"bootstrap.servers": server.bootstrap_servers, "group.id": "billing", "auto.offset.reset": "earliest"}
+        )
+        consumer.subscribe(["t"])
+        assert len(consumer.consume(500, timeout=30)) == 500
+        consumer.commit(asynchronous=False)
+        consumer.close()
+    paths = sorted((tmp_path / "data" / "t-0").glob("*.log"))
+    assert len(paths) > 2
+    _is_sound(storage, paths, 2_000)
+    (offsets,) = (tmp_path / "data" / "__consumer_offsets-0").glob("*.log")
+    text = storage.dump(offsets, "--offsets-decoder")
+    assert '"group":"billing","topic":"t","partition":0' in text, text
+    assert '"offset":500' in text, text
+    assert '"protocolType":"consumer"' in text, text
+
+
+def test_kafka_reads_segments_that_were_staged_and_adopted(tmp_path: Path, storage: Storage) -> None:
+    path = create(tmp_path / "data", SMALL)
+    publish(path, "first", config=SMALL, count=500)
+    with logcore.open_dir(path) as directory:
+        directory.partition("t", 0).append(b"after")
+    paths = sorted((path / "t-0").glob("*.log"))
+    assert len(paths) > 2
+    _is_sound(storage, paths, 502)
+
+
+def _is_sound(storage: Storage, paths: list[Path], records: int) -> None:
+    """Kafka finds every batch whole, offsets without a gap, and the indexes right."""
+    offsets: list[int] = []
+    for path in paths:
+        text = storage.dump(path, "--deep-iteration")
+        batches = re.findall(r"^baseOffset: .*$", text, re.M)
+        assert batches and all("isvalid: true" in batch for batch in batches)
+        offsets += [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        for suffix in (".index", ".timeindex"):
+            text = storage.dump(path.with_suffix(suffix), "--index-sanity-check")
+            assert "mismatch" not in text.lower() and "exception" not in text.lower(), text
+    assert offsets == list(range(records))

@@ -1,0 +1,252 @@
+"""A directory that a Kafka broker wrote, that logcore goes on with, and that the broker takes back.
+
+The broker is Apache Kafka's, in KRaft mode on loopback; the clients are librdkafka's. Once it is shut down, once it is
+killed. Needs Java 17 and Maven. Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import checkpoint
+from logcore.cleaner import clean
+from logcore.fs import OS
+from logcore.inspect.verify import verify
+from logcore.recordbatch import encode
+from support.kafka_jvm import Broker
+
+kafka = pytest.importorskip("confluent_kafka")
+admin = pytest.importorskip("confluent_kafka.admin")
+
+pytestmark = pytest.mark.interop
+
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+TOPICS: dict[str, dict[str, str]] = {
+    "plain": {"internal.segment.bytes": "20000", "index.interval.bytes": "500"},
+    "compacted": {
+        "cleanup.policy": "compact",
+        "internal.segment.bytes": "4000",
+        "index.interval.bytes": "500",
+        "min.cleanable.dirty.ratio": "0.01",
+        "file.delete.delay.ms": "100",
+    },
+}
+Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
+
+
+def quiet(broker: Broker) -> dict[str, Any]:
+    return {"bootstrap.servers": broker.address, "log_level": 0}
+
+
+class Sent:
+    """What clients sent, and what of it is to be found, by topic."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[int, Row]] = {topic: {} for topic in TOPICS}
+        self.undecided: list[tuple[str, int]] = []
+
+    def producer(self, broker: Broker, **options: Any) -> Any:
+        return kafka.Producer({**quiet(broker), "linger.ms": 5, "batch.size": 1500, **options})
+
+    def send(self, producer: Any, topic: str, rows: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
+        for key, value, timestamp_ms in rows:
+            headers: list[tuple[str, bytes | None]] = [("h", b"1"), ("none", None)] if timestamp_ms % 3 == 0 else []
+            producer.produce(
+                topic, value, key, timestamp=timestamp_ms, headers=headers, on_delivery=self._noted(headers)
+            )
+        assert producer.flush(30) == 0
+
+    def _noted(self, headers: list[tuple[str, bytes | None]]) -> Any:
+        def delivered(error: Any, message: Any) -> None:
+            assert error is None, error
+            timestamp_ms = message.timestamp()[1]
+            row = (message.offset(), message.key(), message.value(), tuple(headers), timestamp_ms)
+            self.rows[message.topic()][message.offset()] = row
+            self.undecided.append((message.topic(), message.offset()))
+
+        return delivered
+
+    def forget(self) -> None:
+        """What was sent since the last decision was aborted."""
+        for topic, offset in self.undecided:
+            del self.rows[topic][offset]
+        self.undecided.clear()
+
+    def note(self, topic: str, log: logcore.Log, receipt: logcore.Receipt) -> None:
+        for record in log.read(receipt.offset, receipt.last_offset + 1):
+            self.rows[topic][record.offset] = row_of(record)
+
+    def newest(self, topic: str) -> dict[bytes | None, bytes | None]:
+        return {row[1]: row[2] for _, row in sorted(self.rows[topic].items())}
+
+    def since(self, topic: str, start: int) -> list[Row]:
+        return [row for offset, row in sorted(self.rows[topic].items()) if offset >= start]
+
+
+def row_of(record: Any) -> Row:
+    return record.offset, record.key, record.value, tuple(record.headers), record.timestamp_ms
+
+
+def consumed(broker: Broker, topic: str) -> list[Row]:
+    """All committed records, as a consumer has them."""
+    consumer = kafka.Consumer(
+        {
+            **quiet(broker),
+            "group.id": "all",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    rows: list[Row] = []
+    try:
+        consumer.assign([kafka.TopicPartition(topic, 0, kafka.OFFSET_BEGINNING)])
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            for message in consumer.consume(1000, 0.5):
+                if message.error() is None:
+                    headers = tuple(message.headers() or ())
+                    rows.append((message.offset(), message.key(), message.value(), headers, message.timestamp()[1]))
+                elif message.error().code() == kafka.KafkaError._PARTITION_EOF:
+                    return rows
+                else:
+                    raise kafka.KafkaException(message.error())
+    finally:
+        consumer.close()
+    raise TimeoutError(topic)
+
+
+def write_all(sent: Sent, broker: Broker, now_ms: int) -> None:
+    """Every codec, idempotent; two transactions at a time, of which some are aborted; many values of few keys."""
+    for turn, codec in enumerate(CODECS):
+        producer = sent.producer(broker, **{"compression.type": codec, "enable.idempotence": True})
+        rows = [(b"k%d" % (at % 7), b"%s %d %d" % (codec.encode(), turn, at), now_ms + at) for at in range(150)]
+        sent.send(producer, "plain", [*rows, (None, b"", now_ms), (b"k", None, now_ms)])
+        sent.send(producer, "compacted", rows)
+    sent.undecided.clear()
+    producers = [sent.producer(broker, **{"transactional.id": name}) for name in ("first", "second")]
+    for producer in producers:
+        producer.init_transactions(30)
+    undecided: list[list[tuple[str, int]]] = [[], []]
+    for turn in range(5):
+        for at, producer in enumerate(producers):
+            producer.begin_transaction()
+            for topic in TOPICS:
+                sent.send(producer, topic, [(b"t%d" % n, b"txn %d %d" % (turn, at), now_ms + n) for n in range(9)])
+            undecided[at], sent.undecided = sent.undecided, []
+        for at, producer in enumerate(producers):
+            sent.undecided = undecided[at]
+            if (turn + at) % 3 == 0:
+                producer.abort_transaction(30)
+                sent.forget()
+            else:
+                producer.commit_transaction(30)
+            sent.undecided = []
+
+
+def noted(broker: Broker, name: str, topic: str) -> int:
+    return checkpoint.read_offsets(OS, str(broker.data), name).get((topic, 0), -1)
+
+
+def check_ours(sent: Sent, directory: logcore.LogDir, start: int) -> None:
+    plain, compacted = (
+        [row_of(record) for record in log.read(log.log_start_offset, isolation="read_committed")]
+        for log in (directory.partition(topic, 0) for topic in TOPICS)
+    )
+    assert plain == sent.since("plain", start)
+    check_compacted(sent, compacted)
+
+
+def check_compacted(sent: Sent, rows: list[Row]) -> None:
+    for row in rows:
+        assert row == sent.rows["compacted"][row[0]]
+    assert {row[1]: row[2] for row in rows} == sent.newest("compacted")
+
+
+def go_on(sent: Sent, log: logcore.Log, topic: str, now_ms: int) -> None:
+    """Appends of every kind, by us."""
+    rows = [(b"k%d" % (at % 9), b"ours %d" % at, (("h", b"2"),), now_ms + at) for at in range(200)]
+    sent.note(topic, log, log.append_many(rows))
+    for codec in CODECS[1:]:
+        sent.note(topic, log, log.append_batch(encode(rows[:20], codec=codec)))
+    for turn, commit in enumerate([True, False]):
+        producer: dict[str, Any] = {"producer_id": 9_000_000, "producer_epoch": 0, "transactional": True}
+        receipt = log.append_batch(encode(rows[:5], base_sequence=5 * turn, **producer))
+        if commit:
+            sent.note(topic, log, receipt)
+        log.end_transaction(9_000_000, 0, commit=commit)
+
+
+def end_open_transaction(log: logcore.Log) -> None:
+    """What stayed open when the broker was killed is its producer's last batch."""
+    last = [batch for batch in log.batches(log.log_start_offset) if batch.is_transactional][-1]
+    assert not last.is_control and log.last_stable_offset <= last.base_offset < log.log_end_offset
+    log.end_transaction(last.producer_id, last.producer_epoch, commit=False)
+    assert log.last_stable_offset == log.log_end_offset
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
+    now_ms = int(time.time() * 1000)
+    sent, start = Sent(), 100
+    with Broker(tmp_path) as broker:
+        client = admin.AdminClient(quiet(broker))
+        new = [admin.NewTopic(topic, 1, 1, config=config) for topic, config in TOPICS.items()]
+        for future in client.create_topics(new, request_timeout=30).values():
+            future.result(30)
+        write_all(sent, broker, now_ms)
+        asked = client.delete_records([kafka.TopicPartition("plain", 0, start)])
+        assert [future.result(30).low_watermark for future in asked.values()] == [start]
+        until = time.monotonic() + 30
+        while (
+            noted(broker, checkpoint.CLEANER, "compacted") < 700 or noted(broker, checkpoint.LOG_START, "plain") < start
+        ):
+            assert time.monotonic() < until, broker.output()
+            time.sleep(0.1)
+        if ending == "kill":
+            producer = sent.producer(broker, **{"transactional.id": "first"})
+            producer.init_transactions(30)
+            producer.begin_transaction()
+            for topic in TOPICS:
+                sent.send(producer, topic, [(b"k1", b"open", now_ms)])
+            sent.forget()
+            broker.kill()
+
+    with logcore.open_dir(broker.data, durability="os") as directory:
+        assert directory.was_clean == (ending == "stop")
+        check_ours(sent, directory, start)
+        for topic, config in TOPICS.items():  # the broker keeps them elsewhere
+            directory.alter_topic(topic, {name.removeprefix("internal."): value for name, value in config.items()})
+            log = directory.partition(topic, 0)
+            epochs = [batch.partition_leader_epoch for batch in log.batches(log.log_start_offset)]
+            assert epochs == sorted(epochs) and log.leader_epoch == epochs[-1]
+            if ending == "kill":
+                end_open_transaction(log)
+            go_on(sent, log, topic, now_ms)
+        compacted = directory.partition("compacted", 0)
+        compacted.roll()
+        before = compacted.statistics().size_bytes
+        assert clean(compacted, force=True) is not None
+        assert compacted.statistics().size_bytes < before
+        start += 50
+        directory.partition("plain", 0).delete_records(start)
+        check_ours(sent, directory, start)
+    assert not [one for one in verify(broker.data) if one.status == "damaged"]
+
+    for _ in range(2):
+        with Broker(tmp_path) as broker:
+            assert consumed(broker, "plain") == sent.since("plain", start)
+            check_compacted(sent, consumed(broker, "compacted"))
+            write_all(sent, broker, now_ms)
+            assert consumed(broker, "plain") == sent.since("plain", start)
+        assert "ERROR" not in broker.output()
+        with logcore.open_dir(broker.data) as directory:
+            assert directory.was_clean
+            check_ours(sent, directory, start)

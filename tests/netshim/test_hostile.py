@@ -1,0 +1,660 @@
+"""What strangers may send to a broker: it is bounded, cut off with the right answer or none, and others go on.
+
+Raw sockets against a running broker, and mutated frames against one without sockets. A good client works beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+import netshim
+from logcore import recordbatch
+from netshim import wire
+from netshim.broker import Broker
+from netshim.connection import Budget, Connection
+from netshim.session import Session
+from netshim.settings import Settings
+from netshim.waiting import Answer, CloseConnection
+from netshim.wire import codes
+from support.client import DEADLINE_S, Client
+
+
+@pytest.fixture
+def server(kafka_factory: Callable[..., netshim.ServerThread], tmp_path: Path) -> netshim.ServerThread:
+    return kafka_factory(
+        tmp_path / "data",
+        request_timeout_ms=400,
+        idle_timeout_ms=60_000,
+        max_connections=60,
+        max_connections_per_address=50,
+        max_request_bytes=1 << 20,
+        max_buffered_bytes=4 << 20,
+        max_unread_bytes=1 << 20,
+    )
+
+
+@pytest.fixture
+def connect(server: netshim.ServerThread) -> Iterator[Callable[[], Client]]:
+    clients: list[Client] = []
+
+    def make() -> Client:
+        clients.append(Client(server.port))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def settled(look: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not look():
+        assert time.monotonic() < until, "it did not settle"
+        time.sleep(0.01)
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "tls": bytes.fromhex("16030100c8010000c40303") + bytes(200),
+    "negative size": b"\xff\xff\xff\xff" + bytes(100),
+    "zero size": bytes(4) + bytes(100),
+    "too large": struct.pack(">i", (1 << 20) + 1) + bytes(100),
+    "unknown api": struct.pack(">ihhih", 10, 999, 0, 1, -1),
+    "api of another broker": struct.pack(">ihhih", 10, 4, 0, 1, -1),
+    "version too new": struct.pack(">ihhih", 10, 3, 99, 1, -1),
+    "version too old": struct.pack(">ihhih", 10, 0, 2, 1, -1),
+    "short header": struct.pack(">ih", 2, 18),
+    "client id beyond the frame": struct.pack(">ihhih", 10, 18, 0, 1, 30_000),
+    "body that ends": struct.pack(">ihhih", 10, 1, 11, 1, -1),
+    "an array of two billion": struct.pack(">ihhihi", 14, 3, 1, 1, -1, 2**31 - 1),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_cut_off_without_an_answer_and_others_go_on(connect: Any, name: str) -> None:
+    good = connect()
+    good.create()
+    assert good.produce([b"before"]).error_code == 0
+    bad = connect()
+    bad.sock.sendall(GARBAGE[name])
+    assert bad.is_cut()
+    late = connect()  # garbage behind valid requests: these are answered first
+    late.send(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
+    late.sock.sendall(GARBAGE[name])
+    settled(late.is_cut) if name != "zero size" else None
+    assert good.produce([b"after"]).base_offset == 1
+
+
+def test_a_version_of_api_versions_that_is_not_served_is_answered_in_version_0(connect: Any) -> None:
+    client = connect()
+    client.sock.sendall(struct.pack(">ihhih", 12, 18, 77, 5, -1) + b"??")
+    correlation_id, answer = wire.decode_response(wire.API_VERSIONS, 0, client.frame())
+    assert correlation_id == 5 and answer.error_code == codes.UNSUPPORTED_VERSION
+    assert [(each.api_key, each.min_version, each.max_version) for each in answer.api_keys] == [(18, 0, 4)]
+    assert client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request()).error_code == 0
+
+
+def test_a_client_without_a_proper_name(connect: Any) -> None:
+    request = wire.API_VERSIONS.Request(client_software_name="-bad-", client_software_version="1")
+    assert connect().ask(wire.API_VERSIONS, 3, request).error_code == codes.INVALID_REQUEST
+
+
+def test_slow_and_half_sent_requests_are_cut_in_time(connect: Any) -> None:
+    whole = wire.encode_request(wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None))
+    stuck, dripping, good = connect(), connect(), connect()
+    stuck.sock.sendall(whole[:7])
+    dripping.sock.settimeout(0.02)
+    cut = False
+    until = time.monotonic() + DEADLINE_S
+    for byte in (whole[:4] + b"\0\3\0\1" + bytes(5000))[:2000]:
+        assert time.monotonic() < until
+        try:
+            dripping.sock.sendall(bytes([byte]))
+            cut = dripping.sock.recv(1) == b""
+        except TimeoutError:
+            continue
+        except OSError:
+            cut = True
+        if cut:
+            break
+    assert cut and stuck.is_cut()
+    assert good.ask(wire.METADATA, 1, wire.METADATA.Request(topics=None)).controller_id == 1
+
+
+def test_a_half_open_client_gets_the_answers_it_asked_for(connect: Any) -> None:
+    client = connect()
+    client.create()
+    client.produce([b"v"] * 10)
+    for _ in range(3):
+        client.send(wire.METADATA, 1, wire.METADATA.Request(topics=None))
+    client.sock.shutdown(socket.SHUT_WR)
+    for _ in range(3):
+        assert client.answer(wire.METADATA, 1).controller_id == 1
+    assert client.is_cut()
+
+
+def test_a_client_that_never_reads_is_cut_and_costs_little(connect: Any, server: Any) -> None:
+    good, bad = connect(), connect()
+    good.create()
+    for _ in range(20):
+        good.produce([bytes(500_000)])
+    request = wire.FETCH.Request
+    asked = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=50 << 20)
+    frame = wire.encode_request(
+        wire.FETCH, 11, 1, "x", request(max_bytes=50 << 20, topics=[request.Topic(topic="t", partitions=[asked])])
+    )
+    bad.sock.settimeout(5)
+    cut = False
+    until = time.monotonic() + DEADLINE_S
+    while not cut and time.monotonic() < until:
+        try:
+            bad.sock.sendall(frame * 100)
+        except OSError:
+            cut = True
+        assert good.produce([b"on"]).error_code == 0
+        held = [peer.connection.unsent_bytes for peer in list(server.server._peers)]
+        assert sum(held) < 40 << 20
+    settled(lambda: len(server.server._peers) == 1)
+
+
+def test_too_many_connections_are_refused_and_the_old_ones_go_on(connect: Any, server: Any) -> None:
+    before = open_files()
+    good = connect()
+    good.create()
+    crowd = [Client(server.port) for _ in range(120)]
+    assert good.produce([b"v"]).error_code == 0
+    assert len(server.server._peers) <= 50
+    assert sum(client.is_cut() for client in crowd[60:]) == 60
+    for client in crowd:
+        client.close()
+    settled(lambda: len(server.server._peers) == 1)
+    good.close()
+    settled(lambda: open_files() <= before + 3)
+    assert connect().ask(wire.METADATA, 1, wire.METADATA.Request(topics=None)).controller_id == 1
+
+
+def test_connections_reset_in_the_middle(connect: Any, server: Any) -> None:
+    good = connect()
+    good.create()
+    whole = wire.encode_request(wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None))
+    for n in range(40):
+        client = Client(server.port)
+        client.sock.sendall(whole * n + whole[: n % len(whole)])
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    assert good.produce([b"v"]).error_code == 0
+    settled(lambda: len(server.server._peers) == 1)
+
+
+def test_many_half_sent_large_requests_share_a_bounded_memory(connect: Any, server: Any) -> None:
+    good = connect()
+    good.create()
+    crowd = [connect() for _ in range(30)]
+    for client in crowd:
+        client.sock.settimeout(0.2)
+        try:
+            client.sock.sendall(struct.pack(">i", 1 << 20) + bytes(900_000))
+        except OSError:
+            pass
+        assert server.server.budget.used_bytes <= 4 << 20
+    assert good.produce([b"v"]).error_code == 0
+    settled(lambda: len(server.server._peers) == 1)
+    settled(lambda: server.server.budget.used_bytes == 0)
+
+
+# -- the right errors ----------------------------------------------------------------------------------------------
+
+
+def _batch(**change: Any) -> bytearray:
+    return bytearray(recordbatch.encode([(b"k", b"v")], now_ms=1, **change))
+
+
+def _stamped(batch: bytearray) -> bytes:
+    recordbatch.stamp_crc(batch)
+    return bytes(batch)
+
+
+def _set(batch: bytearray, position: int, data: bytes) -> bytearray:
+    batch[position : position + len(data)] = data
+    return batch
+
+
+BAD_BATCHES = {
+    "bit flip": (bytes(_set(_batch(), 64, b"\xff")), codes.CORRUPT_MESSAGE),
+    "cut off": (bytes(_batch())[:-1], codes.INVALID_RECORD),
+    "nothing": (b"", codes.INVALID_RECORD),
+    "a few bytes": (b"abc", codes.INVALID_RECORD),
+    "zeros": (bytes(100), codes.INVALID_RECORD),
+    "a length below the least": (bytes(_set(_batch(), 8, b"\0\0\0\5")), codes.INVALID_RECORD),
+    "magic 9": (bytes(_set(_batch(), 16, b"\x09")), codes.INVALID_RECORD),
+    "two batches": (bytes(_batch()) * 2, codes.INVALID_RECORD),
+    "old magic": (bytes(_set(_batch(), 16, b"\1")), codes.INVALID_RECORD),
+    "an offset": (bytes(_set(_batch(), 7, b"\5")), codes.INVALID_RECORD),
+    "control": (_stamped(_set(_batch(), 21, b"\0\x20")), codes.INVALID_RECORD),
+    "count": (_stamped(_set(_batch(), 57, b"\0\0\0\7")), codes.INVALID_RECORD),
+    "delta": (_stamped(_set(_batch(), 23, b"\0\0\0\7")), codes.INVALID_RECORD),
+    "unknown codec": (_stamped(_set(_batch(), 21, b"\0\6")), codes.UNSUPPORTED_COMPRESSION_TYPE),
+    "zstd that is none": (_stamped(_set(_batch(), 21, b"\0\4")), codes.INVALID_RECORD),
+    "too large": (recordbatch.encode([(b"k", bytes(6_000))], now_ms=1), codes.MESSAGE_TOO_LARGE),
+    "no key": (recordbatch.encode([(None, b"v")], now_ms=1), codes.INVALID_RECORD),
+    "time": (recordbatch.encode([(b"k", b"v", (), 5)], now_ms=1), codes.INVALID_TIMESTAMP),
+    "two hours ahead": (recordbatch.encode([(b"k", b"v", (), 2**62)], now_ms=1), codes.INVALID_TIMESTAMP),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BATCHES)
+def test_bad_batches_get_kafkas_codes_and_store_nothing(connect: Any, server: Any, name: str) -> None:
+    records, code = BAD_BATCHES[name]
+    client = connect()
+    config = {"max_message_bytes": "5000"}
+    if name == "no key":
+        config["cleanup_policy"] = "compact"
+    if name == "time":
+        config["message_timestamp_before_max_ms"] = "1000"
+    client.create(**config)
+    result = client.produce([], records=records)
+    assert (codes.name(result.error_code), result.base_offset) == (codes.name(code), -1)
+    assert result.error_message
+    assert server.logdir.partition("t", 0).log_end_offset == 0
+    assert (
+        client.produce([], records=recordbatch.encode([(b"k", b"v")], now_ms=int(time.time() * 1000))).base_offset == 0
+    )
+
+
+def test_what_an_idempotent_producer_sends_twice_is_stored_once(connect: Any, server: Any) -> None:
+    client, other = connect(), connect()
+    client.create()
+    made = client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
+    made_too = other.ask(wire.INIT_PRODUCER_ID, 0, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
+    assert made.error_code == made_too.error_code == 0 and made.producer_id != made_too.producer_id
+
+    def batch(sequence: int, epoch: int = 0) -> bytes:
+        now_ms = int(time.time() * 1000)
+        return recordbatch.encode(
+            [(b"k", b"v")], now_ms=now_ms, producer_id=made.producer_id, producer_epoch=epoch, base_sequence=sequence
+        )
+
+    first = batch(0)
+    assert client.produce([], records=first).base_offset == 0
+    again = other.produce([], records=first)  # the answer was lost with its connection
+    assert (again.error_code, again.base_offset) == (0, 0)
+    assert client.produce([], records=batch(2)).error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert client.produce([], records=batch(1)).base_offset == 1
+    assert client.produce([], records=batch(0, epoch=1)).base_offset == 2
+    assert client.produce([], records=batch(2)).error_code == codes.INVALID_PRODUCER_EPOCH
+    assert server.logdir.partition("t", 0).log_end_offset == 3
+    refused = client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x"))
+    assert refused.error_code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+def test_acks(connect: Any, server: Any) -> None:
+    client = connect()
+    client.create()
+    assert client.produce([b"v"], acks=7).error_code == codes.INVALID_REQUIRED_ACKS
+    assert client.produce([b"v"], acks=1).error_code == 0
+    client.produce([b"v"], acks=0)
+    assert client.produce([b"v"]).base_offset == 2, "no answer came for acks=0, and the next one is in its place"
+    client.produce([b"v"], acks=0, topic="unknown")
+    assert client.is_cut()
+
+
+def test_topics_partitions_and_offsets_that_are_not_there(connect: Any) -> None:
+    client = connect()
+    client.create()
+    client.produce([b"v"] * 5)
+    assert client.produce([b"v"], topic="unknown").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.produce([b"v"], topic="__consumer_offsets").error_code != 0
+    assert client.fetch(topic="unknown").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.fetch(partition=9).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.fetch(partition=-1).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    for offset in (-1, 6, 2**62):
+        result = client.fetch(offset)
+        assert (result.error_code, result.high_watermark, result.records) == (codes.OFFSET_OUT_OF_RANGE, -1, b"")
+    result = client.fetch(5)
+    assert (result.error_code, result.high_watermark, bytes(result.records)) == (0, 5, b"")
+    result = client.fetch(3)
+    (batch,) = recordbatch.read_batches(result.records)
+    assert (batch.base_offset, batch.last_offset) == (0, 4), "the batch around the offset comes whole"
+    request = wire.FETCH.Request
+    refused = client.ask(wire.FETCH, 11, request(session_id=7, session_epoch=3))
+    assert (refused.error_code, refused.responses) == (codes.FETCH_SESSION_ID_NOT_FOUND, [])
+    started = client.ask(wire.FETCH, 11, request(session_id=0, session_epoch=0))
+    assert (started.error_code, started.session_id) == (0, 0)
+
+
+def test_epochs(connect: Any) -> None:
+    client = connect()
+    client.create()
+    client.produce([b"v"] * 5)
+    request = wire.FETCH.Request
+    for epoch, code in ((0, 0), (1, codes.UNKNOWN_LEADER_EPOCH), (-1, 0)):
+        part = request.Topic.Partition(partition=0, current_leader_epoch=epoch, partition_max_bytes=1000)
+        answer = client.ask(wire.FETCH, 11, request(topics=[request.Topic(topic="t", partitions=[part])]))
+        assert answer.responses[0].partitions[0].error_code == code
+    request = wire.OFFSET_FOR_LEADER_EPOCH.Request
+    part = request.Topic.Partition(partition=0, leader_epoch=0)
+    answer = client.ask(wire.OFFSET_FOR_LEADER_EPOCH, 3, request(topics=[request.Topic(topic="t", partitions=[part])]))
+    assert (answer.topics[0].partitions[0].leader_epoch, answer.topics[0].partitions[0].end_offset) == (0, 5)
+
+
+def test_every_special_timestamp(connect: Any) -> None:
+    client = connect()
+    client.create()
+    rows = [(b"k", b"v", (), time_ms) for time_ms in (50, 90, 70, 80)]
+    client.produce([], records=recordbatch.encode(rows))
+    request = wire.LIST_OFFSETS.Request
+
+    def ask(timestamp: int, version: int = 9) -> tuple[int, int, int]:
+        part = request.Topic.Partition(partition_index=0, timestamp=timestamp)
+        body = request(topics=[request.Topic(name="t", partitions=[part])])
+        found = client.ask(wire.LIST_OFFSETS, version, body).topics[0].partitions[0]
+        return found.error_code, found.offset, found.timestamp
+
+    assert ask(-1) == (0, 4, -1)
+    assert ask(-2) == (0, 0, -1)
+    assert ask(-3) == (0, 1, 90)
+    assert ask(-4) == (0, 0, -1)
+    assert ask(-5) == (0, -1, -1)
+    assert ask(-3, 6)[0] == codes.UNSUPPORTED_VERSION
+    assert ask(-77)[0] == codes.UNSUPPORTED_VERSION
+    assert ask(60) == (0, 1, 90)
+    assert ask(91) == (0, -1, -1)
+    assert ask(0) == (0, 0, 50)
+    parts = [request.Topic.Partition(partition_index=0, timestamp=-1)] * 2
+    twice = client.ask(wire.LIST_OFFSETS, 5, request(topics=[request.Topic(name="t", partitions=parts)]))
+    assert [part.error_code for part in twice.topics[0].partitions] == [codes.INVALID_REQUEST] * 2
+
+
+def test_a_fetch_waits_for_an_append_or_its_time(connect: Any) -> None:
+    reader, writer = connect(), connect()
+    writer.create()
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    body = request(max_wait_ms=DEADLINE_S * 1000, min_bytes=200, topics=[request.Topic(topic="t", partitions=[part])])
+    reader.send(wire.FETCH, 11, body)
+    writer.produce([b"a"])  # fewer than min_bytes
+    writer.produce([b"b" * 200])
+    answer = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
+    assert len(list(recordbatch.read_batches(answer.records))) == 2
+    reader.send(wire.FETCH, 11, request(max_wait_ms=50, min_bytes=10_000, topics=body.topics))
+    answer = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
+    assert len(list(recordbatch.read_batches(answer.records))) == 2, "its time is over: what there is"
+    part.fetch_offset = 2
+    reader.send(wire.FETCH, 11, body)
+    doomed = wire.DELETE_TOPICS.Request(topic_names=["t"], timeout_ms=1000)
+    assert writer.ask(wire.DELETE_TOPICS, 4, doomed).responses[0].error_code == 0
+    assert reader.answer(wire.FETCH, 11).responses[0].partitions[0].error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_stored_damage_is_the_clients_to_see_and_breaks_nobody(connect: Any, server: Any) -> None:
+    client = connect()
+    client.create()
+    for n in range(10):
+        client.produce([b"%d" % n * 100])
+    path = Path(server.logdir.path, "t-0", f"{0:020d}.log")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 + 80] ^= 1
+    with open(path, "r+b") as file:
+        file.write(content)
+    result = client.fetch(0)
+    assert result.error_code == 0 and len(result.records) == len(content)
+    damaged = []
+    for batch in recordbatch.read_batches(result.records):
+        try:
+            batch.verify()
+        except logcore.CorruptBatchError:
+            damaged.append(batch.base_offset)
+    assert len(damaged) == 1
+    with open(path, "r+b") as file:
+        file.seek(len(content) // 10 * 9)  # the head of the last batch
+        file.write(b"\x7f" * 30)
+    assert client.fetch(9).error_code == codes.CORRUPT_MESSAGE
+    assert client.produce([b"on"]).error_code == 0
+
+
+def test_a_transactional_batch_is_refused_while_nobody_can_end_it(connect: Any) -> None:
+    client = connect()
+    client.create()
+    batch = recordbatch.encode(
+        [(b"k", b"v")], now_ms=1, transactional=True, producer_id=5, producer_epoch=0, base_sequence=0
+    )
+    assert client.produce([], records=batch).error_code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    client.produce([b"v"])
+    assert client.fetch(0, isolation_level=1).last_stable_offset == 1
+
+
+@pytest.mark.parametrize("limit", [0, -1, -(2**31)])
+def test_limits_below_one_are_one(connect: Any, limit: int) -> None:
+    client = connect()
+    client.create()
+    client.produce([b"v"])
+    assert len(client.fetch(0, max_bytes=limit).records) > 0
+
+
+def test_an_answer_too_long_for_the_protocol_is_cut(connect: Any) -> None:
+    client = connect()
+    request = wire.CREATE_TOPICS.Request
+    config = request.Topic.Config(name="retention.ms", value="x" * 32_700)
+    topic = request.Topic(name="t", num_partitions=1, replication_factor=1, configs=[config])
+    answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
+    assert answer.topics[0].error_code == codes.INVALID_CONFIG and len(answer.topics[0].error_message) < 1_100
+    topic = request.Topic(name="n" * 32_700, num_partitions=1, replication_factor=1)
+    answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
+    assert answer.topics[0].error_code == codes.INVALID_TOPIC_EXCEPTION
+
+
+def test_what_gone_clients_waited_for_is_forgotten(connect: Any, server: Any) -> None:
+    client = connect()
+    client.create()
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    body = request(max_wait_ms=2**31 - 1, min_bytes=1 << 20, topics=[request.Topic(topic="t", partitions=[part] * 50)])
+    crowd = [Client(server.port) for _ in range(20)]
+    for one in crowd:
+        for _ in range(20):
+            one.send(wire.FETCH, 11, body)
+    state = server.server.broker.state
+    settled(lambda: len(state.timers._actions) >= 400)
+    for one in crowd:
+        one.close()
+    settled(lambda: not state.fetches.waited_for() and not state.timers._actions)
+    assert client.produce([b"v"]).error_code == 0
+
+
+def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(connect: Any, server: Any) -> None:
+    reader, writer = connect(), connect()
+    writer.create()
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    topic = request.Topic(topic_id=server.logdir.topic_id("t").bytes, partitions=[part])
+    reader.send(wire.FETCH, 13, request(max_wait_ms=DEADLINE_S * 1000, min_bytes=1, topics=[topic]))
+    settled(lambda: bool(server.server.broker.state.fetches.waited_for()))
+    server.logdir.delete_topic("t")
+    server.logdir.create_topic("t")
+    writer.produce([b"of the new one"])
+    answer = reader.answer(wire.FETCH, 13).responses[0].partitions[0]
+    assert (answer.error_code, answer.records) == (codes.UNKNOWN_TOPIC_ID, b"")
+
+
+def test_a_poisoned_log_is_opened_anew(connect: Any, server: Any, caplog: Any) -> None:
+    client = connect()
+    client.create()
+    client.produce([b"before"])
+    server.logdir.partition("t", 0)._commit.poison(OSError("the disk failed once"))
+    assert client.produce([b"after"]).error_code == 0
+    assert [record.value for record in server.logdir.partition("t", 0).read(0)] == [b"before", b"after"]
+    assert "opened anew" in caplog.text
+
+
+def test_an_error_of_one_who_waits_is_not_another_s(connect: Any, server: Any, monkeypatch: Any) -> None:
+    from netshim.handlers import fetch
+
+    readers = [connect() for _ in range(3)]
+    writer = connect()
+    writer.create()
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    for number, reader in enumerate(readers):
+        topics = [request.Topic(topic="t", partitions=[part])]
+        reader.send(wire.FETCH, 11, request(max_wait_ms=20_000, min_bytes=1, max_bytes=1000 + number, topics=topics))
+    settled(lambda: len(server.server.broker.state.timers._actions) == 3)
+    real = fetch._collect
+
+    def collect(request: Any, *others: Any) -> Any:
+        if request.max_bytes == 1001:
+            raise ValueError("an error of ours")
+        return real(request, *others)
+
+    monkeypatch.setattr(fetch, "_collect", collect)
+    assert writer.produce([b"v"]).error_code == 0
+    assert readers[1].answer(wire.FETCH, 11).error_code == codes.UNKNOWN_SERVER_ERROR
+    for reader in (readers[0], readers[2]):
+        assert len(reader.answer(wire.FETCH, 11).responses[0].partitions[0].records) > 0
+
+
+# -- frames without sockets ----------------------------------------------------------------------------------------
+
+
+class Bench:
+    """A broker and one connection to it, without sockets; work that is submitted is done at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.logdir = logcore.open_dir(path, create=True, durability="os")
+        self.logdir.create_topic("bystander")
+        self.now_ms = 1_000_000
+        self.broker = Broker(self.logdir, Settings(max_request_bytes=1 << 20, auto_create_topics=False), self._submit)
+        self.handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
+
+    @staticmethod
+    def _submit(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            result = error
+        done(result)
+
+    def send(self, frame: bytes) -> str:
+        """What became of a frame: "answered", "waiting", "silent" or "cut"; anything else is raised."""
+        connection = Connection(self.handle, self.broker.state.settings, Budget(1 << 30), self.now_ms, lambda: None)
+        data = len(frame).to_bytes(4, "big") + frame
+        try:
+            while data:
+                room = connection.get_buffer()
+                size = min(len(room), len(data))
+                room[:size] = data[:size]
+                connection.received(size, self.now_ms)
+                data = data[size:]
+        except CloseConnection:
+            return "cut"
+        if connection.unsent_bytes:
+            return "answered"
+        return "silent" if connection.is_idle else "waiting"
+
+
+def _values(shape: Any, source: random.Random, depth: int = 0) -> Any:
+    """A value of a message's class with random content, nested structs too."""
+    made = {}
+    for name, inner in vars(shape).items():
+        if isinstance(inner, type) and depth < 3:
+            made[name] = inner
+    value = shape()
+    for name in shape.__slots__:
+        present = getattr(value, name)
+        if isinstance(present, bool):
+            setattr(value, name, source.random() < 0.5)
+        elif isinstance(present, int):
+            setattr(value, name, source.choice([0, 0, 1, -1, 2, 5, 100]))
+        elif isinstance(present, str) or present is None:
+            setattr(value, name, source.choice(["t", "g", "", "t-0", "x" * 20]))
+        elif isinstance(present, list):
+            inner = next((kind for kind in made.values() if source.random() < 0.9), None)
+            if inner is not None:
+                setattr(value, name, [_values(inner, source, depth + 1) for _ in range(source.randrange(3))])
+    return value
+
+
+def frames(count: int, seed: int) -> Iterator[bytes]:
+    """Frames of every API and version that is served, most of them broken somewhere."""
+    from netshim.handlers import HANDLERS
+
+    source = random.Random(seed)
+    keys = sorted(HANDLERS)
+    while count > 0:
+        api = wire.APIS[source.choice(keys)]
+        version = source.randrange(api.min_version, api.max_version + 1)
+        try:
+            whole = wire.encode_request(api, version, source.randrange(1000), "c", _values(api.Request, source))[4:]
+        except ValueError:
+            continue
+        for _ in range(20):
+            frame = bytearray(whole)
+            for _ in range(source.choice([0, 1, 1, 2, 5])):
+                kind = source.randrange(4)
+                at = source.randrange(len(frame)) if frame else 0
+                if kind == 0 and frame:
+                    frame[at] = source.randrange(256)
+                elif kind == 1:
+                    del frame[at:]
+                elif kind == 2:
+                    frame[at:at] = source.randbytes(source.randrange(9))
+                elif frame:
+                    frame[at : at + 4] = source.choice([b"\x7f\xff\xff\xff", b"\xff" * 4, bytes(4), b"\0\0\0\1"])
+            yield bytes(frame)
+            count -= 1
+
+
+def explore(path: Path, count: int, seed: int) -> dict[str, int]:
+    bench = Bench(path)
+    met: dict[str, int] = {}
+    try:
+        for number, frame in enumerate(frames(count, seed)):
+            became = bench.send(frame) if frame else "cut"
+            met[became] = met.get(became, 0) + 1
+            if number % 1_000 == 999:
+                bench.now_ms += 700_000  # whoever waits has waited long enough
+                bench.broker.tick(bench.now_ms)
+                assert bench.logdir.partition("bystander", 0).append(b"on").offset == number // 1_000
+                if "t" not in bench.logdir:  # a lucky frame has deleted it
+                    bench.logdir.create_topic("t", partitions=2)
+        bench.broker.stop(bench.now_ms)
+    finally:
+        bench.logdir.close()
+    return met
+
+
+def test_mutated_frames_are_answered_or_cut_and_nothing_else(tmp_path: Path, caplog: Any) -> None:
+    met = explore(tmp_path / "data", 30_000, seed=11)
+    assert met["answered"] > 3_000 and met["cut"] > 3_000, met
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_a_million_mutated_frames(tmp_path: Path, caplog: Any) -> None:
+    met = explore(tmp_path / "data", 1_000_000, seed=time.time_ns())
+    print(f"\n{met}")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_an_answer_may_be_set_before_it_is_asked_for() -> None:
+    answer = Answer()
+    answer.set(1)
+    answer.set(2)
+    seen: list[int] = []
+    answer.then(seen.append)
+    assert seen == [1]

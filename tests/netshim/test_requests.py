@@ -1,0 +1,726 @@
+"""What each request is answered, by tables: a broker without sockets, asked one request at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.fs import OsFS
+from logcore.recordbatch import encode
+from netshim import wire
+from netshim.broker import Broker
+from netshim.handlers.failures import code_of, message_of
+from netshim.journal import Repeated
+from netshim.session import Session
+from netshim.settings import Settings
+from netshim.waiting import Answer, CloseConnection
+from netshim.wire import codes
+from support.client import Client
+
+
+class Bench:
+    """A broker and what it has been asked. What is submitted waits until it is told to run(), or is done at once."""
+
+    def __init__(self, path: Path, *, at_once: bool = True, durability: str = "os", **settings: Any) -> None:
+        self.logdir = logcore.open_dir(path, create=True, durability=durability)
+        self.now_ms = 1_000_000
+        self.at_once = at_once
+        self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.broker = Broker(self.logdir, Settings(**settings), self._submit)
+        self._handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
+
+    def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.submitted.append((work, done))
+        if self.at_once:
+            self.run()
+
+    def run(self, most: int = 1_000_000) -> None:
+        while self.submitted and most:
+            most -= 1
+            work, done = self.submitted.pop(0)
+            try:
+                result = work()
+            except Exception as error:
+                result = error
+            done(result)
+
+    def send(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
+        """The pieces of the response, or the Answer that will hold them."""
+        frame = bytearray(wire.encode_request(api, version, 1, client_id, request))
+        reply = self._handle(memoryview(frame)[4:], self.now_ms)
+        frame[:] = b"\xee" * len(frame)  # the buffer of a connection holds the next request by now
+        return reply
+
+    def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
+        """The response; what it waits for has to be there."""
+        return self.read(api, version, self.send(api, version, request, client_id))
+
+    @staticmethod
+    def read(api: Any, version: int, reply: Any) -> Any:
+        if isinstance(reply, Answer):
+            assert reply.is_set, "the answer waits"
+            reply = reply.value
+        return wire.decode_response(api, version, b"".join(reply)[4:])[1]
+
+    def fetch(self, offset: int, topic: str = "t", version: int = 12, **more: Any) -> Any:
+        request = wire.FETCH.Request
+        part = request.Topic.Partition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20, **more)
+        answer = self.ask(wire.FETCH, version, request(topics=[request.Topic(topic=topic, partitions=[part])]))
+        return answer.responses[0].partitions[0]
+
+    @staticmethod
+    def fetches(partitions: range, topic: str = "t") -> Any:
+        request = wire.FETCH.Request
+        parts = [request.Topic.Partition(partition=one, partition_max_bytes=1 << 20) for one in partitions]
+        return request(topics=[request.Topic(topic=topic, partitions=parts)])
+
+    @staticmethod
+    def produces(records: Any, topic: str = "t", partitions: int = 1, acks: int = 1) -> Any:
+        request = wire.PRODUCE.Request
+        parts = [request.Topic.Partition(index=one, records=records) for one in range(partitions)]
+        return request(acks=acks, timeout_ms=1000, topic_data=[request.Topic(name=topic, partition_data=parts)])
+
+    def produce(self, records: Any, version: int = 9, **more: Any) -> Any:
+        """The answer of the first partition."""
+        answer = self.ask(wire.PRODUCE, version, self.produces(records, **more))
+        return answer.responses[0].partition_responses[0]
+
+    def epochs(self, topic: str = "t") -> set[int]:
+        """The leader epochs that the partition is told to have; how a client that knows one of them gets on."""
+        metadata = wire.METADATA.Request
+        told = self.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name=topic)])).topics[0].partitions[0]
+        epoch = told.leader_epoch
+        assert self.fetch(0, topic, current_leader_epoch=epoch).error_code == 0
+        offsets = wire.LIST_OFFSETS.Request
+        part = offsets.Topic.Partition(partition_index=0, timestamp=-1, current_leader_epoch=epoch)
+        body = offsets(topics=[offsets.Topic(name=topic, partitions=[part])])
+        listed = self.ask(wire.LIST_OFFSETS, 5, body).topics[0].partitions[0]
+        ends = wire.OFFSET_FOR_LEADER_EPOCH.Request
+        one = ends.Topic.Partition(partition=0, leader_epoch=epoch, current_leader_epoch=epoch)
+        body = ends(topics=[ends.Topic(topic=topic, partitions=[one])])
+        ended = self.ask(wire.OFFSET_FOR_LEADER_EPOCH, 4, body).topics[0].partitions[0]
+        assert (listed.error_code, ended.error_code) == (0, 0)
+        assert (listed.offset, ended.end_offset) == (self.logdir.partition(topic, 0).log_end_offset,) * 2
+        return {epoch, listed.leader_epoch, ended.leader_epoch}
+
+    def close(self) -> None:
+        self.broker.stop(self.now_ms)
+        self.run()
+        self.logdir.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "data")
+    yield made
+    made.close()
+
+
+# -- who waits for the disk ----------------------------------------------------------------------------------------
+
+
+def batch_of(*values: bytes, **more: Any) -> bytes:
+    return encode([(None, value) for value in values], now_ms=1_000, **more)
+
+
+def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(bench: Bench) -> None:
+    """Logs were opened in the broker's thread: a Fetch over 300 kept everybody else waiting for 16 s."""
+    bench.logdir.create_topic("t", partitions=100)
+    bench.logdir.create_topic("small")
+    bench.at_once = False
+    large = bench.send(wire.FETCH, 11, bench.fetches(range(100)))
+    assert isinstance(large, Answer) and not bench.logdir.open_logs(), "nothing is opened in the broker's thread"
+    bench.run(most=3)
+    small = bench.send(wire.FETCH, 11, bench.fetches(range(1), "small"))
+    bench.run(most=3)
+    assert small.is_set and not large.is_set, "they take turns"
+    assert len(bench.submitted) == 1, "one log is opened at a time; other threads are for syncs"
+    bench.run()
+    assert len(bench.read(wire.FETCH, 11, large).responses[0].partitions) == 100
+
+
+def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(bench: Bench) -> None:
+    bench.logdir.create_topic("t", partitions=3)
+    bench.at_once = False
+    answers = [
+        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), partitions=3)) for number in range(5)
+    ]
+    bench.run()
+    for number, answer in enumerate(answers):
+        told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+        assert [(one.error_code, one.base_offset) for one in told] == [(0, number)] * 3
+    for partition in range(3):
+        log = bench.logdir.partition("t", partition)
+        assert [record.value for record in log.read(0)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("opened", range(4))
+@pytest.mark.parametrize("partition", range(3))
+def test_a_produce_that_waits_for_many_logs_is_not_overtaken(bench: Bench, opened: int, partition: int) -> None:
+    """Also not by one whose log was opened for the first, while that waits for others."""
+    bench.logdir.create_topic("t", partitions=3)
+    bench.at_once = False
+    bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"0"), partitions=3))
+    bench.run(most=opened)
+    for number in (1, 2):
+        request = bench.produces(batch_of(b"%d" % number))
+        request.topic_data[0].partition_data[0].index = partition
+        bench.send(wire.PRODUCE, 9, request)
+    bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"3"), partitions=3))
+    bench.run()
+    found = [[record.value for record in bench.logdir.partition("t", one).read(0)] for one in range(3)]
+    expected = [[b"0", b"3"]] * 3
+    expected[partition] = [b"0", b"1", b"2", b"3"]
+    assert found == expected
+    assert not bench.broker.state._lines
+
+
+def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    for number in range(2_000):
+        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), acks=0))
+    bench.run()
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [b"%d" % n for n in range(2_000)]
+
+
+def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(bench: Bench) -> None:
+    bench.logdir.create_topic("t", config={"segment.bytes": 300})
+    log = bench.logdir.partition("t", 0)
+    bench.at_once = False
+    answers = [bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number * 100))) for number in range(6)]
+    assert log.statistics().rolls == 0 and not isinstance(answers[0], Answer) and isinstance(answers[-1], Answer)
+    bench.run()
+    assert log.statistics().rolls > 1
+    assert [record.value[:1] for record in log.read(0)] == [b"%d" % number for number in range(6)]
+    assert [bench.read(wire.PRODUCE, 9, one).responses[0].partition_responses[0].base_offset for one in answers] == [
+        *range(6)
+    ]
+
+
+def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(bench: Bench) -> None:
+    bench.logdir.create_topic("t", partitions=2)
+    shutil.rmtree(f"{bench.logdir.path}/t-0")
+    told = bench.ask(wire.FETCH, 11, bench.fetches(range(3))).responses[0].partitions
+    assert [one.error_code for one in told] == [
+        codes.KAFKA_STORAGE_ERROR,
+        codes.NONE,
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+
+
+def test_a_produce_without_answer_that_fails_later_ends_its_connection(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    answer = bench.send(wire.PRODUCE, 9, bench.produces(b"garbage" * 20, acks=0))
+    stored = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), acks=0))
+    bench.run()
+    assert isinstance(answer.value, CloseConnection) and stored.is_set and stored.value is None
+
+
+def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
+    kafka_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: set[tuple[str, str]] = set()
+    for name in ("mkdir", "rename", "unlink", "fsync", "fdatasync", "sync_dir", "truncate"):
+        real = getattr(OsFS, name)
+
+        def noted(self: Any, *given: Any, real: Any = real, name: str = name, **more: Any) -> Any:
+            touched.add((threading.current_thread().name, name))
+            return real(self, *given, **more)
+
+        monkeypatch.setattr(OsFS, name, noted)
+    server = kafka_factory(tmp_path / "data", config={"segment.bytes": 2_000, "flush.messages": 5})
+    touched.clear()  # the directory itself is opened before anybody can connect
+    with contextlib.closing(Client(server.port)) as client:
+        metadata = wire.METADATA.Request
+        client.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True))
+        for number in range(12):
+            more = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number} if number > 7 else {}
+            client.ask(wire.PRODUCE, 9, Bench.produces(batch_of(b"v" * 300, **more), "made", acks=-1 + number % 2 * 2))
+        client.ask(wire.FETCH, 11, Bench.fetches(range(1), "made"))
+        client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request())
+        commit = wire.OFFSET_COMMIT.Request
+        part = commit.Topic.Partition(partition_index=0, committed_offset=1)
+        client.ask(wire.OFFSET_COMMIT, 7, commit(group_id="g", topics=[commit.Topic(name="made", partitions=[part])]))
+        doomed = wire.DELETE_RECORDS.Request
+        part = doomed.Topic.Partition(partition_index=0, offset=8)
+        body = doomed(topics=[doomed.Topic(name="made", partitions=[part])], timeout_ms=1000)
+        assert client.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 8
+        alter = wire.INCREMENTAL_ALTER_CONFIGS.Request
+        change = alter.Resource.Config(name="retention.ms", value="5", config_operation=0)
+        resource = alter.Resource(resource_type=2, resource_name="made", configs=[change])
+        client.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, alter(resources=[resource]))
+        seen = set(touched)  # before the broker stops
+    assert {name for _, name in seen} >= {"mkdir", "rename", "fsync", "fdatasync", "sync_dir"}
+    assert {name for thread, name in seen if not thread.startswith("netshim-disk")} == set()
+
+
+# -- leader epochs -------------------------------------------------------------------------------------------------
+
+
+def _cut(log: Any) -> None:
+    log.append(b"lost")
+    log.truncate(1)
+
+
+EPOCHS: dict[str, Callable[[Any], object]] = {
+    "begins at the end": lambda log: None,
+    "the second without records": lambda log: log.begin_epoch(6),
+    "begins above what a truncation left": _cut,
+}
+
+
+@pytest.mark.parametrize("case", EPOCHS)
+@pytest.mark.parametrize("records", [0, 3])
+def test_every_api_tells_the_leader_epoch_that_clients_were_told_before(
+    tmp_path: Path, case: str, records: int
+) -> None:
+    """Clients believe no smaller epoch than they know: one that fell shut them out for as long as they lived."""
+    if "truncation" in case and not records:
+        records = 2
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as logdir:
+        logdir.create_topic("t")
+        log = logdir.partition("t", 0)
+        if records:
+            log.append_many([(None, b"v")] * records)
+        log.begin_epoch(4)
+        EPOCHS[case](log)
+        known = log.leader_epoch
+        assert known >= 4
+    for _ in range(2):
+        bench = Bench(path)
+        assert bench.logdir.leader_epoch("t", 0) == known, "before the log is opened"
+        assert bench.epochs() == {known}
+        bench.logdir.partition("t", 0).begin_epoch(known + 1)
+        known += 1
+        assert bench.epochs() == {known}
+        bench.logdir.partition("t", 0).close()
+        assert bench.logdir.leader_epoch("t", 0) == known, "when it is closed again"
+        assert bench.epochs() == {known}
+        bench.logdir.partition("t", 0).append(b"v")
+        bench.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "last_epoch", "expected"),
+    [
+        (3, 0, "records"),
+        (5, 0, "records"),
+        (6, 0, (0, 5)),  # epoch 0 ended before that
+        (3, 1, (0, 5)),  # there are no records of epoch 1
+        (5, 1, (0, 5)),
+        (7, 2, "records"),
+        (10, 2, "nothing"),
+        (11, 2, (2, 10)),
+        (3, 3, codes.OFFSET_OUT_OF_RANGE),  # an epoch that this log has not come to
+        (11, 3, codes.OFFSET_OUT_OF_RANGE),
+        (1, 0, codes.OFFSET_OUT_OF_RANGE),  # below the log start
+        (1, 1, codes.OFFSET_OUT_OF_RANGE),
+        (11, -1, codes.OFFSET_OUT_OF_RANGE),
+        (3, -1, "records"),
+    ],
+)
+def test_a_fetch_with_the_epoch_of_its_last_record_is_told_where_they_diverge(
+    bench: Bench, offset: int, last_epoch: int, expected: Any
+) -> None:
+    """Kafka's rule, with epochs 0 at [0, 5) and 2 at [5, 10), the log start at 2."""
+    bench.logdir.create_topic("t")
+    log = bench.logdir.partition("t", 0)
+    log.append_many([(None, b"v")] * 5)
+    log.begin_epoch(2)
+    log.append_many([(None, b"v")] * 5)
+    log.delete_records(2)
+    found = bench.fetch(offset, last_fetched_epoch=last_epoch)
+    diverging = (found.diverging_epoch.epoch, found.diverging_epoch.end_offset)
+    if isinstance(expected, int):
+        assert (found.error_code, diverging, found.records) == (expected, (-1, -1), b"")
+        assert found.high_watermark == -1
+        return
+    assert found.error_code == 0 and found.high_watermark == 10
+    assert diverging == (expected if isinstance(expected, tuple) else (-1, -1))
+    assert bool(found.records) == (expected == "records")
+
+
+# -- what Produce says ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
+@pytest.mark.parametrize(
+    ("config", "code", "wrong"),
+    [
+        ({"cleanup.policy": "compact"}, codes.INVALID_RECORD, [1, 3]),
+        ({"message.timestamp.after.max.ms": 1_000}, codes.INVALID_TIMESTAMP, [0, 3]),
+        ({"cleanup.policy": "compact", "message.timestamp.before.max.ms": 5}, codes.INVALID_TIMESTAMP, [1, 2, 3]),
+    ],
+)
+def test_a_refused_batch_says_which_records_were_wrong(
+    bench: Bench, codec: str, config: dict[str, object], code: int, wrong: list[int]
+) -> None:
+    """Without that clients blame all of them, and a program that drops what is invalid drops good records."""
+    future = 1 << 60
+    rows = [(b"k", b"0", (), future), (None, b"1", (), -1), (b"k", b"2", (), 7), (None, b"3", (), future)]
+    bench.logdir.create_topic("t", config=config)
+    told = bench.produce(encode(rows, codec=codec))
+    assert (told.error_code, told.base_offset) == (code, -1)
+    assert [one.batch_index for one in told.record_errors] == wrong
+    assert all(one.batch_index_error_message for one in told.record_errors)
+    assert bench.logdir.partition("t", 0).log_end_offset == 0
+    assert bench.produce(encode(rows, codec=codec), version=7).error_code == code, "which has no field for them"
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (batch_of(b"v") + b"garbage", 0),
+        (batch_of(b"v") + batch_of(b"w")[:-1], 0),  # an incomplete batch is dropped
+        (batch_of(b"v") + batch_of(b"w"), codes.INVALID_RECORD),
+        (batch_of(b"v") + bytes(40), codes.INVALID_RECORD),
+        (None, codes.INVALID_RECORD),
+    ],
+)
+def test_what_stands_behind_a_batch_is_dropped_or_refused(bench: Bench, records: bytes | None, code: int) -> None:
+    bench.logdir.create_topic("t")
+    assert bench.produce(records).error_code == code
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == ([] if code else [b"v"])
+
+
+def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(bench: Bench) -> None:
+    """As in Kafka, which keeps them in a map: one is stored, and one is answered."""
+    bench.logdir.create_topic("t")
+    request = bench.produces(batch_of(b"first"))
+    request.topic_data[0].partition_data += bench.produces(batch_of(b"second")).topic_data[0].partition_data
+    (told,) = bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
+    assert (told.error_code, told.base_offset) == (0, 0)
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [b"second"]
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "transactional", "code"),
+    [
+        (None, True, codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        ("x", True, codes.INVALID_PRODUCER_ID_MAPPING),
+        ("x", False, codes.NONE),
+    ],
+)
+def test_batches_of_transactions_that_nobody_began(
+    bench: Bench, transactional_id: str | None, transactional: bool, code: int
+) -> None:
+    bench.logdir.create_topic("t")
+    more = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0, "transactional": transactional}
+    request = bench.produces(batch_of(b"v", **more))
+    request.transactional_id = transactional_id
+    assert bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses[0].error_code == code
+
+
+def test_a_batch_outside_an_open_transaction_of_its_producer(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    more: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0}
+    bench.logdir.partition("t", 0).append_batch(batch_of(b"v", base_sequence=0, transactional=True, **more))
+    assert bench.produce(batch_of(b"v", base_sequence=1, **more)).error_code == codes.INVALID_TXN_STATE
+
+
+def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> None:
+    named = {}
+    for name in logcore.__all__:
+        kind = getattr(logcore, name)
+        if isinstance(kind, type) and issubclass(kind, logcore.LogcoreError):
+            found = re.search(r"Kafka: ([A-Z_]+)\.", kind.__doc__ or "")
+            if found:
+                named[kind] = found[1]
+    assert len(named) > 10
+    for kind, code in named.items():
+        assert codes.name(code_of(kind("x"))) == code, kind
+
+
+def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
+    bench.logdir.create_topic("t", partitions=2)
+    shutil.rmtree(f"{bench.logdir.path}/t-1")
+    told = bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=2)).responses[0].partition_responses[1]
+    assert told.error_code == codes.KAFKA_STORAGE_ERROR and "t-1" in told.error_message
+    topics = wire.CREATE_TOPICS.Request
+    made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
+    refused = bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1)).topics[0]
+    assert refused.error_code == codes.TOPIC_ALREADY_EXISTS
+    for text in (told.error_message, refused.error_message):
+        assert not any(part in text for part in Path(bench.logdir.path).parts[:-1] if len(part) > 1), text
+    inner = "/srv/kafka data/t-0/00000000000000000000.log"
+    error = logcore.StorageReadError(f"[Errno 5] cannot read '{inner}'", path=inner)
+    assert "srv" not in message_of(error) and "00000000000000000000.log" in message_of(error)
+    assert message_of(OSError("cannot open /srv/kafka/t-0/x.log")) == "cannot open x.log"
+
+
+# -- the rest of the wire ------------------------------------------------------------------------------------------
+
+
+def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "data", durability="group")
+    bench.logdir.create_topic("t")
+    log = bench.logdir.partition("t", 0)
+    bench.at_once = False
+    assert bench.produce(batch_of(b"a", b"b")).error_code == 0
+    assert (log.high_watermark, log.log_end_offset) == (0, 2)
+    request = wire.LIST_OFFSETS.Request
+    part = request.Topic.Partition(partition_index=0, timestamp=-1)
+    listed = bench.send(wire.LIST_OFFSETS, 5, request(topics=[request.Topic(name="t", partitions=[part])]))
+    assert not listed.is_set
+    bench.run()
+    assert bench.read(wire.LIST_OFFSETS, 5, listed).topics[0].partitions[0].offset == 2
+    bench.produce(batch_of(b"c"))
+    doomed = wire.DELETE_RECORDS.Request
+    part = doomed.Topic.Partition(partition_index=0, offset=-1)
+    body = doomed(topics=[doomed.Topic(name="t", partitions=[part])], timeout_ms=1000)
+    deleted = bench.send(wire.DELETE_RECORDS, 2, body)
+    bench.run()
+    assert bench.read(wire.DELETE_RECORDS, 2, deleted).topics[0].partitions[0].low_watermark == 3
+    bench.close()
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_topic_that_is_named_twice_is_not_deleted(bench: Bench, version: int) -> None:
+    for name in ("once", "twice", "by both"[:2]):
+        bench.logdir.create_topic(name)
+    request = wire.DELETE_TOPICS.Request
+    names = ["once", "twice", "twice"]
+    body = request(topic_names=names, timeout_ms=1_000)
+    if version == 6:
+        topics = [request.Topic(name=name) for name in [*names, "by"]]
+        body.topics = [*topics, request.Topic(name=None, topic_id=bench.logdir.topic_id("by").bytes)]
+    told = bench.ask(wire.DELETE_TOPICS, version, body).responses
+    refused = {one.name for one in told if one.error_code == codes.INVALID_REQUEST}
+    assert refused == ({"twice"} if version == 5 else {"twice", "by"})
+    assert [one.name for one in told].count("twice") == 1
+    assert bench.logdir.topics() == ["by", "twice"]
+
+
+def test_sizes_of_the_log_directory(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.produce(batch_of(b"v" * 1_000))
+    request = wire.DESCRIBE_LOG_DIRS.Request
+    (told,) = bench.ask(wire.DESCRIBE_LOG_DIRS, 4, request(topics=None)).results
+    assert told.topics[0].partitions[0].partition_size == bench.logdir.size_bytes("t", 0) > 1_000
+    assert told.total_bytes > told.usable_bytes > 0
+
+
+def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    commit = wire.OFFSET_COMMIT.Request
+    part = commit.Topic.Partition(partition_index=0, committed_offset=3)
+    body = commit(group_id="", topics=[commit.Topic(name="t", partitions=[part])])
+    assert bench.ask(wire.OFFSET_COMMIT, 7, body).topics[0].partitions[0].error_code == 0
+    fetched = bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="", topics=None))
+    assert fetched.topics[0].partitions[0].committed_offset == 3
+    described = bench.ask(wire.DESCRIBE_GROUPS, 4, wire.DESCRIBE_GROUPS.Request(groups=[""])).groups[0]
+    assert described.error_code == 0
+    assert bench.ask(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="")).error_code == codes.INVALID_GROUP_ID
+    gone = bench.ask(wire.DELETE_GROUPS, 1, wire.DELETE_GROUPS.Request(groups_names=[""])).results[0]
+    assert gone.error_code == 0
+
+
+@pytest.mark.parametrize("appended", range(3))
+@pytest.mark.parametrize("by", ["a client", "the process"])
+@pytest.mark.parametrize("min_bytes", [1, 100])  # a batch has 69 bytes
+def test_a_fetch_waits_for_each_of_its_partitions(bench: Bench, appended: int, by: str, min_bytes: int) -> None:
+    bench.logdir.create_topic("t", partitions=3)
+    request = bench.fetches(range(3))
+    request.min_bytes, request.max_wait_ms = min_bytes, 20_000
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and not answer.is_set
+    bench.broker.tick(bench.now_ms)
+    assert not answer.is_set
+    for number in range(1 if min_bytes == 1 else 2):
+        assert not answer.is_set, number
+        if by == "a client":
+            produced = bench.produces(batch_of(b"v"))
+            produced.topic_data[0].partition_data[0].index = appended
+            bench.ask(wire.PRODUCE, 9, produced)
+        else:
+            bench.logdir.partition("t", appended).append(b"v")
+            bench.broker.tick(bench.now_ms)
+    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [bool(one.records) for one in told] == [number == appended for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "expected"), [(1, [69, 0, 0]), (150, [138, 0, 0]), (210, [138, 69, 0]), (1000, [138, 138, 138])]
+)
+def test_a_fetch_keeps_to_its_bytes_over_all_partitions(bench: Bench, max_bytes: int, expected: list[int]) -> None:
+    """Only the first batch of all may be larger than what is left."""
+    bench.logdir.create_topic("t", partitions=3)
+    for _ in range(2):
+        bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=3))
+    request = bench.fetches(range(3))
+    request.max_bytes = max_bytes
+    told = bench.ask(wire.FETCH, 11, request).responses[0].partitions
+    assert [len(one.records or b"") for one in told] == expected
+
+
+def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.produce(batch_of(b"v"))
+    request = bench.fetches(range(1))
+    request.min_bytes, request.max_wait_ms = 1000, 20_000
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and not answer.is_set
+    topic = wire.DELETE_RECORDS.Request.Topic
+    body = wire.DELETE_RECORDS.Request(
+        topics=[topic(name="t", partitions=[topic.Partition(partition_index=0, offset=1)])], timeout_ms=1000
+    )
+    assert bench.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 1
+    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions[0]
+    assert told.error_code == codes.OFFSET_OUT_OF_RANGE
+
+
+def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    state = bench.broker.state
+    before = state.timers.next_ms
+    request = bench.fetches(range(1))
+    request.min_bytes, request.max_wait_ms = 1, 20_000
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and state.fetches.waited_for() == [("t", 0)]
+    answer.cancel()
+    assert state.fetches.waited_for() == []
+    assert state.timers.next_ms == before
+
+
+# -- the log of the broker -----------------------------------------------------------------------------------------
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelname == level and one.name == "netshim"]
+
+
+def test_what_an_operator_wants_to_know_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "netshim")
+    metadata = wire.METADATA.Request
+    bench.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True), "app")
+    join = wire.JOIN_GROUP.Request
+    protocols = [join.Protocol(name="range", metadata=b"")]
+    body = join(
+        group_id="g", session_timeout_ms=10_000, protocol_type="consumer", protocols=protocols, rebalance_timeout_ms=9
+    )
+    member_id = bench.ask(wire.JOIN_GROUP, 3, body).member_id
+    sync = wire.SYNC_GROUP.Request
+    own = [sync.Assignment(member_id=member_id, assignment=b"")]
+    bench.ask(wire.SYNC_GROUP, 3, sync(group_id="g", generation_id=1, member_id=member_id, assignments=own))
+    bench.send(wire.JOIN_GROUP, 3, body)
+    bench.ask(wire.DELETE_TOPICS, 5, wire.DELETE_TOPICS.Request(topic_names=["made"], timeout_ms=1))
+    said = "\n".join(lines(caplog, "INFO"))
+    for expected in (
+        "topic made created since it was asked for, by client 'app' at 127.0.0.1",
+        "group 'g' formed: generation 1, 1 members, 'range'",
+        "group 'g' rebalances",
+        "topic made deleted",
+    ):
+        assert expected in said
+    assert lines(caplog, "WARNING") == []
+
+
+def test_what_is_refused_is_logged_with_who_asked_for_what_and_why(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.logdir.create_topic("t")
+    bench.ask(wire.PRODUCE, 9, bench.produces(b"junk"), "app\nforged line")
+    bench.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x"), "app")
+    with pytest.raises(CloseConnection):
+        bench.send(wire.CONSUMER_GROUP_HEARTBEAT, 0, wire.CONSUMER_GROUP_HEARTBEAT.Request(), "app")
+    topics = wire.CREATE_TOPICS.Request
+    made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
+    bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app")
+    said = lines(caplog, "WARNING")
+    assert said[0].startswith("Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected")
+    assert said[1] == "client 'app' at 127.0.0.1 wants transactions, as 'x'; they are not there yet"
+    assert "KIP-848" in said[3] and "ConsumerGroupHeartbeat v0 of client 'app'" in said[3]
+    assert said[4].startswith("CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS")
+
+
+def test_lines_that_clients_can_cause_are_not_said_without_limit(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.logdir.create_topic("t")
+    for _ in range(500):
+        bench.produce(b"junk")
+    assert len(lines(caplog, "WARNING")) == 10
+    bench.now_ms += 60_000
+    bench.broker.tick(bench.now_ms)
+    assert lines(caplog, "WARNING")[10:] == ["refused Produce 87: 490 more lines like these within a minute"]
+    bench.produce(b"junk")
+    assert len(lines(caplog, "WARNING")) == 12
+
+
+def test_a_handler_repeats_no_line_without_limit() -> None:
+    said = Repeated(most=3)
+
+    def is_said(second: float, text: str, value: int) -> bool:
+        record = logging.LogRecord("logcore.log", logging.ERROR, "f", 1, text, (value,), None)
+        record.created = second
+        return bool(said.filter(record))
+
+    assert [is_said(0.1 * number, "poisoned %d", number) for number in range(6)] == [True] * 3 + [False] * 3
+    assert is_said(1, "something else %d", 1) and is_said(61, "poisoned %d", 7)
+
+
+def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> None:
+    """Leader epochs of logs that are not open, a search by time, and walking far for transactions."""
+    first = Bench(tmp_path)
+    first.logdir.create_topic("t")
+    log = first.logdir.partition("t", 0)
+    log.append_many([(None, b"v", (), 1_000 + at) for at in range(2_000)])
+    first.close()
+    bench = Bench(tmp_path, at_once=False)
+    with contextlib.closing(bench):
+        metadata = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
+        described = wire.DESCRIBE_TOPIC_PARTITIONS.Request(
+            topics=[wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name="t")], response_partition_limit=10
+        )
+        later = bench.send(wire.DESCRIBE_TOPIC_PARTITIONS, 0, described)
+        assert isinstance(later, Answer) and not later.is_set
+        bench.run()
+        assert later.is_set
+        assert bench.ask(wire.METADATA, 9, metadata).topics[0].error_code == 0
+
+        def list_offsets(timestamp: int, isolation: int = 0) -> Any:
+            part = wire.LIST_OFFSETS.Request.Topic.Partition(
+                partition_index=0, timestamp=timestamp, current_leader_epoch=-1
+            )
+            topic = wire.LIST_OFFSETS.Request.Topic(name="t", partitions=[part])
+            request = wire.LIST_OFFSETS.Request(topics=[topic], isolation_level=isolation)
+            return bench.send(wire.LIST_OFFSETS, 7, request)
+
+        def offset(reply: Any) -> int:
+            return int(bench.read(wire.LIST_OFFSETS, 7, reply).topics[0].partitions[0].offset)
+
+        opening = list_offsets(-1)
+        bench.run()
+        assert offset(opening) == 2_000
+        assert offset(list_offsets(-1)) == 2_000, "nothing is read for the end"
+        for timestamp, expected in ((1_500, 500), (-3, 1_999)):
+            searched = list_offsets(timestamp)
+            assert isinstance(searched, Answer) and not searched.is_set
+            bench.run()
+            assert offset(searched) == expected
+        log = bench.logdir.partition("t", 0)
+        assert log.unwalked_offsets == 2_000
+        committed = list_offsets(-1, isolation=1)
+        assert not committed.is_set
+        bench.run()
+        assert offset(committed) == 2_000 and log.unwalked_offsets == 0
+        log.append(b"v", timestamp_ms=9)
+        assert offset(list_offsets(-1, isolation=1)) == 2_001, "a little is walked at once"
+        log.append_many([(None, b"v", (), 9)] * 1_001)
+        committed = list_offsets(-1, isolation=1)
+        assert not committed.is_set
+        bench.run()
+        assert offset(committed) == 3_002

@@ -1,0 +1,534 @@
+"""logcore.partition.producers, and a log that uses it: duplicates of the last five batches, gaps, fencing, restarts."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import logcore
+from logcore import recordbatch
+from logcore.index import TXN_ENTRY
+from logcore.log import Log
+from logcore.partition.producers import Producers, SequencedBatch, last_sequence, snapshot_entries
+from logcore.recordbatch import encode
+from logcore.testing import SimulatedDisk
+from support.vectors import VECTORS
+
+NOW_MS = 10**15  # times of records that never expire
+
+
+def batch(sequence: int, *, count: int = 1, producer: int = 7, epoch: int = 0, transactional: bool = False) -> bytes:
+    return recordbatch.encode(
+        [(b"k", b"%d" % (sequence + n), (), NOW_MS) for n in range(count)],
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Any:
+    with logcore.open(tmp_path / "t-0", create=True) as opened:
+        yield opened
+
+
+def offsets(log: Log) -> list[int]:
+    return [record.offset for record in log.read(0)]
+
+
+def test_P47_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
+    receipts = [log.append_batch(batch(2 * n, count=2)) for n in range(6)]
+    for n in range(1, 6):
+        again = log.append_batch(batch(2 * n, count=2))
+        assert (again.offset, again.last_offset) == (receipts[n].offset, receipts[n].last_offset) == (2 * n, 2 * n + 1)
+    with pytest.raises(logcore.OutOfOrderSequenceError, match="expected sequence 12"):
+        log.append_batch(batch(0, count=2))
+    assert offsets(log) == list(range(12))
+
+
+def test_P48_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
+    log.append_batch(batch(5, count=2))  # unknown producer: any sequence
+    log.append_batch(batch(7, count=2))
+    for wrong in (batch(6, count=2), batch(10), batch(8), batch(7, count=1), batch(5, count=4), batch(0)):
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(wrong)
+    assert log.append_batch(batch(9)).offset == 4
+    assert log.append_batch(batch(0, producer=8)).offset == 5, "others have sequences of their own"
+
+
+def test_P49_epochs(log: Log) -> None:
+    log.append_batch(batch(0, count=3))
+    with pytest.raises(logcore.OutOfOrderSequenceError):
+        log.append_batch(batch(3, epoch=1))
+    assert log.append_batch(batch(0, epoch=1)).offset == 3
+    for sequence in (1, 3, 0):
+        with pytest.raises(logcore.InvalidProducerEpochError, match="epoch 1 or newer"):
+            log.append_batch(batch(sequence, epoch=0))
+    assert log.append_batch(batch(0, epoch=1)).offset == 3, "a duplicate"
+
+
+def test_P48_sequences_wrap(log: Log) -> None:
+    top = 2**31 - 1
+    log.append_batch(batch(top - 1, count=1))
+    assert log.append_batch(batch(top, count=3)).last_offset == 3
+    assert log.append_batch(batch(top, count=3)).offset == 1, "a duplicate that wraps inside"
+    assert log.append_batch(batch(2)).offset == 4
+    assert last_sequence(top, 3) == 1
+
+
+def test_several_batches_in_one_call_follow_one_another(log: Log) -> None:
+    log.append_batch(batch(0) + batch(1) + batch(0, producer=9))
+    with pytest.raises(logcore.OutOfOrderSequenceError):
+        log.append_batch(batch(2) + batch(4))
+    assert log.append_batch(batch(2) + batch(3)).last_offset == 4
+    log.append_batch(batch(50), check_sequence=False)
+    assert log.append_batch(batch(51)).offset == 6, "what was taken unchecked is known too"
+
+
+def test_a_repeated_batch_among_several_stores_none_of_them(log: Log) -> None:
+    plain = recordbatch.encode([(b"k", b"plain", (), NOW_MS)])
+    assert log.append_batch(batch(0) + plain + batch(1)).last_offset == 2, "some of no producer among them"
+    for several in (batch(1) + batch(2), batch(2) + plain + batch(1)):
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(several)
+    assert log.append_batch(batch(2) + plain).offset == 3
+    assert log.append_batch(batch(1)).offset == 2, "alone it is answered as the first time"
+    assert offsets(log) == [0, 1, 2, 3, 4]
+
+
+def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        for n in range(3):
+            log.append_batch(batch(n))
+        size = (path / f"{0:020d}.log").stat().st_size // 3
+    for snapshot in path.glob("*.snapshot"):
+        snapshot.unlink()
+    with logcore.open(path) as log:
+        with (path / f"{0:020d}.log").open("r+b") as file:
+            file.seek(size + 8)
+            file.write(b"\xff")  # the length in the second head
+        for again in (1, 3):
+            with pytest.raises(logcore.CorruptBatchError):
+                log.append_batch(batch(again))
+        assert log.log_end_offset == 3
+        assert log.append(b"of no producer").offset == 3
+
+
+def test_a_snapshot_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
+    """It speaks of producers whose batches are gone, and a later one with the same id may have come since."""
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        log.append_batch(batch(0))
+        log.roll()
+        stale = (path / f"{1:020d}.snapshot").read_bytes()
+        log.append_batch(batch(1))
+        log.roll()
+        log.append_batch(batch(2))
+        log.delete_records(2)
+    for snapshot in path.glob("*.snapshot"):
+        snapshot.unlink()
+    (path / f"{1:020d}.snapshot").write_bytes(stale)
+    with logcore.open(path) as log:
+        assert log.append_batch(batch(2)).offset == 2, "a duplicate, by the batches"
+        assert log.append_batch(batch(3)).offset == 3
+
+
+@pytest.mark.parametrize("how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"])
+def test_P50_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "t-0"
+    log = logcore.open(path, create=True)
+    log.append_many([(b"k", b"plain")] * 3)
+    for n in range(4):
+        log.append_batch(batch(n))
+    if how == "roll":
+        log.roll()
+        log.append_batch(batch(4))
+    if how == "truncate":
+        log.truncate(6)
+    if how == "crash":
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        os.system(f"cp -r {path} {copy}")
+        log.close()
+        path = copy / "t-0"
+    else:
+        log.close()
+    snapshots = sorted(path.glob("*.snapshot"))
+    assert [file.name for file in snapshots] == {
+        "crash": [],
+        "roll": [f"{7:020d}.snapshot", f"{8:020d}.snapshot"],
+        "truncate": [],
+    }.get(how, [f"{7:020d}.snapshot"])
+    if how == "snapshot lost":
+        snapshots[0].unlink()
+    if how == "snapshot damaged":
+        content = bytearray(snapshots[0].read_bytes())
+        content[20] ^= 1
+        snapshots[0].write_bytes(content)
+    with logcore.open(path) as log:
+        last = {"roll": 4, "truncate": 2}.get(how, 3)
+        end = log.log_end_offset
+        assert log.append_batch(batch(last)).offset == end - 1, "a duplicate"
+        with pytest.raises(logcore.OutOfOrderSequenceError):
+            log.append_batch(batch(last + 2))
+        assert log.append_batch(batch(last + 1)).offset == end
+
+
+def test_a_snapshot_of_records_that_a_crash_took_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        log.append_batch(batch(0))
+    (path / f"{50:020d}.snapshot").write_bytes((path / f"{1:020d}.snapshot").read_bytes())
+    with logcore.open(path) as log:
+        assert not (path / f"{50:020d}.snapshot").exists()
+        log.append_many([(b"k", b"v")] * 60)
+        assert log.append_batch(batch(1)).offset == 61
+
+
+def test_logs_without_such_producers_have_no_snapshots(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append(b"v")
+        log.append_batch(recordbatch.encode([(b"k", b"v")], now_ms=1))
+        log.roll()
+    assert not list((tmp_path / "t-0").glob("*.snapshot"))
+
+
+def test_a_failed_append_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append_batch(batch(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "_store_locked", _full)
+            with pytest.raises(logcore.DiskFullError):
+                log.append_batch(batch(1))
+        assert log.append_batch(batch(1)).offset == 1
+        assert log.append_batch(batch(1)).offset == 1
+        assert log.log_end_offset == 2
+
+
+def _full(*_: Any) -> None:
+    raise logcore.DiskFullError("no space")
+
+
+def test_P51_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) -> None:
+    old = recordbatch.encode([(b"k", b"v", (), 1000)], producer_id=7, producer_epoch=0, base_sequence=0)
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append_batch(old)
+        assert log.append_batch(old).offset == 0
+        log.roll()
+        assert log.append_batch(batch(99)).offset == 1, "forgotten, so any sequence is taken"
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> None:
+    """encode() gives none by default, and clients may. They do not say that the producer has been silent for a day."""
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    untimed = recordbatch.encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+    log = logcore.open("t-0", create=True, fs=disk)
+    log.append_batch(untimed)
+    getattr(log if end == "close" else disk, end)()
+    for _ in range(2):
+        with logcore.open("t-0", fs=disk) as log:
+            assert log.append_batch(untimed).offset == 0
+            assert log.log_end_offset == 1
+    disk.advance(24 * 3_600_000 + 1)
+    with logcore.open("t-0", fs=disk) as log:
+        log.append_batch(untimed)
+        assert log.log_end_offset == 2, "silent for a day, and forgotten"
+
+
+# -- snapshots -----------------------------------------------------------------------------------------------------
+
+
+def test_kafkas_snapshots_are_read() -> None:
+    directory = VECTORS / "partition-clean" / "orders-0"
+    content = (directory / f"{16:020d}.snapshot").read_bytes()
+    producers = Producers.unpack(content, 16)
+    assert producers is not None and len(producers) == 3 and producers.next_offset == 16
+    known = producers._known
+    assert known[4000].epoch == 7
+    assert list(known[4000].batches) == [SequencedBatch(4, 5, 6, 7, 0x18BCFE5680D)]
+    assert (known[6000].coordinator_epoch, known[5000].coordinator_epoch) == (12, 11)
+    later = Producers.unpack((directory / f"{29:020d}.snapshot").read_bytes(), 29)
+    assert later is not None and later._known[7000].open_offset == 28
+    entries = snapshot_entries(content)
+    assert entries is not None
+    ours = snapshot_entries(producers.pack())
+    assert ours is not None and sorted(ours.tolist()) == sorted(entries.tolist())
+
+
+def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
+    directory = VECTORS / "partition-clean" / "orders-0"
+    with logcore.open(directory, read_only=True) as log:
+        producers = Producers()
+        for found in log.batches(log.log_start_offset):
+            from logcore.kernels import kernel
+            from logcore.partition.producerstate import coordinator_epochs
+
+            if found.base_offset >= 16:
+                break
+            facts, _, _ = kernel.walk(found.data, 0, len(found.data), 2, False)
+            segment = next(one for one in reversed(log._segments) if one.base_offset <= found.base_offset)
+            producers.add_facts(
+                facts, lambda _, found=found, segment=segment: coordinator_epochs(segment)(found.position)
+            )  # type: ignore[misc]
+    theirs = snapshot_entries((directory / f"{16:020d}.snapshot").read_bytes())
+    ours = snapshot_entries(producers.pack())
+    assert ours is not None and theirs is not None
+    assert sorted(ours.tolist()) == sorted(theirs.tolist())
+
+
+def test_an_empty_snapshot_is_kafkas() -> None:
+    assert Producers().pack() == bytes.fromhex("0001 48674bc7 00000000")
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_no_snapshot(content: bytes) -> None:
+    assert Producers.unpack(content, 5) is None
+
+
+@given(st.data())
+def test_no_flipped_bit_of_a_snapshot_is_believed(data: st.DataObject) -> None:
+    producers = Producers()
+    for n in range(3):
+        producers.add(n, n, SequencedBatch(0, n, 5, 5 + n, NOW_MS), is_transactional=False)
+    content = bytearray(producers.pack())
+    at = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[at // 8] ^= 1 << at % 8
+    assert Producers.unpack(bytes(content), 9) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 3), st.sampled_from(["next", "again", "gap"])),
+        max_size=40,
+    )
+)
+def test_any_schedule_stores_each_batch_once_and_in_order(steps: list[tuple[int, int, int, str]]) -> None:
+    """Against a model that remembers everything."""
+    producers = Producers()
+    end = 0
+    model: dict[int, list[tuple[int, int, int]]] = {}  # producer -> (first sequence, count, offset) of one epoch
+    for producer, back, count, kind in steps:
+        stored = model.setdefault(producer, [])
+        following = stored[-1][0] + stored[-1][1] if stored else 0
+        if kind == "again" and back < len(stored):
+            sequence, count, offset = stored[-1 - back]
+            found = producers.duplicate_of(producer, 0, sequence, count)
+            assert found is not None and found.first_offset == offset
+        elif kind == "gap" and stored:
+            with pytest.raises(logcore.OutOfOrderSequenceError):
+                producers.duplicate_of(producer, 0, following + 1 + back, count)
+        elif kind == "next":
+            assert producers.duplicate_of(producer, 0, following, count) is None
+            last = following + count - 1
+            producers.add(
+                producer, 0, SequencedBatch(following, last, end, end + count - 1, NOW_MS), is_transactional=False
+            )
+            stored.append((following, count, end))
+            end += count
+
+
+@pytest.mark.parametrize("wrong", ["below the segment", "behind the end", "falling"])
+def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(tmp_path: Path, wrong: str) -> None:
+    """Also after a clean close: another program may have put the file there, and Kafka believes what it says."""
+    path, config = tmp_path / "t-0", {"index.interval.bytes": 0, "segment.ms": 2**62}
+    with logcore.open(path, create=True, config=config) as log:
+        log.append(b"first", timestamp_ms=NOW_MS)
+        log.roll()
+        for n in range(2):
+            log.append_batch(batch(n, transactional=True))
+            log.end_transaction(7, 0, commit=False)
+    file = path / f"{1:020d}.txnindex"
+    sound = file.read_bytes()
+    entries = np.frombuffer(sound, TXN_ENTRY).copy()
+    assert entries["last_offset"].tolist() == [2, 4]
+    entries["last_offset"] = {"below the segment": [0, 4], "behind the end": [2, 5], "falling": [4, 2]}[wrong]
+    file.write_bytes(entries.tobytes())
+    with logcore.open(path, config=config):
+        assert file.read_bytes() == sound
+
+
+def test_the_head_of_a_batch_is_where_the_log_looks() -> None:
+    raw = batch(3, count=2, producer=5, epoch=9)
+    assert struct.unpack_from(">qhii", raw, 43) == (5, 9, 3, 2)
+
+
+def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(tmp_path: Path) -> None:
+    """The snapshot of that roll lacked the batches of the same call below it, and a retry stored them again."""
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 400}) as log:
+        log.append_batch(batch(0))
+        many = b"".join(batch(n) for n in range(1, 13))
+        log.append_batch(many)
+        assert log.statistics().rolls > 1
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        os.system(f"cp -r {path} {copy}")
+    with logcore.open(copy / "t-0", config={"segment.bytes": 400}) as log:
+        end = log.log_end_offset
+        for n in range(8, 13):
+            assert log.append_batch(batch(n)).offset == n
+        assert log.log_end_offset == end == 13
+        assert log.append_batch(batch(13)).offset == 13
+
+
+def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    config = {"segment.bytes": 400}
+    with logcore.open(path, create=True, config=config) as log:
+        log.append_batch(batch(0))
+        log.append_batch(b"".join(batch(n) for n in range(1, 13)), check_sequence=False)
+        assert log.statistics().rolls > 1
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        os.system(f"cp -r {path} {copy}")
+    with logcore.open(copy / "t-0", config=config) as log:
+        assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(range(8, 13))
+
+
+_LIVES = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "copy", "plain", "roll", "delete", "reopen", "kill"]),
+        st.integers(0, 2),
+        st.integers(1, 6),
+    ),
+    max_size=25,
+)
+
+
+@given(_LIVES)
+@example([("append", 0, 1)] + [("append", 1, 1)] * 6 + [("delete", 0, 1), ("kill", 0, 1)])  # rolls that appends make
+@example([("append", 0, 1), ("append", 1, 6), ("delete", 0, 1), ("kill", 0, 1)])
+@example([("copy", 0, 1)] * 6 + [("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
+@example([("copy", 0, 6), ("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
+def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(life: list[tuple[str, int, int]]) -> None:
+    """Against a model that remembers everything. Retention takes the batches away, and a kill what is in memory."""
+    disk = SimulatedDisk(now_ms=NOW_MS)
+
+    def opened() -> Log:
+        config = {"segment.bytes": 300}
+        return logcore.open("/d/t-0", create=True, config=config, durability="os", fs=disk)
+
+    log = opened()
+    stored: dict[int, list[tuple[bytes, int]]] = {}  # producer -> each of its batches, and its offset
+    remembered = dict.fromkeys(range(3), 0)  # producer -> how many of its newest batches are known
+    deleted = 0
+    for what, producer, count in life:
+        if what in ("append", "copy"):
+            mine = stored.setdefault(producer, [])
+            end = log.log_end_offset
+            raws = [batch(len(mine) + n, producer=producer) for n in range(count)]
+            log.append_batch(b"".join(raws), check_sequence=what == "append")
+            mine += [(raw, end + n) for n, raw in enumerate(raws)]
+            remembered[producer] = min(5, remembered[producer] + count)
+        elif what == "plain":
+            log.append_many([(None, b"x" * 60)] * count)
+        elif what == "roll":
+            log.roll()
+        elif what == "delete":
+            deleted = log.delete_records(log.log_end_offset)
+        elif what == "reopen":
+            log.close()
+        elif what == "kill":
+            disk.kill()
+        if what in ("reopen", "kill"):
+            log = opened()
+        if what in ("reopen", "kill", "copy"):  # the newest batch is found again, and those that were not deleted
+            for known, batches in stored.items():
+                present = sum(offset >= deleted for _, offset in batches)
+                remembered[known] = max(1, min(5, present))
+        end = log.log_end_offset
+        for known, batches in stored.items():
+            for raw, offset in batches[-remembered[known] :]:
+                assert log.append_batch(raw).offset == offset, f"a batch of producer {known}, after {what}"
+        assert log.log_end_offset == end
+    log.close()
+
+
+def test_producers_expire_while_the_log_is_open() -> None:
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    with logcore.open("t-0", create=True, config={"retention.ms": -1}, durability="os", fs=disk) as log:
+        log.append_batch(batch(0))
+        log.append_batch(batch(0, producer=8, transactional=True))
+        for _ in range(24 * 60 // 5 + 2):
+            disk.advance(5 * 60_000)
+            log.tick()
+        log.append_batch(batch(77))  # not known any more, so that any sequence is its first
+        with pytest.raises(logcore.OutOfOrderSequenceError):  # an open transaction keeps its producer
+            log.append_batch(batch(77, producer=8, transactional=True))
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "lz4"])
+def test_a_transaction_of_nobody_is_refused(log: Log, codec: str) -> None:
+    """Nobody could end it, and committed readers would wait for ever."""
+    with pytest.raises(logcore.InvalidRecordError, match="producer id"):
+        log.append_batch(recordbatch.encode([(b"k", b"v")], codec=codec, transactional=True))
+    assert log.log_end_offset == 0
+
+
+def test_batches_outside_an_open_transaction_are_refused(log: Log) -> None:
+    log.append_batch(batch(0, transactional=True))
+    with pytest.raises(logcore.InvalidTransactionStateError):
+        log.append_batch(batch(1))
+    log.end_transaction(7, 0, commit=True, coordinator_epoch=5)
+    log.append_batch(batch(1))
+    with pytest.raises(logcore.CoordinatorFencedError):
+        log.end_transaction(7, 0, commit=True, coordinator_epoch=4)
+    with pytest.raises(logcore.InvalidProducerEpochError):
+        log.append_batch(batch(0, epoch=3)) and log.end_transaction(7, 2, commit=True, coordinator_epoch=5)
+    for wrong in ((-1, 0), (7, -1), (1 << 63, 0), (7, 1 << 15)):
+        with pytest.raises(logcore.InvalidRecordError):
+            log.end_transaction(*wrong, commit=True)
+
+
+def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
+    """And again after a crash, a truncation and a roll: Kafka believes what the file says."""
+    path = tmp_path / "t-0"
+
+    def indexed() -> list[tuple[int, ...]]:
+        files = sorted(path.glob("*.txnindex"))
+        return [tuple(row)[1:] for file in files for row in np.frombuffer(file.read_bytes(), TXN_ENTRY).tolist()]
+
+    config = {"segment.ms": 2**62}  # the records are of another time than the markers
+    with logcore.open(path, create=True, config=config, durability="os") as log:
+        log.append_batch(batch(0, producer=7, transactional=True))
+        log.append_batch(batch(0, producer=8, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        assert indexed() == [(7, 0, 2, 1)]
+        log.roll()
+        log.end_transaction(8, 0, commit=False)
+        log.append_batch(batch(1, producer=7, transactional=True))
+        log.end_transaction(7, 0, commit=True)
+        log.append_batch(batch(2, producer=7, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        expected = [(7, 0, 2, 1), (8, 1, 3, 4), (7, 6, 7, 8)]
+        assert indexed() == expected
+    for file in path.glob("*.txnindex"):
+        if int(file.name[:20]):  # of the last segment, as a crash may leave it
+            file.write_bytes(b"garbage")
+    with logcore.open(path, config=config, durability="os") as log:
+        assert indexed() == expected
+        log.truncate(7)
+        assert indexed() == expected[:2]
+        log.end_transaction(7, 0, commit=False)
+        assert indexed() == expected
+
+
+def test_an_empty_snapshot_says_that_nobody_is_known() -> None:
+    """It counts as one that is there: what lies below it is not looked at again."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
+    (path,) = (path for path in disk.files() if path.endswith(".snapshot"))
+    disk.replace(path, Producers().pack())
+    with logcore.open("t-0", fs=disk) as log:
+        assert len(log._producers.known()) == 0

@@ -1,0 +1,1023 @@
+"""After a crash: the longest prefix that was written, nothing else, and an error where a crash is no explanation."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import checkpoint
+from logcore.checkpoint import LOG_START, RECOVERY_POINT
+from logcore.config import Durability
+from logcore.kernels import layout
+from logcore.partition.recovery import FAILED_SYNC, Action, TailFacts, decide
+from logcore.recordbatch import encode, read_batches
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from support.vectors import VECTORS
+
+LOG = f"{0:020d}.log"
+
+
+def written(path: Path, sizes: list[int]) -> bytes:
+    """The .log file of a log of batches with values of these sizes, as a writer leaves it that was killed."""
+    with logcore.open(path, create=True, durability="os") as log:
+        for at, size in enumerate(sizes):
+            log.append(bytes([65 + at % 26]) * size, timestamp_ms=1_700_000_000_000 + at)
+    return (path / LOG).read_bytes()
+
+
+def crashed(path: Path, data: bytes, *, policy: str = "group") -> Path:
+    """A partition of only a .log file and the note of the policy it was written under."""
+    path.mkdir(parents=True)
+    (path / LOG).write_bytes(data)
+    (path / "logcore.policy").write_text(json.dumps({"durability": policy, "max_bytes": 1 << 20, "dense_from": 0}))
+    return path
+
+
+def whole(data: bytes) -> list[bytes | None]:
+    return [record.value for batch in read_batches(data) for record in batch.records()]
+
+
+def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(tmp_path: Path) -> None:
+    data = written(tmp_path / "w-0", [3, 0, 40, 7])
+    for cut in range(len(data) + 1):
+        path = crashed(tmp_path / f"c-{cut}", data[:cut])
+        want = whole(data[:cut])
+        with logcore.open(path) as log:
+            assert [record.value for record in log.read(0)] == want
+            assert log.log_end_offset == len(want)
+            report = log.recovery_report
+            assert report is not None
+            kept = sum(batch.size_bytes for batch in read_batches(data[:cut]))
+            assert (report.cut_position, report.cut_bytes) == ((None, 0) if kept == cut else (kept, cut - kept))
+            if report.quarantine_path:
+                assert Path(report.quarantine_path).read_bytes() == data[kept:cut], "what was cut is kept beside"
+            else:
+                assert not any(data[kept:cut])
+            assert log.append(b"next").offset == len(want)
+        with logcore.open(path) as log:
+            assert [record.value for record in log.read(0)] == [*want, b"next"]
+            assert log.recovery_report is not None
+            assert log.recovery_report.cut_position is None, "opening twice is opening once"
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 5000, b"garbage", b"\xff" * 200, bytes(range(256)) * 20])
+def test_a_garbage_tail_is_cut_and_reported(tmp_path: Path, tail: bytes) -> None:
+    data = written(tmp_path / "w-0", [3, 40])
+    path = crashed(tmp_path / "c-0", data + tail)
+    with logcore.open(path) as log:
+        assert [record.value for record in log.read(0)] == whole(data)
+        assert log.recovery_report is not None
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), len(tail))
+        assert log.recovery_report.checked_bytes == len(data) + len(tail)
+        assert bool(log.recovery_report.quarantine_path) == any(tail)
+        assert "cut" in str(log.recovery_report)
+
+
+def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(tmp_path: Path) -> None:
+    data = written(tmp_path / "w-0", [3, 0, 12])
+    want = whole(data)
+    beside = {f"c-0/{path.name}": path.read_bytes() for path in crashed(tmp_path / "c-0", data).iterdir()}
+    for bit in range(len(data) * 8):
+        bad = bytearray(data)
+        bad[bit // 8] ^= 1 << bit % 8
+        try:
+            with logcore.open("c-0", fs=SimulatedDisk({**beside, f"c-0/{LOG}": bytes(bad)})) as log:
+                found = [record.value for record in log.read(log.log_start_offset)]
+                report = log.recovery_report
+        except logcore.CorruptLogError:
+            continue
+        assert found == want[: len(found)], bit
+        assert len(found) == len(want) or (report is not None and report.cut_bytes), bit
+
+
+def test_what_was_cut_does_not_come_back_behind_what_was_appended_since() -> None:
+    """The batch behind the damaged one is whole; were the cut not on disk before the next batch takes the place of the
+    damaged one, a power cut could leave it as the next one's next.
+    """
+    lost, behind = (
+        encode([(None, value)], base_offset=at, leader_epoch=0) for at, value in enumerate([b"lost", b"old"])
+    )
+    disk = SimulatedDisk({f"t-0/{LOG}": lost[:-1] + b"?" + behind})
+    log = logcore.open("t-0", durability="os", fs=disk)
+    assert log.recovery_report is not None and log.recovery_report.cut_bytes == len(lost + behind)
+    log.append(b"next")
+    for after in disk.after_crash():
+        with logcore.open("t-0", fs=after) as again:
+            assert [record.value for record in again.read(0)] in ([], [b"next"])
+    log.close()
+
+
+def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> None:
+    data = encode([(None, b"a")], leader_epoch=0) + encode([(None, b"b")], base_offset=0, leader_epoch=0)
+    with logcore.open(crashed(tmp_path / "c-0", data)) as log:
+        assert [record.value for record in log.read(0)] == [b"a"]
+        assert log.recovery_report is not None
+        assert log.recovery_report.cut_position == len(data) // 2
+
+
+def test_a_gap_that_no_append_of_ours_leaves_is_an_error(tmp_path: Path) -> None:
+    data = encode([(None, b"a")], leader_epoch=0) + encode([(None, b"b")], base_offset=5, leader_epoch=0)
+    with pytest.raises(logcore.CorruptLogError, match=r"does not continue.*expected base offset 1, found 5"):
+        logcore.open(crashed(tmp_path / "c-0", data))
+    path = tmp_path / "kafka-0"
+    path.mkdir()
+    (path / LOG).write_bytes(data)
+    with logcore.open(path) as log:
+        assert [record.offset for record in log.read(0)] == [0, 5], "a Kafka follower may have gaps"
+
+
+def test_damage_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        for at in range(10):
+            log.append(b"%d" % at * 20)
+    data = bytearray((path / LOG).read_bytes())
+    for cut in (len(data) - 1, len(data) // 2, 0):
+        (path / LOG).write_bytes(data[:cut])
+        with pytest.raises(logcore.CorruptLogError, match="on disk"):
+            logcore.open(path)
+        assert (path / LOG).read_bytes() == data[:cut], "nothing was touched"
+    (path / LOG).write_bytes(data + b"torn")
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 10
+    (path / LOG).unlink()
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+
+
+def test_damage_below_the_recovery_point_is_met_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        for at in range(10):
+            log.append(b"%d" % at * 20)
+    data = bytearray((path / LOG).read_bytes())
+    data[300] ^= 1
+    (path / LOG).write_bytes(data)
+    with logcore.open(path, read_only=True) as log:
+        with pytest.raises(logcore.CorruptBatchError) as met:
+            list(log.read(0))
+        assert met.value.path == str(path / LOG)
+        assert met.value.position == 300 - 300 % (len(data) // 10)
+        assert "expected" in str(met.value)
+        with pytest.raises(logcore.CorruptBatchError):
+            list(log.scan())
+        assert [record.offset for record in log.read(5)] == list(range(5, 10))
+
+
+@pytest.mark.parametrize(("policy", "opens"), [("always", False), ("group", True), ("every(5)", True), ("os", True)])
+def test_a_lost_batch_before_a_whole_one_depends_on_the_policy(tmp_path: Path, policy: str, opens: bool) -> None:
+    data = bytearray(written(tmp_path / "w-0", [30, 30, 30]))
+    data[len(data) // 3 + 70] ^= 1
+    path = crashed(tmp_path / "c-0", bytes(data), policy=policy)
+    if not opens:
+        with pytest.raises(logcore.CorruptLogError):
+            logcore.open(path)
+        return
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 1
+        assert log.recovery_report is not None
+        assert log.recovery_report.cut_bytes == len(data) // 3 * 2
+        assert log.recovery_report.quarantine_path is not None
+
+
+def test_more_than_may_be_unsynced_behind_damage_is_an_error(tmp_path: Path) -> None:
+    data = bytearray(written(tmp_path / "w-0", [30, 700_000, 700_000, 30]))
+    data[150] ^= 1
+    size = len(data)
+    path = crashed(tmp_path / "c-0", bytes(data), policy="group")
+    with logcore.open(path) as log:  # the next whole batch is 700 kB on: one group could have held both
+        assert log.log_end_offset == 1
+    data[750_000] ^= 1
+    path = crashed(tmp_path / "d-0", bytes(data), policy="group")
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    assert (path / LOG).stat().st_size == size
+
+
+def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(6):
+            log.append(b"%d" % at * 32)
+    (path.parent / RECOVERY_POINT).unlink()
+    data = bytearray((path / LOG).read_bytes())
+    second = len(data) // 2
+    assert data[second + 7] == 1, "the base offset of the second batch"
+    back, beyond = (data[: second + 7] + bytes([at]) + data[second + 8 :] for at in (0, 2))
+    for bad in (data[:-1], data[:50] + b"\0" + data[51:], data + b"tail", back, beyond):
+        (path / LOG).write_bytes(bad)
+        with pytest.raises(logcore.CorruptLogError, match="middle"):
+            logcore.open(path)
+        assert (path / LOG).read_bytes() == bytes(bad)
+    (path / LOG).write_bytes(data)
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 6
+
+
+@pytest.mark.parametrize("name", ["logcore.policy", "logcore.durable", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 50, b"nonsense", b'{"durability": 7}', b"0\n1\nx y\n"])
+def test_lost_or_damaged_notes_change_nothing(tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        log.append_many([(None, b"%d" % at) for at in range(5)])
+    if content is None:
+        (path / name).unlink(missing_ok=True)
+    else:
+        (path / name).write_bytes(content)
+    with logcore.open(path, read_only=True) as log:
+        assert len(list(log.read(0))) == 5
+    with logcore.open(path) as log:
+        assert len(list(log.read(0))) == 5
+        assert log.append(b"x").offset == 5
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"1\n0\n", b"0\n2\norders 0 5\n", b"0\n1\norders 0\n", b"\xff\xfe", b"0\n1\norders 0 x\n"]
+)
+def test_a_damaged_recovery_checkpoint_means_a_full_check(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        log.append_many([(None, b"%d" % at) for at in range(5)])
+    (tmp_path / RECOVERY_POINT).write_bytes(content)
+    with logcore.open(path) as log:
+        assert log.log_end_offset == 5
+        assert log.recovery_report is not None
+        assert log.recovery_report.checked_bytes == (path / LOG).stat().st_size
+    with logcore.open(path) as log:
+        assert log.recovery_report is not None
+        assert log.recovery_report.checked_bytes == 0, "a clean close leaves nothing to check"
+        assert str(log.recovery_report) == f"{path / LOG}: 0 bytes checked, nothing cut"
+
+
+def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
+    with (
+        logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}) as log,
+        logcore.open(VECTORS / "partition-clean" / "orders-0", read_only=True) as clean,
+    ):
+        assert log.log_end_offset == clean.log_end_offset == 29
+        assert list(log.read(0)) == list(clean.read(0))
+    for name in (f"{at:020d}{suffix}" for at in (0, 16) for suffix in (".log", ".index", ".timeindex")):
+        ours, theirs = (tmp_path / "orders-0" / name), (VECTORS / "partition-clean" / "orders-0" / name)
+        assert ours.read_bytes() == theirs.read_bytes(), name
+
+
+def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
+    """Kafka wrote partition-clean with an index interval of 100; rebuilding must give its files byte for byte."""
+    shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
+    with logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}):
+        pass
+    for suffix in (".index", ".timeindex"):
+        name = f"{16:020d}{suffix}"
+        theirs = (VECTORS / "partition-clean" / "orders-0" / name).read_bytes()
+        assert (tmp_path / "orders-0" / name).read_bytes() == theirs, name
+
+
+def test_the_decision_table_covers_every_combination() -> None:
+    """Each combination of facts has one action; acknowledged data is never cut, and zeros are never copied."""
+    policies = [Durability.parse(text) for text in ("always", "group", "every(3)", "interval(5)", "os")]
+    for bad, point, zeros, later, policy in itertools.product(
+        (None, 0, 99, 100, 101), (0, 100), (False, True), (None, 50, 1 << 20, (1 << 20) + 1), policies
+    ):
+        action = decide(TailFacts(bad, point, zeros, None if zeros else later, policy))
+        if bad is None:
+            assert action is Action.KEEP
+        elif bad < point:
+            assert action is Action.FAIL
+        elif zeros:
+            assert action is Action.CUT
+        elif later is None:
+            assert action is Action.QUARANTINE_AND_CUT
+        else:
+            acknowledged = policy.kind == "always" or (policy.kind == "group" and later > policy.max_bytes)
+            assert (action is Action.FAIL) == acknowledged
+
+
+def test_reasons_have_words_for_every_stop() -> None:
+    assert set(layout.WALK_REASONS) == set(range(7))
+
+
+def test_a_log_that_ends_below_its_start_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True) as log:
+        log.append_many([(None, b"x")] * 3)
+    (tmp_path / LOG_START).write_text("0\n1\norders 0 4\n")
+    before = (path / LOG).read_bytes()
+    with pytest.raises(logcore.CorruptLogError, match="below its start"):
+        logcore.open(path)
+    assert (path / LOG).read_bytes() == before
+    (tmp_path / LOG_START).write_text("0\n1\norders 0 3\n")
+    with logcore.open(path) as log:
+        assert (log.log_start_offset, log.log_end_offset, list(log.read(3))) == (3, 3, [])
+
+
+def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> None:
+    """Those that rise: an epoch that went back can only be a head that is damaged where no CRC covers it."""
+    data = b"".join(
+        encode([(None, b"x")], base_offset=at, leader_epoch=epoch) for at, epoch in enumerate([0, 2, 1, 2, 5])
+    )
+    with logcore.open(crashed(tmp_path / "c-0", data)) as log:
+        assert log.leader_epoch == 5
+        assert [log.end_of_epoch(epoch) for epoch in range(6)] == [(0, 1), (0, 1), (2, 4), (2, 4), (2, 4), (5, 5)]
+
+
+def test_epochs_that_begin_above_the_end_begin_there(tmp_path: Path) -> None:
+    """Left where they were, they would count once the end has passed them: for records of another epoch."""
+    path = str(tmp_path / "t-0")
+    with logcore.open(path, create=True) as log:
+        for number in range(5):
+            log.append(b"%d" % number)
+    checkpoint.write_epochs(logcore.fs.OS, path, [(0, 0), (1, 3), (2, 7), (3, 9)])
+    with logcore.open(path) as log:
+        assert log.leader_epoch == 3, "an epoch that clients know never falls"
+        for number in range(5):
+            log.append(b"%d" % number)
+        assert [log.end_of_epoch(epoch) for epoch in range(4)] == [(0, 3), (1, 5), (1, 5), (3, 10)]
+    assert checkpoint.read_epochs(logcore.fs.OS, path) == [(0, 0), (1, 3), (3, 5)]
+
+
+def test_what_a_crash_left_below_the_start_says_nothing() -> None:
+    """Segments go one by one, and a crash keeps any of their names: here that with a transaction and not that with its
+    end, so that all behind it seemed to wait for it.
+    """
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append_batch(
+            encode([(None, b"sent")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        )
+        log.roll()
+        log.end_transaction(7, 0, commit=True)
+        log.roll()
+        for at in range(3):
+            log.append(b"%d" % at, timestamp_ms=1_000 + at)
+            log.roll()
+        before = disk.files()
+        log.delete_records(3)
+    files = {**before, "/log-start-offset-checkpoint": disk.files()["/log-start-offset-checkpoint"]}
+    del files[f"/t-0/{1:020d}.log"]
+    left = SimulatedDisk(files)
+    for read_only in (True, False):
+        with logcore.open("t-0", read_only=read_only, fs=left) as log:
+            assert (log.log_start_offset, log.last_stable_offset, log.statistics().segments) == (3, 5, 3)
+            assert [record.value for record in log.read(3, isolation="read_committed")] == [b"1", b"2"]
+            assert log.offset_for_timestamp(0) == 3
+            if not read_only:
+                log.retain()
+    assert not [path for path in left.files() if path.startswith((f"/t-0/{0:020d}", f"/t-0/{1:020d}"))]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start", "stop"),
+    [(".index", 0, 8), (".timeindex", 0, 8), (".timeindex", 0, 12), (".timeindex", 20, 24)],
+    ids=["position", "time", "first_time", "offset_of_a_time"],
+)
+def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
+    """A write of entries was lost, or cut, and a later one was not: what is missing are zeros that look like an entry.
+    A time of 0 hides from Kafka what is older than the record it was to be for.
+    """
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 100}
+    with logcore.open("t-0", create=True, config=config, fs=disk) as log:
+        for at in range(12):
+            log.append(b"%d" % at * 30, timestamp_ms=1_000 + at)
+        log._save_recovery_point_locked()
+        log._active.write_indexes()
+        disk.kill()
+    path = f"/t-0/{Path(LOG).stem}{suffix}"
+    written = bytearray(disk.files()[path] or b"")
+    assert any(written[start:stop])
+    torn = SimulatedDisk({**disk.files(), path: bytes(written[:start] + bytes(stop - start) + written[stop:])})
+    with logcore.open("t-0", config=config, fs=torn) as log:
+        assert [log.offset_for_timestamp(1_000 + at) for at in range(12)] == list(range(12))
+        assert [log.get(at).offset for at in range(12)] == list(range(12))
+    assert torn.content(path)[: len(written)] == written, "made anew"
+
+
+def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path) -> None:
+    """From an index entry on, opening reads an index interval at a time, and a batch may be larger than that."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, config={"index.interval.bytes": 1_000}, fs=disk) as log:
+        for at in range(3):
+            log.append(b"%d" % at * 500)  # the last one has an index entry, and no other comes so soon
+        log.append(b"3" * 9_000)
+        log._save_recovery_point_locked()  # as every few seconds; the indexes are written with it
+        for at in range(4, 7):
+            log.append(b"%d" % at * 9_000)
+        log.flush()
+        disk.kill()
+    with logcore.open("t-0", config={"index.interval.bytes": 1_000}, fs=disk) as log:
+        assert log._active.is_resumed
+        assert log.recovery_report is not None
+        assert log.recovery_report.cut_position is None
+        assert 27_000 < log.recovery_report.checked_bytes < 28_500, "only what lies above the recovery point"
+        assert [len(record.value or b"") for record in log.read(0)] == [500] * 3 + [9_000] * 4
+        assert log.append(b"next").offset == 7
+
+
+def test_a_tail_that_another_program_takes_away_while_it_is_copied_ends_there() -> None:
+    data, tail = encode([(None, b"kept")], leader_epoch=0), b"tail" * 25
+
+    class Shortened(SimulatedDisk):
+        def pread(self, handle: int, size: int, position: int) -> bytes:
+            is_copied = any(path.endswith(".quarantine") for path in self.files())
+            return b"" if is_copied and position >= len(data) else super().pread(handle, size, position)
+
+    disk = Shortened({f"t-0/{LOG}": data + tail})
+    with logcore.open("t-0", fs=disk) as log:
+        assert log.recovery_report is not None
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), len(tail))
+        assert log.recovery_report.quarantine_path is not None
+        assert disk.content(log.recovery_report.quarantine_path) == b""
+        assert [record.value for record in log.read(0)] == [b"kept"]
+        assert log.append(b"next").offset == 1
+
+
+def test_a_file_that_shrinks_while_it_is_copied_ends_the_opening() -> None:
+    """After a failed sync what is kept goes into a new file; a part of it must not pass for all of it."""
+
+    class Shrinking(SimulatedDisk):
+        def pread(self, handle: int, size: int, position: int) -> bytes:
+            if any(path.endswith(".log.tmp") for path in self.files()):
+                return b""
+            return super().pread(handle, size, position)
+
+    data = encode([(None, b"kept")], leader_epoch=0)
+    disk = Shrinking({f"t-0/{LOG}": data, f"t-0/{FAILED_SYNC}": b""})
+    with pytest.raises(logcore.StorageReadError, match="became shorter"):
+        logcore.open("t-0", fs=disk)
+    assert disk.files()[f"/t-0/{LOG}"] == data
+    with logcore.open("t-0", fs=SimulatedDisk(disk.files())) as log:
+        assert [record.value for record in log.read(0)] == [b"kept"]
+
+
+def test_a_hole_between_segments_is_an_error_and_never_a_short_log(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(8):
+            log.append(b"%d" % at * 32)
+    middle = path / f"{2:020d}.log"
+    for data in (None, middle.read_bytes()[:100]):  # gone, and cut at the border of a batch
+        sound = middle.read_bytes()
+        middle.unlink()
+        if data is not None:
+            middle.write_bytes(data)
+        for read_only in (True, False):
+            with logcore.open(path, read_only=read_only) as log:
+                with pytest.raises(logcore.CorruptLogError, match="missing"):
+                    list(log.read(0))
+                with pytest.raises(logcore.CorruptLogError, match="missing"):
+                    list(log.scan())
+                assert [record.offset for record in log.read(4)] == [4, 5, 6, 7]
+        middle.write_bytes(sound)
+    with logcore.open(path) as log:
+        assert len(list(log.read(0))) == 8
+
+
+def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(tmp_path: Path) -> None:
+    path = tmp_path / "kafka-0"
+    path.mkdir()
+    rows = [(b"k", b"v")] * 5
+    (path / LOG).write_bytes(encode(rows, leader_epoch=0) + encode(rows, base_offset=10, leader_epoch=0))
+    with logcore.open(path) as log:
+        log.truncate(7)
+        assert log.append(b"next").offset == 7
+    with logcore.open(path) as log:
+        assert [record.offset for record in log.read(0)] == [0, 1, 2, 3, 4, 7]
+        assert log.log_end_offset == 8
+
+
+@pytest.mark.parametrize("length", [b"\xff", b"\x01"])  # impossible, and beyond the end of the file
+def test_a_truncation_does_not_give_up_what_lies_behind_damage(tmp_path: Path, length: bytes) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"index.interval.bytes": 1 << 20}) as log:
+        for at in range(20):
+            log.append(b"%d" % at * 10)
+        position = next(log.batches(3)).position
+        with (path / LOG).open("r+b") as file:
+            file.seek(position + 8)
+            file.write(length)
+        size = (path / LOG).stat().st_size
+        with pytest.raises(logcore.CorruptBatchError):
+            log.truncate(15)
+        assert (path / LOG).stat().st_size == size
+
+
+def test_what_recovery_put_aside_is_never_written_over(tmp_path: Path) -> None:
+    path = crashed(tmp_path / "c-0", b"first tail")
+    for tail in (b"second tail", b"third"):
+        with logcore.open(path):
+            pass
+        with (path / LOG).open("ab") as file:
+            file.write(tail)
+    with logcore.open(path):
+        pass
+    kept = sorted(file.read_bytes() for file in path.glob("*.quarantine"))
+    assert kept == [b"first tail", b"second tail", b"third"]
+
+
+def test_zeros_before_data_are_kept_with_it(tmp_path: Path) -> None:
+    data = written(tmp_path / "w-0", [3])
+    path = crashed(tmp_path / "c-0", data + bytes(3 << 20) + b"data")
+    with logcore.open(path) as log:
+        assert log.recovery_report is not None
+        assert log.recovery_report.quarantine_path is not None
+        assert Path(log.recovery_report.quarantine_path).read_bytes().endswith(b"data")
+
+
+def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "kafka-0"
+    path.mkdir()
+    batches = [encode([(None, b"%d" % at)], base_offset=at, leader_epoch=0) for at in range(10)]
+    (path / LOG).write_bytes(b"".join(batches))
+    with logcore.open(path):
+        pass
+    (path / "logcore.policy").unlink()  # as Kafka leaves a directory
+    data = bytearray((path / LOG).read_bytes())
+    data[len(batches[0]) * 3 + 6] ^= 0x10
+    (path / LOG).write_bytes(data)
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    assert (path / LOG).read_bytes() == data
+
+
+def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(tmp_path: Path) -> None:
+    """Written under always, recovered by an opening under os that is killed: what was on disk stays so."""
+    data = written(tmp_path / "w-0", [30, 30, 30])
+    path = crashed(tmp_path / "c-0", data, policy="always")
+    with logcore.open(path, durability="os"):
+        killed = tmp_path / "killed"
+        shutil.copytree(tmp_path, killed, ignore=shutil.ignore_patterns("killed", "w-0"))
+    bad = bytearray((killed / "c-0" / LOG).read_bytes())
+    bad[len(data) // 3 + 70] ^= 1
+    (killed / "c-0" / LOG).write_bytes(bad)
+    with logcore.open(killed / "c-0", read_only=True) as log, pytest.raises(logcore.CorruptBatchError):
+        list(log.read(0))
+    (killed / "c-0" / LOG).write_bytes(bad[:-5])
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(killed / "c-0")
+
+
+def damaged(path: Path, flips: list[int], *, size: int | None = None) -> bytes:
+    """Five batches written under always, all of them acknowledged, with bits turned; returns the .log file."""
+    data = bytearray(written(path.parent / "w-0", [30] * 5))
+    step = len(data) // 5
+    for at in flips:
+        data[at * step + 70] ^= 1
+    crashed(path, bytes(data[:size]), policy="always")
+    (path.parent / RECOVERY_POINT).write_text(f"0\n1\n{path.name[:-2]} 0 5\n")
+    return bytes(data[:size])
+
+
+@pytest.mark.parametrize("flips", [[0], [2], [1, 2], [1, 3]])
+def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) -> None:
+    path = tmp_path / "d-0"
+    data = damaged(path, flips)
+    (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 0\n")
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    with logcore.open(path, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        (damage,) = log.recovery_report.damage
+        assert (damage.first_offset, damage.next_offset) == (flips[0], flips[-1] + 1)
+        assert (damage.position, damage.reason) == (flips[0] * len(data) // 5, layout.WALK_REASONS[layout.WALK_CRC])
+        assert f"offsets from {flips[0]} to {flips[-1]}" in str(log.recovery_report)
+        assert log.append(b"next").offset == 5
+    for read_only in (False, True):
+        with logcore.open(path, read_only=read_only) as log:
+            for offset in range(6):
+                if offset in flips:
+                    with pytest.raises(logcore.CorruptBatchError):
+                        next(log.read(offset))
+                else:
+                    assert next(log.read(offset)).offset == offset
+            with pytest.raises(logcore.CorruptBatchError):
+                list(log.read(0))
+    assert (path / LOG).read_bytes() == data, "the damaged file is never written again"
+
+
+@pytest.mark.parametrize(("point", "first"), [(0, 1), (5, 3)])  # below the point, heads are looked at
+def test_quarantine_goes_on_behind_an_offset_that_went_back(tmp_path: Path, point: int, first: int) -> None:
+    path = tmp_path / "d-0"
+    data = bytearray(damaged(path, [1]))
+    step = len(data) // 5
+    data[3 * step + 7] = 0  # of the fourth batch's base offset, which no CRC covers
+    (path / LOG).write_bytes(data)
+    (tmp_path / RECOVERY_POINT).write_text(f"0\n1\nd 0 {point}\n")
+    with logcore.open(path, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        (damage,) = log.recovery_report.damage
+        assert (damage.first_offset, damage.next_offset) == (first, 4)
+        assert [next(log.read(offset)).offset for offset in (0, 4)] == [0, 4]
+        for offset in (1, 3):
+            with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+                next(log.read(offset))
+        assert log.append(b"next").offset == 5
+    assert (path / LOG).read_bytes() == data
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_a_log_that_lost_its_end_gives_no_offset_out_again(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "d-0"
+    step = len(damaged(path, [])) // 5
+    (path / LOG).write_bytes((path / LOG).read_bytes()[: kept * step + 20])
+    data = (path / LOG).read_bytes()
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+    with logcore.open(path, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        assert [one.next_offset for one in log.recovery_report.damage] == [None]
+        assert log.log_end_offset == 5
+        with pytest.raises(logcore.LogFailedError, match="logcore recover") as met:
+            log.append(b"next")
+        assert isinstance(met.value.__cause__, logcore.LogFailedError)
+        assert isinstance(met.value.__cause__.__cause__, logcore.CorruptLogError)
+        assert [record.offset for record in log.read(0, kept)] == list(range(kept))
+        with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+            list(log.read(0))
+        with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+            list(log.read(kept))
+    assert (path / LOG).read_bytes() == data
+    with pytest.raises(logcore.CorruptLogError):
+        logcore.open(path)
+
+
+def test_a_directory_with_a_log_that_did_not_open_is_not_called_clean() -> None:
+    """Kafka would believe the indexes in it."""
+    disk = SimulatedDisk({f"b-0/{LOG}": b"", "recovery-point-offset-checkpoint": b"0\n1\nb 0 5\n"})
+    disk.replace("/.kafka_cleanshutdown", b"{}")
+    with logcore.open("a-0", create=True, fs=disk) as log:
+        log.append(b"x")
+    assert disk.exists("/.kafka_cleanshutdown")
+    with logcore.open("a-0", fs=disk), pytest.raises(logcore.CorruptLogError):
+        logcore.open("b-0", fs=disk)
+    assert not disk.exists("/.kafka_cleanshutdown")
+
+
+def test_an_opening_whose_sync_fails_leaves_word_of_it() -> None:
+    """The next one would find in memory what the disk does not have, and its sync would succeed."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, durability="os", fs=disk)
+    log.append(b"x")
+    disk.kill()
+    disk.faults = FaultPlan(Fault("fsync", path=f"*{LOG}"))
+    with pytest.raises(logcore.StorageWriteError):
+        logcore.open("t-0", durability="os", fs=disk)
+    assert disk.exists(f"t-0/{FAILED_SYNC}")
+    with logcore.open("t-0", durability="os", fs=disk) as log:
+        shown = [record.value for record in log.read(0)]
+        for after in disk.after_crash(kind="power"):
+            with logcore.open("t-0", fs=after) as again:
+                assert [record.value for record in again.read(0)] == shown
+
+
+def many(count: int) -> tuple[bytearray, int]:
+    """More batches than are looked at at once, and the size of each."""
+    one = bytearray(encode([(None, b"x")], leader_epoch=0))
+    data = bytearray()
+    for at in range(count):
+        one[:8] = at.to_bytes(8, "big")
+        data += one
+    return data, len(one)
+
+
+def test_a_torn_head_far_into_a_segment_says_nothing_of_what_was_on_disk(tmp_path: Path) -> None:
+    """It is behind the recovery point, whatever offset it has; so it is cut, where damage below would be an error."""
+    data, size = many(4_200)
+    torn = bytearray(data[3 * size : 4 * size])
+    torn[-1] ^= 1
+    path = crashed(tmp_path / "d-0", bytes(data + torn))
+    (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 4200\n")
+    with logcore.open(path) as log:
+        assert log.recovery_report is not None
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), size)
+        assert log.recovery_report.checked_bytes == size
+        assert log.append(b"next").offset == 4_200
+
+
+def test_damage_far_into_a_segment_is_said_to_be_there(tmp_path: Path) -> None:
+    (tmp_path / "orders-0").mkdir()
+    data, size = many(5_000)
+    data[4_500 * size + 61] ^= 1
+    (tmp_path / "orders-0" / LOG).write_bytes(data)
+    (tmp_path / "orders-0" / f"{5_000:020d}.log").write_bytes(b"")
+    with logcore.open(tmp_path / "orders-0", on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        (damage,) = log.recovery_report.damage
+        assert (damage.first_offset, damage.next_offset, damage.position) == (4_500, 5_000, 4_500 * size)
+        assert [record.offset for record in log.read(4_501, 4_503)] == [4_501, 4_502]
+
+
+def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(6):
+            log.append(b"%d" % at * 32)
+    (path.parent / RECOVERY_POINT).unlink()
+    data = bytearray((path / LOG).read_bytes())
+    data[80] ^= 1
+    (path / LOG).write_bytes(data)
+    with pytest.raises(logcore.CorruptLogError, match="middle"):
+        logcore.open(path)
+    with logcore.open_dir(tmp_path, on_corruption="quarantine") as logdir:
+        log = logdir.partition("orders", 0)
+        assert log.recovery_report is not None
+        assert [(one.first_offset, one.next_offset) for one in log.recovery_report.damage] == [(0, 2)]
+        assert [record.offset for record in log.read(2)] == [2, 3, 4, 5]
+        with pytest.raises(logcore.CorruptBatchError):
+            list(log.read(0))
+        assert log.append(b"next").offset == 6
+    with pytest.raises(logcore.InvalidConfigError, match="'fail' or 'quarantine'"):
+        logcore.open(path, on_corruption="ignore")  # type: ignore[arg-type]
+
+
+def killed(times: list[int], **config: Any) -> SimulatedDisk:
+    """A log of records of these times, on disk up to the recovery point, as a crash leaves it."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, config={"index.interval.bytes": 100, **config})
+    for at in times:
+        log.append(b"x" * 50, timestamp_ms=at)
+    log.flush()
+    disk.advance(10_000)
+    log.tick()
+    disk.kill()
+    return disk
+
+
+def test_a_lost_time_index_is_not_taken_for_one_without_times() -> None:
+    disk = killed([*range(1000, 1050), *[-1] * 50])
+    disk.replace(f"/t-0/{0:020d}.timeindex", b"")
+    with logcore.open("t-0", fs=disk, config={"index.interval.bytes": 100}) as log:
+        assert log.offset_for_timestamp(1010) == 10
+        assert log._active.largest_timestamp == 1049
+
+
+def test_a_log_that_is_made_anew_has_one_file_open() -> None:
+    disk = killed([1000] * 20)
+    disk.replace("/t-0/logcore.unsynced", b"")
+    disk.replace("/recovery-point-offset-checkpoint", None)
+    with logcore.open("t-0", fs=disk) as log:
+        assert sum(path.endswith((LOG, ".tmp")) for path in disk.open_handles) == 1
+        assert len(list(log.read(0))) == 20
+    assert "/t-0/logcore.unsynced" not in disk.files()
+
+
+def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_clean() -> None:
+    disk = killed([1000] * 20)
+    before = len(disk.operations)
+    with logcore.open_dir("/", fs=disk) as logdir:
+        assert not logdir.was_clean
+        for _ in range(20):
+            logdir.partition("t", 0).append(b"x" * 500)
+    name = f"/t-0/{20:020d}.timeindex"
+    done = [str(operation) for operation in disk.operations[before:]]
+    assert done.index("rename /.kafka_cleanshutdown") > done.index(f"fsync {name}")
+    whole = disk.files()[name]
+    for state in disk.crash_states():
+        if "/.kafka_cleanshutdown" in state.files:
+            assert state.files.get(name, whole) == whole, state.what  # one that is gone is made anew
+
+
+def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> None:
+    """Memory may be all that has them."""
+    config = {"segment.bytes": 300}
+    disk = killed([1000] * 6, **config)
+    disk.replace("/t-0/logcore.unsynced", b"")
+    disk.replace("/recovery-point-offset-checkpoint", None)
+    before = {path: disk.identity(path) for path in disk.files() if path.endswith(".log")}
+    last = max(before)
+    disk.flip(last, 70)
+    disk.replace("/t-0/logcore.policy", b'{"durability": "always", "max_bytes": 1, "dense_from": 0}')
+    with logcore.open("t-0", fs=disk, config=config, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None and log.recovery_report.damage
+        assert all(disk.identity(path) != number for path, number in before.items())
+
+
+def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None:
+    """Kafka wrote a transaction into a log of which our note says that there are none."""
+    config = {"index.interval.bytes": 100, "segment.ms": 1 << 60}
+    disk = killed([1000] * 6, **config)
+    rows = [(b"k", b"aborted")]
+    disk_of_kafka = SimulatedDisk(disk.files())
+    with logcore.open("t-0", fs=disk_of_kafka, config=config) as log:
+        log.append_batch(encode(rows, transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
+        log.end_transaction(5, 0, commit=False)
+    name = f"/t-0/{0:020d}"
+    disk.replace(name + ".log", disk_of_kafka.files()[name + ".log"])
+    with logcore.open("t-0", fs=disk, config=config) as log:
+        assert len(list(log.read(0, isolation="read_committed"))) == 6
+    assert len(disk.files()[name + ".txnindex"]) == 34
+    with logcore.open("t-0", fs=disk) as log:  # after a crash it would be looked at again
+        assert log._notes.producers
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) -> None:
+    """Kafka syncs a segment some time after it rolled; a power cut before that leaves any indexes. It makes those above
+    the recovery point anew, and would not any more, once the directory was opened and closed here.
+    """
+    config = {"segment.bytes": 600, "index.interval.bytes": 100}
+    disk = SimulatedDisk()
+    with logcore.open_dir("d", create=True, fs=disk, config=config) as directory:
+        directory.create_topic("t", partitions=1)
+        log = directory.partition("t", 0)
+        for number in range(12):
+            batch = encode(
+                [(None, b"x" * 100, (), 1_000 + number)],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=number,
+                transactional=True,
+            )
+            log.append_batch(batch)
+            if number % 3 == 2:
+                log.end_transaction(7, 0, commit=False)
+        assert len(log._segments) > 3
+    clean = disk.files()
+    sound = {path: data for path, data in clean.items() if path.endswith(("index",))}
+    assert len([path for path in sound if path.endswith(".txnindex")]) > 1
+    for path in sound:
+        if path.endswith(".timeindex"):
+            disk.replace(path, b"\x11" * 12 + b"\x7f" * 12)
+        elif path.endswith(".txnindex"):
+            disk.replace(path, b"")
+        else:
+            disk.replace(path, b"\0\0\0\x01\0\0\0\x05" + b"\x7f" * 80)
+    disk.unlink("/d/.kafka_cleanshutdown")
+    disk.unlink("/d/recovery-point-offset-checkpoint")
+    disk.unlink("/d/t-0/logcore.policy")  # only Kafka was here
+    disk = SimulatedDisk(disk.files())
+    if is_full:
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*index", times=None))
+    with logcore.open_dir("d", fs=disk, config=config) as directory:
+        directory.partition("t", 0)
+        disk.faults = None
+    after = disk.files()
+    assert "/d/.kafka_cleanshutdown" in after
+    assert {path for path in after if path.endswith(".log")} == {path for path in clean if path.endswith(".log")}
+    *sealed, _ = sorted(path for path in clean if path.endswith(".log"))
+    for path, data in sound.items():
+        if is_full and path[: path.index(".")] + ".log" in sealed:
+            assert path not in after, "Kafka makes those that are not there"
+        else:
+            assert after[path] == data, path
+
+
+@pytest.mark.parametrize("position", [0, 3, 16, 70], ids=["offset", "far offset", "magic", "marker"])
+def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
+    """Opening looks at nothing below the recovery point, and reads what lies behind damage there through the index."""
+    config = {"segment.bytes": 3_000, "index.interval.bytes": 200}
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk, config=config) as log:
+        rows = [(None, b"x" * 50, (), disk.now_ms())]
+        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        at = log._active.size_bytes
+        log.end_transaction(7, 0, commit=False)
+        size = log._active.size_bytes - at
+        while len(log._segments) < 3:
+            log.append(b"y" * 50)
+        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=1, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        log.roll()
+        end = log.log_end_offset
+        first, second = log._segments[:2]
+    files = disk.files()
+    broken = bytearray(files[first.path])
+    broken[at + position] ^= 64
+    point = second.base_offset - 1 if position < size else first.base_offset
+    files |= {first.path: bytes(broken), "/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % point}
+    left = SimulatedDisk({path: data for path, data in files.items() if "clean" not in path})
+    with logcore.open("t-0", fs=left, config=config) as log:
+        assert log.log_end_offset == end
+        assert log.get(first.base_offset + 20).value == b"y" * 50
+    assert left.files()[first.file(".index")] == files[first.file(".index")]
+
+
+def test_an_index_that_was_wrong_is_gone_before_the_recovery_point_moves() -> None:
+    disk, config = SimulatedDisk(), {"segment.bytes": 300}
+    with logcore.open("t-0", create=True, fs=disk, config=config) as log:
+        for number in range(8):
+            log.append(b"%d" % number * 60)
+        first = log._segments[0]
+    kept = {path: data for path, data in disk.files().items() if "clean" not in path and "recovery" not in path}
+    left = SimulatedDisk({**kept, first.file(".txnindex"): bytes(34)})
+    log = logcore.open("t-0", fs=left, config=config)
+    assert not left.exists(first.file(".txnindex")) and log.recovery_point == 8
+    for state in left.crash_states():
+        point = state.files.get("/recovery-point-offset-checkpoint")
+        assert point is None or first.file(".txnindex") not in state.files, state
+    left.crash()
+
+
+def test_an_opening_that_fails_leaves_no_file_open() -> None:
+    disk = written_disk()
+    for at in range(1, 200):
+        disk.faults = FaultPlan(Fault("*", errno.EIO, at=at))
+        with contextlib.suppress(logcore.LogcoreError):
+            logcore.open("t-0", fs=disk).close()
+        gc.collect()  # the traceback held a segment
+        assert not disk.open_handles, at
+        if not disk.faults.hits:
+            break
+    else:
+        pytest.fail("no opening came to its end")
+    disk.faults = None
+
+
+def written_disk() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk)
+    log.append(b"one")
+    disk.kill()
+    return disk
+
+
+@pytest.mark.parametrize("left", [".log.deleted", ".log.cleaned", ".index.tmp"])
+def test_room_for_recovery_is_made_of_what_a_crash_left(left: str) -> None:
+    """A torn tail is put aside before it is cut, and on a full disk there was no room for it but that of leftovers."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    for _ in range(20):
+        log.append(b"v" * 300)
+    path = log._active.path
+    disk.kill()
+    files = {**disk.files(), path: disk.files()[path][:-50], path.removesuffix(".log") + left: bytes(8_000)}
+    room = sum(map(len, files.values())) + 100
+    full = SimulatedDisk(files, capacity_bytes=room)
+    with logcore.open("t-0", fs=full) as log:
+        assert log.log_end_offset == 19
+        report = log.recovery_report
+        assert report is not None and report.quarantine_path is not None
+    without = {name: data for name, data in files.items() if not name.endswith(left)}
+    small = SimulatedDisk(without, capacity_bytes=sum(map(len, without.values())) + 100)
+    for _ in range(2):
+        with pytest.raises(logcore.DiskFullError):
+            logcore.open("t-0", fs=small)
+        assert not [name for name in small.files() if "quarantine" in name], "each try leaves another one"
+
+
+def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
+    """It had opened the old file, and the recovery point spoke of the new one: all reading was an error."""
+    disk = SimulatedDisk()
+    writer = logcore.open("t-0", create=True, fs=disk, durability="always")
+    for number in range(5):
+        writer.append(b"old%d" % number)
+    real, acted = disk.open, []
+
+    def opened(path: str, **options: Any) -> int:
+        handle = real(path, **options)
+        if path.endswith(".log") and not acted:
+            acted.append(path)
+            writer.truncate(0)
+            for number in range(20):
+                writer.append(b"new%d" % number)
+            writer.flush()
+            writer._save_recovery_point_locked()
+        return handle
+
+    disk.open = opened  # type: ignore[method-assign]
+    with logcore.open("t-0", read_only=True, fs=disk) as log:
+        assert {record.value[:3] for record in log.read(0) if record.value} <= {b"old", b"new"}
+        log.refresh()
+        assert [record.value for record in log.read(0)] == [b"new%d" % number for number in range(20)]
+    writer.close()
+
+
+def test_a_directory_that_goes_under_a_reader(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append(b"one")
+    with logcore.open(tmp_path / "t-0", read_only=True) as log:
+        shutil.rmtree(tmp_path / "t-0")
+        with pytest.raises(logcore.LogNotFoundError):
+            log.refresh()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_length_that_turned_makes_no_tail_of_the_last_batch(is_clean: bool, count: int) -> None:
+    """One bit less in its length, and what was left of the last batch that was on disk looked like a torn tail: it was
+    cut off the file, and opening called the rest sound.
+    """
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 200}
+    with logcore.open("t-0", create=True, fs=disk, config=config) as log:
+        for number in range(count):
+            log.append(b"%d" % number * 40)
+        at = next(batch.position for batch in log.batches(count - 1))
+        path = log._active.path
+    files = {name: data for name, data in disk.files().items() if is_clean or "clean" not in name}
+    for bit in [bit for bit in (1, 2, 4, 8, 16, 32) if files[path][at + 11] & bit]:
+        bad = bytearray(files[path])
+        bad[at + 11] ^= bit
+        left = SimulatedDisk({**files, path: bytes(bad)})
+        with pytest.raises(logcore.CorruptLogError, match="this batch was on disk"):
+            logcore.open("t-0", fs=left, config=config)
+        assert left.files()[path] == bytes(bad)
+        with logcore.open("t-0", fs=left, config=config, on_corruption="quarantine") as log:
+            assert log.recovery_report is not None and log.recovery_report.damage[0].first_offset == count - 1

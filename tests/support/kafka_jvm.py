@@ -1,0 +1,205 @@
+"""Apache Kafka in a Java process of its own, for the tests that are marked interop.
+
+classes() has Maven fetch Kafka's jars once; Storage speaks with tests/data/kafka/Storage.java, which holds Kafka's own
+log, loader and cleaner. Everything is skipped, with what to install, where Java or Maven is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from support.vectors import DATA
+
+SOURCES = DATA / "kafka"
+
+
+@functools.cache
+def classes() -> Path:
+    """A folder of jars: Kafka, of the version in pom.xml, and what it needs."""
+    for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program}: apt-get install {package}")
+    versions = re.findall(r"<artifactId>kafka_2.13</artifactId>\s*<version>(.*)</version>", _pom().read_text())
+    folder = Path(__file__).parents[2] / "build" / f"kafka-{versions[0]}"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=_made(folder.parent)) as scratch:
+            shutil.copy(_pom(), scratch)
+            jars = Path(scratch) / "jars"
+            goal = ["dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
+            done = subprocess.run(
+                ["mvn", "-q", "-B", "-f", f"{scratch}/pom.xml", *goal],
+                capture_output=True, text=True, check=False, timeout=600,
+            )  # fmt: skip
+            if done.returncode:
+                pytest.skip(f"Maven could not fetch Kafka: {(done.stdout + done.stderr)[-300:]}")
+            jars.rename(folder)
+    return folder
+
+
+def _pom() -> Path:
+    return SOURCES / "pom.xml"
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def dump(path: Path, *options: str) -> str:
+    """The dump tool in a process of its own."""
+    command = ["java", "-cp", f"{classes()}/*", "kafka.tools.DumpLogSegments", "--files", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+class KafkaError(Exception):
+    """What Kafka threw; name: of its class, without the package."""
+
+    def __init__(self, name: str, trace: str) -> None:
+        super().__init__(trace)
+        self.name = name
+
+
+class Storage:
+    """Kafka's storage classes, one request at a time. options: for Java; by default those for a quick start."""
+
+    def __init__(self, *options: str) -> None:
+        options = options or ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = ["java", *options, "-cp", f"{classes()}/*"]
+        self.process = subprocess.Popen(
+            [*command, str(SOURCES / "Storage.java")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        process = self.process
+        try:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait(20)
+        except (OSError, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+            self._errors.close()
+
+    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        """Raises KafkaError when Kafka throws."""
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps({"do": what, **more}, default=os.fspath) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            pytest.fail(f"Kafka's process ended: {self._errors.read()[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise KafkaError(answer["error"], answer["trace"])
+        return answer
+
+    def dump(self, path: Path, *options: str) -> str:
+        """What kafka-dump-log prints of a file."""
+        return str(self.ask("dump", arguments=["--files", str(path), *options])["text"])
+
+
+class Broker:
+    """A broker of one node in KRaft mode, on loopback; its partitions are in folder / "data".
+
+    A second Broker on the same folder goes on with what the first one left.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self.address = f"127.0.0.1:{_free_port()}"
+        controller = f"127.0.0.1:{_free_port()}"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@{controller}",
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.address}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": self.data,
+            "metadata.log.dir": folder / "meta",
+            "log.cleaner.backoff.ms": 100,
+            "log.cleaner.dedupe.buffer.size": 4 << 20,
+            "log.flush.start.offset.checkpoint.interval.ms": 100,
+            "log.initial.task.delay.ms": 100,
+            "log.retention.check.interval.ms": 200,
+            "group.initial.rebalance.delay.ms": 0,
+        }
+        for topic in ("offsets.topic", "transaction.state.log"):
+            settings |= {f"{topic}.replication.factor": 1, f"{topic}.num.partitions": 1}
+        settings["transaction.state.log.min.isr"] = 1
+        file = folder / "server.properties"
+        is_new = not file.exists()
+        file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{classes()}/*"]
+        if is_new:
+            options = ["format", "-t", "ASNFZ4mrze9-3LqYdlQyEA", "-c", str(file)]
+            subprocess.run([*java, "kafka.tools.StorageTool", *options], check=True, capture_output=True, timeout=60)
+        self._output = (folder / "output").open("a+")
+        self.process = subprocess.Popen(
+            [*java, "kafka.Kafka", str(file)], stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        host, port = self.address.split(":")
+        until = time.monotonic() + 60
+        while True:
+            with socket.socket() as one:
+                if one.connect_ex((host, int(port))) == 0:
+                    break
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.kill()
+                pytest.fail(f"the broker does not start: {self.output()[-2000:]}")
+            time.sleep(0.1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.stop() if kind is None else self.kill()
+
+    def stop(self) -> None:
+        """A clean shutdown."""
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        finally:
+            self.kill()
+        assert self.process.returncode == 143, self.output()  # by SIGTERM
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+    def output(self) -> str:
+        return Path(self._output.name).read_text()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

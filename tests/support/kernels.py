@@ -1,0 +1,15 @@
+"""Both forms of the kernels, for tests that run on each."""
+
+from __future__ import annotations
+
+import pytest
+
+from logcore.kernels import plain
+
+try:
+    from logcore.kernels import _compiled as compiled
+except ImportError:
+    compiled = None
+
+needs_compiler = pytest.mark.skipif(compiled is None, reason="no C compiler built the compiled kernels")
+KERNELS = [plain] if compiled is None else [plain, compiled]

@@ -1,0 +1,58 @@
+"""Runs the examples of a page of the documents."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Block(NamedTuple):
+    language: str
+    words: list[str]
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    found: list[Block] = []
+    opened: tuple[int, list[str]] | None = None
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("```"):
+            continue
+        if opened is None:
+            opened = number, line[3:].split()
+            continue
+        start, words = opened
+        # As many empty lines before it as in the page, so that a traceback names the page's own line.
+        text = "\n" * start + "\n".join(lines[start : number - 1]) + "\n"
+        found.append(Block(words[0] if words else "", words[1:], text, start))
+        opened = None
+    assert opened is None, f"{page}: the fence in line {opened[0] if opened else 0} is not closed"
+    return found
+
+
+def shell(text: str, directory: Path) -> None:
+    commands = directory / ".bin"
+    commands.mkdir(exist_ok=True)
+    (commands / "logcore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m logcore "$@"\n')
+    (commands / "logcore").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-e", "-c", text], cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_blocks(page: Path, directory: Path) -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if "no-run" in block.words:
+            continue
+        if block.language == "python":
+            exec(compile(block.text, str(page), "exec"), names)
+        elif block.language == "sh":
+            shell(block.text, directory)

@@ -1,0 +1,770 @@
+"""Crashes and errors of a real operating system: what runs, where it is struck, and how the outcome is judged.
+
+A workload runs in a process of its own on a `StrikingFS`, the operating system's files with their changes counted; at
+the one chosen something happens to it: the process kills itself, the power is cut, the disk fails. It tells its parent
+over a pipe what it is about to ask for and what it was told. The parent judges what is left with the oracle of
+logcore.testing.
+
+Rules:
+- A message is sent before a call and after it, so whatever arrived is true: the striking is done by the process itself,
+  between two of its messages.
+- Everything follows from a workload's name, a policy, a seed and the place of the strike; a failure names all four.
+- Paths are relative to the working directory, which is the disk: "./t-0/..." for a log, "./d/..." for topics.
+
+To add a workload: a function that takes its worker, and a line in WORKLOADS; what a log must hold is known to
+LogWorker and LogWitness. This module starts no threads, and does not know how power is cut (test_power.py).
+
+As a program, it runs one workload and sends the messages to its standard output; test_kills.py runs it under strace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import random
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO
+
+import attrs
+
+from logcore import recordbatch
+from logcore.errors import DiskFullError, LogcoreError, LogFailedError, ResourceError
+from logcore.fs import Data, OsFS
+from logcore.kernels import Record
+from logcore.log import Log, open_log
+from logcore.logdir import LogDir, open_dir
+from logcore.testing.oracle import FoundLog, LogHistory, recover_log
+
+POLICIES = ("always", "group", "every(3)", "interval(20)", "os")
+CONFIG: dict[str, Any] = {"segment.bytes": 600, "index.interval.bytes": 100, "batch.size": 200}
+NOW_MS = 10**13  # of records, so that no producer expires
+Tell = Callable[..., None]
+Trouble = Callable[[str, int | str], AbstractContextManager[object]]
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+class RealDisk(OsFS):
+    """The files below the working directory, with what the oracle of the simulated disk asks of a disk."""
+
+    skipped_ms = 0
+
+    def real_path(self, path: str) -> str:
+        return os.path.join(".", os.path.relpath(path))
+
+    def files(self) -> dict[str, bytes]:
+        found = {}
+        for directory, _, names in os.walk("."):
+            for name in names:
+                path = os.path.join(directory, name)
+                with open(path, "rb") as file:
+                    found[path] = file.read()
+        return found
+
+    view = files
+
+    def content(self, path: str) -> bytes:
+        return self.files()[path]
+
+    def note_read(self, path: str) -> None: ...
+
+    def is_as(self, before: dict[str, bytes]) -> bool:
+        return self.files() == before
+
+    @property
+    def open_handles(self) -> list[str]:
+        return list(self._paths.values())
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.skipped_ms
+
+
+#: One for the whole process: each notes for good that it wants to know of forks.
+DISK = RealDisk()
+
+
+@attrs.frozen
+class Site:
+    """A change that the library makes on disk: operation, kind of file, and the line of code that makes it."""
+
+    operation: str
+    file: str
+    caller: str
+
+
+def _kind(operation: str, path: str) -> str:
+    if operation in ("mkdir", "rmdir", "sync_dir"):
+        return "log directory" if path in (".", "./d") else "partition directory"
+    return re.sub(r"\d{2,}|(?<=-)\d", "N", os.path.basename(path))
+
+
+@attrs.frozen
+class Strike:
+    """What happens in the operation with this number: before it, or when this part of its write is done."""
+
+    at: int
+    part: float = 0.0
+    trouble: Trouble | None = None  # None: SIGKILL
+
+
+@contextlib.contextmanager
+def kill(operation: str, file: int | str) -> Iterator[None]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield
+
+
+class StrikingFS(RealDisk):
+    """Counts what changes the disk, and lets the strike fall."""
+
+    def __init__(self, strike: Strike | None = None) -> None:
+        super().__init__()
+        self.strike = strike
+        self.sites: list[Site] = []
+
+    def _step(self, operation: str, file: int | str) -> AbstractContextManager[object]:
+        caller = sys._getframe(2)
+        path = self.path_of(file) if isinstance(file, int) else file
+        where = f"{caller.f_globals['__name__'].rpartition('.')[2]}.{caller.f_code.co_name}:{caller.f_lineno}"
+        self.sites.append(Site(operation, _kind(operation, path), where))
+        if self.strike is None or len(self.sites) - 1 != self.strike.at:
+            return contextlib.nullcontext()
+        return (self.strike.trouble or kill)(operation, file)
+
+    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int:
+        with self._step("create", path) if create and not self.exists(path) else contextlib.nullcontext():
+            return super().open(path, write=write, create=create, exclusive=exclusive)
+
+    def pwrite(self, handle: int, data: Data, position: int) -> None:
+        strike, number = self.strike, len(self.sites)
+        if strike is not None and strike.at == number and strike.part:
+            os.pwrite(handle, memoryview(data)[: int(len(data) * strike.part)], position)
+        with self._step("pwrite", handle):
+            super().pwrite(handle, data, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        with self._step("truncate", handle):
+            super().truncate(handle, size)
+
+    def fdatasync(self, handle: int) -> None:
+        with self._step("fdatasync", handle):
+            super().fdatasync(handle)
+
+    def fsync(self, handle: int) -> None:
+        with self._step("fsync", handle):
+            super().fsync(handle)
+
+    def mkdir(self, path: str) -> None:
+        with self._step("mkdir", path):
+            super().mkdir(path)
+
+    def rename(self, source: str, target: str) -> None:
+        with self._step("rename", target):
+            super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        with self._step("unlink", path):
+            super().unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        with self._step("rmdir", path):
+            super().rmdir(path)
+
+    def sync_dir(self, path: str) -> None:
+        with self._step("sync_dir", path):
+            super().sync_dir(path)
+
+
+# -- one log: the process that writes it, and the parent that knows what it must hold -------------------------------
+
+
+class LogWorker:
+    """Calls on one log, each told before and after. Values name the seed, so that no two stages write the same."""
+
+    def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
+        self.fs, self.durability, self.seed, self.tell = fs, durability, seed, tell
+        self.rng = random.Random(seed)
+        self.count = self.sequence = 0
+        self.log: Log | None = None
+
+    def open(self) -> Log:
+        self.log = open_log("t-0", create=True, config=CONFIG, durability=self.durability, fs=self.fs)
+        start = self.log.log_start_offset
+        self.tell("found", start, list(self.log.read(start)))
+        return self.log
+
+    @property
+    def opened(self) -> Log:
+        return self.log or self.open()
+
+    def close(self) -> None:
+        log, self.log = self.opened, None
+        try:
+            log.close()
+        except LogcoreError:
+            self.log = log
+            raise
+        self.tell("acknowledge", log.log_end_offset, "disk")
+
+    def _rows(self, count: int) -> list[tuple[bytes | None, bytes, tuple[tuple[str, bytes | None], ...], int]]:
+        rows: list[Any] = []
+        for _ in range(count):
+            self.count += 1
+            value = b"%d.%d." % (self.seed, self.count)
+            headers = (("h", None),) if self.count % 5 == 0 else ()
+            key = b"k" if self.count % 2 else None
+            rows.append((key, value * self.rng.randrange(1, 12), headers, NOW_MS + self.count))
+        return rows
+
+    def _store(self, rows: list[Any], call: Callable[[Log], Any]) -> None:
+        log = self.opened
+        end = log.log_end_offset
+        records = [Record(end + at, row[3], row[0], row[1], row[2]) for at, row in enumerate(rows)]
+        self.tell("issue", records)
+        try:
+            receipt = call(log)
+        except LogcoreError:
+            if not log.has_failed:
+                self.tell("take_end", log.log_end_offset)
+            raise
+        assert (receipt.offset, receipt.last_offset) == (end, end + len(rows) - 1), receipt
+        self.tell("acknowledge", receipt.last_offset + 1, receipt.durability)
+
+    def append(self, count: int = 0, level: Any = None) -> None:
+        """One record as such, or several as one append."""
+        rows = self._rows(count or self.rng.randrange(1, 4))
+        if len(rows) == 1:
+            key, value, headers, time = rows[0]
+            self._store(
+                rows, lambda log: log.append(value, key=key, headers=headers, timestamp_ms=time, durability=level)
+            )
+        else:
+            self._store(rows, lambda log: log.append_many(rows, durability=level))
+
+    def append_sequenced(self) -> None:
+        """A batch of an idempotent producer."""
+        rows = self._rows(2)
+        data = recordbatch.encode(rows, producer_id=7, producer_epoch=0, base_sequence=self.sequence)
+        self._store(rows, lambda log: log.append_batch(data))
+        self.sequence += len(rows)
+
+    def flush(self) -> None:
+        log = self.opened
+        end = log.log_end_offset
+        log.flush()
+        self.tell("acknowledge", end, "disk")
+
+    def tick(self) -> None:
+        """Long enough after the last call that all is due: a sync, a recovery point, the removal of deleted files."""
+        self.fs.skipped_ms += 100_000
+        self.opened.tick()
+
+    def roll(self) -> None:
+        self.opened.roll()
+
+    def delete(self, part: float) -> None:
+        log = self.opened
+        before = log.log_start_offset + int((log.high_watermark - log.log_start_offset) * part)
+        self.tell("delete", before)
+        log.delete_records(before)
+        self.tell("deleted")
+
+    def truncate(self, part: float) -> None:
+        log = self.opened
+        offset = log.log_start_offset + int((log.log_end_offset - log.log_start_offset) * part)
+        self.tell("truncate", offset)
+        log.truncate(offset)
+        self.tell("truncated")
+
+    def after(self, error: LogcoreError) -> None:
+        """A call has failed. A poisoned log stays so; any other goes on. Then it is closed."""
+        log, self.log = self.log, None
+        self.tell("failed", type(error).__name__, log is not None and log.has_failed)
+        if log is None or log._closed:
+            return
+        if log.has_failed:
+            try:
+                log.append(b"refused")
+            except LogFailedError:
+                pass
+            else:
+                raise AssertionError("a log that has failed takes an append") from error
+        elif isinstance(error, (DiskFullError, ResourceError)):
+            self.log = log
+            with contextlib.suppress(LogcoreError):
+                self.append(1)
+        with contextlib.suppress(LogcoreError):
+            log.close()
+
+
+class LogWitness:
+    """The parent's side: what one log must hold. kind: of the crash, "kill" or "power"."""
+
+    def __init__(self, durability: str, kind: Any) -> None:
+        self.durability, self.kind = durability, kind
+        self.history = LogHistory(durability)
+        self.failed: tuple[str, bool] | None = None  # the error of the last stage, and whether the log was poisoned
+
+    def hear(self, name: str, *args: Any) -> None:
+        if name == "found":
+            found = FoundLog(*args)
+            self.history.judge(found, self.kind)
+            self.history.take(found)
+        elif name == "failed":
+            self.failed = args[0], args[1]
+        else:
+            getattr(self.history, name)(*args)
+
+    def hear_late(self, name: str, *args: Any) -> None:
+        """What a process says that is dying by another's hand: what it asks for may be there, no answer counts."""
+        if name in ("issue", "delete"):
+            self.hear(name, *args)
+
+    def check(self, *, thorough: bool) -> None:
+        """Opens what is left, as its owner would."""
+        found = recover_log(DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough)  # type: ignore[arg-type]
+        self.history.judge(found, self.kind)
+        self.history.take(found)
+        self.probed()
+
+    def probed(self) -> None:
+        """A check ends with an append, which is then as safe as all before it."""
+        end = len(self.history.records)
+        self.history.issue([Record(end, 0, None, b"probe")])
+        self.history.acknowledge(end + 1, "disk")
+
+
+# -- a directory of topics -------------------------------------------------------------------------------------------
+
+
+class TopicsWorker:
+    """Topics that come and go, with records in them. What is said of a partition's log is sent under its name."""
+
+    def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
+        self.fs, self.durability, self.seed, self.tell = fs, durability, seed, tell
+        self.directory: LogDir | None = None
+        self.logs: dict[str, LogWorker] = {}
+
+    def open(self) -> None:
+        self.directory = open_dir("d", create=True, config=CONFIG, durability=self.durability, fs=self.fs)
+        self.logs = {}
+        self.tell("topics", {name: self.directory.partitions(name) for name in self.directory.topics()})
+
+    def close(self) -> None:
+        assert self.directory is not None
+        self.directory.close()
+        for worker in self.logs.values():
+            assert worker.log is not None
+            worker.tell("acknowledge", worker.log.log_end_offset, "disk")
+        self.logs = {}
+
+    def create(self, name: str, partitions: int) -> None:
+        assert self.directory is not None
+        self.tell("creating", name, tuple(range(partitions)))
+        self.directory.create_topic(name, partitions)
+        self.tell("created", name)
+
+    def delete(self, name: str) -> None:
+        assert self.directory is not None
+        self.tell("deleting", name)
+        self.directory.delete_topic(name)
+        self.tell("deleted", name)
+        self.logs = {key: worker for key, worker in self.logs.items() if not key.startswith(f"{name}-")}
+
+    def append(self, name: str, partition: int) -> None:
+        assert self.directory is not None
+        key = f"{name}-{partition}"
+        if key not in self.logs:
+            worker = LogWorker(self.fs, self.durability, self.seed, lambda *message: self.tell("log", key, *message))
+            worker.log = self.directory.partition(name, partition)
+            self.logs[key] = worker
+        self.logs[key].append()
+
+    def after(self, error: LogcoreError) -> None:
+        self.tell("failed", type(error).__name__, any(worker.opened.has_failed for worker in self.logs.values()))
+        if self.directory is not None:
+            with contextlib.suppress(LogcoreError):
+                self.directory.close()
+
+
+class TopicsWitness:
+    """The parent's side: which topics must be there, which may, and what their logs must hold."""
+
+    def __init__(self, durability: str, kind: Any) -> None:
+        self.durability, self.kind = durability, kind
+        self.must: set[str] = set()
+        self.may: set[str] = set()
+        self.partitions: dict[str, tuple[int, ...]] = {}
+        self.logs: dict[str, LogWitness] = {}
+        self.failed: tuple[str, bool] | None = None
+
+    def hear(self, name: str, *args: Any) -> None:
+        if name == "failed":
+            self.failed = args[0], args[1]
+        elif name == "log":
+            self.logs[args[0]].hear(*args[1:])
+        elif name == "topics":
+            found = args[0]
+            assert self.must <= set(found) <= self.may, f"topics {sorted(found)}, not {self.must} to {self.may}"
+            for topic, partitions in found.items():
+                assert partitions == self.partitions[topic], f"partitions {partitions} of {topic}"
+            self.must = self.may = set(found)
+        elif name == "creating":
+            self.may = self.may | {args[0]}
+            self.partitions[args[0]] = args[1]
+            self.logs |= {f"{args[0]}-{number}": LogWitness(self.durability, self.kind) for number in args[1]}
+        elif name == "created":
+            self.must = self.must | {args[0]}
+        elif name == "deleting":
+            self.must = self.must - {args[0]}
+        elif name == "deleted":
+            self.may = self.may - {args[0]}
+
+    def check(self, *, thorough: bool) -> None:
+        """Opens what is left, as its owner would, and once more."""
+        for is_again in (False, True):
+            before = DISK.files()
+            with open_dir("d", create=True, config=CONFIG, durability=self.durability, fs=DISK) as directory:
+                self.hear("topics", {name: directory.partitions(name) for name in directory.topics()})
+                if not is_again:
+                    name = f"probe{len(self.partitions)}"
+                    self.hear("creating", name, (0,))
+                    directory.create_topic(name)
+                    self.hear("created", name)
+                keys = {f"{name}-{number}": (name, number) for name in self.must for number in self.partitions[name]}
+                assert {entry.name for entry in os.scandir("d") if entry.is_dir()} == set(keys), "topics not as listed"
+                for key, place in keys.items():
+                    log = directory.partition(*place)
+                    start = log.log_start_offset
+                    self.logs[key].hear("found", start, list(log.read(start)))
+                    if not is_again:
+                        log.append(b"probe", timestamp_ms=0)
+                        self.logs[key].probed()
+        assert DISK.files() == before, "opening again changes the files"
+        assert not DISK.open_handles, f"still open: {DISK.open_handles}"
+
+
+# -- workloads -------------------------------------------------------------------------------------------------------
+
+
+def appends(w: LogWorker) -> None:
+    for level in (None, "os", None, "disk", None):
+        w.append(level=level)
+    w.close()
+
+
+def rolls(w: LogWorker) -> None:
+    for _ in range(2):
+        w.append()
+        w.roll()
+    w.append(12)  # over several segments
+    w.append()
+
+
+def flushes(w: LogWorker) -> None:
+    for _ in range(2):
+        w.append(level="os")
+        w.flush()
+        w.append()
+        w.tick()
+
+
+def truncates(w: LogWorker) -> None:
+    w.append(12)
+    w.truncate(0.8)
+    w.append()
+    w.truncate(w.rng.random())
+    w.append()
+    w.truncate(0)
+    w.append()
+
+
+def deletes(w: LogWorker) -> None:
+    w.append(16)
+    w.delete(0.4)
+    w.append()
+    w.delete(w.rng.random())
+    w.append(level="os")
+    w.delete(1)
+    w.tick()
+    w.append()
+
+
+def reopens(w: LogWorker) -> None:
+    for _ in range(3):
+        w.append()
+        w.close()
+    w.append()
+
+
+def sequences(w: LogWorker) -> None:
+    for _ in range(3):
+        w.append_sequenced()
+        w.append()
+        w.roll()
+    w.close()
+
+
+def goes_on(w: LogWorker) -> None:
+    """Mostly what opening does, and so the recovery from the stage before."""
+    w.append()
+    w.close()
+
+
+def topics(w: TopicsWorker) -> None:
+    w.open()
+    w.create("a", 2)
+    w.append("a", 0)
+    w.append("a", 1)
+    w.create("b", 1)
+    w.append("b", 0)
+    w.delete("a")
+    w.create("a", 1)
+    w.append("a", 0)
+    w.close()
+    w.open()
+    w.append("b", 0)
+    w.delete("b")
+    w.close()
+
+
+def goes_on_with_topics(w: TopicsWorker) -> None:
+    w.open()
+    w.create(f"c{w.seed}", 1)
+    w.close()
+
+
+@attrs.frozen
+class Workload:
+    """A function and who runs and judges it. then: what comes after a crash of it, to be crashed as well."""
+
+    run: Callable[[Any], None]
+    worker: type[Any] = LogWorker
+    witness: type[Any] = LogWitness
+    then: Callable[[Any], None] = goes_on
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        *(Workload(run) for run in (appends, rolls, flushes, truncates, deletes, reopens, sequences, goes_on)),
+        *(Workload(run, TopicsWorker, TopicsWitness, goes_on_with_topics) for run in (topics, goes_on_with_topics)),
+    )
+}
+
+
+# -- running them ----------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Outcome:
+    """What a process said, the changes it made on disk if it came to its end, and how it ended."""
+
+    messages: list[tuple[Any, ...]]
+    sites: list[Site]
+    was_killed: bool
+
+    @classmethod
+    def of(cls, messages: Iterable[tuple[Any, ...]], exit_code: int) -> Outcome:
+        said = list(messages)
+        if exit_code not in (0, -signal.SIGKILL):
+            raise AssertionError(f"the process failed:\n{said[-1][-1] if said else exit_code}")
+        sites = said.pop()[1] if exit_code == 0 else []
+        return cls(said, sites, exit_code != 0)
+
+
+def heard(pipe: BinaryIO) -> Iterator[tuple[Any, ...]]:
+    """The messages that arrived whole."""
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            yield pickle.load(pipe)
+
+
+def conduct(workload: Workload, durability: str, seed: int, fs: RealDisk, pipe: int, *, may_fail: bool) -> int:
+    """The process: runs a workload and returns its exit code. may_fail: whether declared errors are expected."""
+
+    def tell(*message: Any) -> None:
+        rest = memoryview(pickle.dumps(message))
+        while rest:
+            rest = rest[os.write(pipe, rest) :]
+
+    worker = workload.worker(fs, durability, seed, tell)
+    try:
+        try:
+            workload.run(worker)
+        except LogcoreError as error:
+            if not may_fail:
+                raise
+            worker.after(error)
+        tell("sites", fs.sites if isinstance(fs, StrikingFS) else [])
+        return 0
+    except BaseException:
+        tell("error", traceback.format_exc())
+        return 1
+
+
+def fork(run: Callable[[int], int]) -> tuple[int, BinaryIO]:
+    """Runs run(pipe) in a child process, which ends with the exit code it returns; (its id, the pipe to read)."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reader)
+            code = run(writer)
+        except BaseException:
+            os.write(writer, pickle.dumps(("error", traceback.format_exc())))
+        finally:
+            os._exit(code)
+    os.close(writer)
+    return child, os.fdopen(reader, "rb")
+
+
+def run_forked(workload: Workload, durability: str, seed: int, strike: Strike | None = None) -> Outcome:
+    may_fail = strike is not None and strike.trouble is not None
+
+    def run(pipe: int) -> int:
+        return conduct(workload, durability, seed, StrikingFS(strike), pipe, may_fail=may_fail)
+
+    child, pipe = fork(run)
+    with pipe:
+        messages = list(heard(pipe))
+    return Outcome.of(messages, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+# -- as a program ----------------------------------------------------------------------------------------------------
+
+
+def fill(durability: str, seed: int) -> int:
+    """Fills the file system of the working directory to the brim, again and again; prints what it met."""
+    rng = random.Random(seed)
+    config = {"segment.bytes": 60_000, "index.interval.bytes": 500, "file.delete.delay.ms": 0}
+    kept: list[bytes | None] = []
+    start = full = stored = 0
+
+    def bytes_of_logs() -> int:
+        return sum(entry.stat().st_size for entry in os.scandir("t-0") if entry.name.endswith(".log"))
+
+    def tried(log: Log, size: int) -> bool:
+        nonlocal full, stored
+        rows = [(None, b"%d." % (stored + at) * size) for at in range(rng.randrange(1, 4))]
+        before, end = bytes_of_logs(), log.log_end_offset
+        try:
+            receipt = log.append_many(rows)
+        except DiskFullError as error:
+            full += 1
+            assert error.retriable
+            assert not log.has_failed, "a full disk is no reason to refuse what comes later"
+            some = log.log_end_offset - end  # under "always" the first batches may stay, and the error says so
+            assert not some or (durability == "always" and error.offset == log.log_end_offset)
+            kept.extend(value for _, value in rows[:some])
+            stored += some
+            assert some or bytes_of_logs() == before, "bytes of an append that failed stay"
+            return False
+        assert receipt.offset == end
+        kept.extend(value for _, value in rows)
+        stored += len(rows)
+        return True
+
+    def opened() -> Log:
+        """To write beside a log takes room too."""
+        try:
+            return open_log("t-0", create=True, config=config, durability=durability)
+        except DiskFullError:
+            with open_log("t-0", read_only=True) as reader:
+                check(reader)
+            release("opening")
+            return open_log("t-0", create=True, config=config, durability=durability)
+
+    def close(log: Log) -> None:
+        """The marker of a clean shutdown may find no room; then it is missing, and nothing else."""
+        with contextlib.suppress(DiskFullError):
+            log.close()
+
+    def reserve() -> None:
+        """Room and names that an operator may give back, once for opening and once for deleting."""
+        for what, number in itertools.product(("opening", "deleting"), range(4)):
+            with open(f"reserve-{what}-{number}", "wb") as file:
+                file.write(bytes(8_192))
+
+    def release(what: str) -> None:
+        for number in range(4):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"reserve-{what}-{number}")
+
+    def check(log: Log) -> None:
+        assert log.log_start_offset == start
+        found = [record.value for record in log.read(start)]
+        assert found == kept[start:], f"{len(found)} of {len(kept) - start} records"
+
+    reserve()
+    ballast = os.open("ballast", os.O_RDWR | os.O_CREAT)
+    for round_ in range(4):
+        with contextlib.ExitStack() as closing:
+            log = opened()
+            closing.callback(close, log)
+            check(log)
+            for size in (4_000, 500, 60, 1):
+                while tried(log, size):
+                    pass
+            for _ in range(20):
+                tried(log, 1)
+            check(log)
+            with contextlib.suppress(DiskFullError):
+                log.flush()
+                log.tick()
+            with open_log("t-0", read_only=True) as reader:
+                check(reader)
+            with contextlib.suppress(OSError):  # the rest, to the last page
+                for page in itertools.count():
+                    os.pwrite(ballast, bytes(4096), page * 4096)
+            tried(log, 1)
+            check(log)
+            if round_ == 1:
+                close(log)
+                with contextlib.suppress(DiskFullError), open_log("t-0", config=config, durability=durability) as log:
+                    check(log)
+                with open_log("t-0", read_only=True) as reader:
+                    check(reader)
+                os.ftruncate(ballast, 0)
+                continue
+            os.ftruncate(ballast, 0)
+            middle = start + (stored - start) // 2
+            try:
+                start = log.delete_records(middle)
+            except DiskFullError as error:  # to note the new start takes room too
+                assert not log.has_failed, error
+                check(log)
+                release("deleting")
+                start = log.delete_records(middle)
+            log.tick()  # which removes what the delay has kept
+            reserve()
+            check(log)
+            assert tried(log, 1), "there is room again"
+    release("opening")
+    release("deleting")
+    with open_log("t-0", config=config, durability=durability) as log:
+        check(log)
+    print(f"{stored} records stored, {full} appends refused for lack of room, none lost")
+    return 0
+
+
+def main(task: str, durability: str, seed: str) -> int:
+    if task == "fill":
+        return fill(durability, int(seed))
+    return conduct(WORKLOADS[task], durability, int(seed), RealDisk(), 1, may_fail=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""Staged writes for tests: what the tasks and the driver of a host do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import logcore
+from logcore.config import LogConfig
+from logcore.fs import FS, OS
+from logcore.staging.manifest import Manifest, StagedFile, staging_path
+from logcore.staging.publishing import Staging
+from logcore.staging.writing import StagedWriter
+
+PARTITIONS = (0, 1)
+SMALL = {"segment.bytes": "4000", "index.interval.bytes": "200"}
+
+
+def column(values: list[bytes]) -> Any:
+    edges = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int64)
+    return np.frombuffer(b"".join(values), np.uint8), edges, None
+
+
+def rows(name: str, partition: int, count: int = 30) -> list[bytes]:
+    return [b"%s-%d-%d" % (name.encode(), partition, number) for number in range(count)]
+
+
+def stage(
+    path: Path,
+    txid: str,
+    *,
+    fs: FS = OS,
+    count: int = 30,
+    tasks: int = 2,
+    topic: str = "t",
+    name: str | None = None,
+    config: dict[str, str] | None = None,
+) -> list[StagedFile]:
+    """What tasks do: each writes its share of rows() to each partition."""
+    Staging(fs, str(path)).begin(txid)
+    files = []
+    for partition in PARTITIONS:
+        values = rows(name or txid, partition, count)
+        share = -(-count // tasks)
+        for task in range(tasks):
+            writer = StagedWriter(
+                fs, str(path), txid, topic, partition, f"{task}.{task + 7}", LogConfig.parse(config), batch_bytes=200
+            )
+            part = values[task * share : (task + 1) * share]
+            writer.append_columns(None, column(part), None, len(part))
+            files += writer.close()
+    return files
+
+
+def manifest(files: list[StagedFile], txid: str, app: str = "app", version: int = 0) -> Manifest:
+    return Manifest(app_id=app, version=version, txid=txid, files=files, topics={"t": len(PARTITIONS)})
+
+
+def publish(path: Path, txid: str, app: str = "app", version: int = 0, **how: Any) -> Staging:
+    fs = how.get("fs", OS)
+    one = Staging(fs, str(path))
+    one.publish(manifest(stage(path, txid, **how), txid, app, version))
+    return one
+
+
+def values(path: Path, partition: int, topic: str = "t") -> list[bytes | None]:
+    """All values of a partition, whose offsets must have no gap."""
+    with logcore.open(path / f"{topic}-{partition}", read_only=True) as log:
+        records = list(log.read(log.log_start_offset))
+    assert [record.offset for record in records] == list(range(len(records)))
+    return [record.value for record in records]
+
+
+def staged(path: Path) -> list[str]:
+    return sorted(os.listdir(staging_path(str(path))))
+
+
+def create(path: Path, config: dict[str, str] | None = None) -> Path:
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t", len(PARTITIONS), config=config)
+        for partition in PARTITIONS:
+            directory.partition("t", partition).append(b"before")
+    return path

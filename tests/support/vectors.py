@@ -1,0 +1,11 @@
+"""The files that Kafka and its clients wrote, and what they hold; tests/data/vectors/README.md tells of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+VECTORS = DATA / "vectors"
+EXPECTED: dict[str, Any] = json.loads((VECTORS / "expected.json").read_text())

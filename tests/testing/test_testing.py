@@ -1,0 +1,558 @@
+"""The simulated disk is as a disk may be, and the kit on it finds what is wrong and accuses nobody else.
+
+The disk is compared with the operating system's under the same calls (what programs see), and with the rules at the top
+of logcore/testing/disk.py (what a crash may leave). The crash explorer over the log is in test_crash_explorer.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib.metadata
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+import logcore
+from logcore.fs import FS, OsFS
+from logcore.testing import (
+    CrashTestError,
+    Fault,
+    FaultPlan,
+    FoundLog,
+    LogHistory,
+    LogStateMachine,
+    SimulatedCrash,
+    SimulatedDisk,
+    explore,
+    recover_log,
+    strategies,
+)
+from logcore.testing.crashstates import SECTOR
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(logcore.__file__).resolve().parents[1]
+
+
+def contents(disk: SimulatedDisk, path: str, **options: Any) -> set[bytes | None]:
+    """What a crash may leave of one file."""
+    return {state.files.get(path) for state in disk.crash_states(**options)}
+
+
+def written(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool = False) -> int:
+    handle = disk.open(path, write=True, create=True)
+    disk.pwrite(handle, data, 0)
+    if sync:
+        disk.fsync(handle)
+    return handle
+
+
+# -- what programs see -------------------------------------------------------------------------------------------
+
+
+def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
+    """One random call; what it answers, with an error as its type."""
+    path, other = (f"{root}/{rng.choice(['a', 'b', 'd/a', 'd/c', 'd', 'e'])}" for _ in range(2))
+    size, position = rng.randrange(0, 1500), rng.randrange(0, 3000)
+    handle = rng.choice(handles) if handles else -1
+    calls: list[Any] = [
+        lambda: handles.append(fs.open(path, write=True, create=True)) or None,
+        lambda: handles.append(fs.open(path, write=True, create=True, exclusive=True)) or None,
+        lambda: fs.file_size(path) if not fs.is_directory(path) else None,
+        lambda: sorted(fs.listdir(path)),
+        lambda: fs.mkdir(path),
+        lambda: fs.unlink(path),
+        lambda: fs.rmdir(path),
+        lambda: fs.rename(path, other),
+        lambda: (fs.exists(path), fs.is_directory(path)),
+        lambda: fs.sync_dir(path),
+    ]
+    if handles:
+        calls += [
+            lambda: fs.pwrite(handle, bytes([rng.randrange(1, 256)]) * size, position),
+            lambda: fs.pread(handle, size, position),
+            lambda: fs.truncate(handle, position),
+            lambda: fs.size(handle),
+            lambda: fs.fdatasync(handle),
+            lambda: bytes(fs.map(handle, fs.size(handle))) if fs.size(handle) else b"",
+        ] * 2
+    try:
+        return rng.choice(calls)()
+    except (logcore.LogcoreError, FileNotFoundError, FileExistsError) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_programs_see_what_the_operating_system_shows(seed: int, tmp_path: Path) -> None:
+    real, disk = OsFS(), SimulatedDisk()
+    disk.mkdir("/r")
+    one, other = random.Random(seed), random.Random(seed)
+    mine: list[int] = []
+    theirs: list[int] = []
+    for _ in range(120):
+        assert do(disk, "/r", one, mine) == do(real, str(tmp_path), other, theirs)
+    for handle in theirs:
+        real.close(handle)
+
+
+def test_a_mapping_shows_later_writes_and_ruins_behind_a_cut() -> None:
+    disk = SimulatedDisk()
+    handle = written(disk, "a", b"x" * 9000)
+    view = disk.map(handle, 9000)[100:]
+    disk.pwrite(handle, b"later", 100)
+    assert bytes(view[:5]) == b"later"
+    disk.truncate(handle, 4000)
+    assert bytes(view[3899:3902]) == b"x\0\0", "the rest of the page is zeros"
+    assert set(view[4096:]) == {0xDE}, "pages that are gone"
+    with pytest.raises(TypeError):
+        view[0] = 1
+
+
+def test_the_lock_excludes_a_second_writer_and_goes_with_the_crash() -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        with pytest.raises(logcore.LogLockedError):
+            logcore.open("t-0", fs=disk)
+        log.append(b"x")
+        (after,) = disk.after_crash(limit=1)
+        with logcore.open("t-0", fs=after) as again:
+            assert again.log_end_offset == 1
+    with logcore.open("t-0", fs=disk):
+        pass
+
+
+def test_a_killed_process_leaves_what_it_wrote_and_no_lock() -> None:
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, durability="os")
+    log.append(b"x")
+    disk.kill()
+    with logcore.open("t-0", fs=disk) as again:
+        assert again.log_end_offset == 1
+    del log
+    gc.collect()  # no ResourceWarning: the process it belonged to is gone
+
+
+def test_time_passes_when_told_or_waited_for() -> None:
+    disk = SimulatedDisk(now_ms=5_000)
+    disk.advance(10)
+    assert (disk.now_ms(), disk.monotonic_ms()) == (5_010, 10)
+    disk.set_wall_clock(1)
+    assert (disk.now_ms(), disk.monotonic_ms()) == (1, 10)
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append(b"x")
+        with logcore.open("t-0", read_only=True, fs=disk) as reader:
+            assert [record.value for record in reader.tail(0, timeout=60)] == [b"x"]
+    assert disk.monotonic_ms() >= 60_000
+
+
+def test_a_real_directory_goes_in_and_out(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        log.append(b"x")
+    disk = SimulatedDisk.load(tmp_path)
+    with logcore.open("t-0", fs=disk) as log:
+        log.append(b"y")
+    disk.save(tmp_path / "out")
+    with logcore.open(tmp_path / "out" / "t-0", read_only=True) as log:
+        assert [record.value for record in log.read(0)] == [b"x", b"y"]
+
+
+def test_the_same_seed_gives_the_same_disks() -> None:
+    def left(seed: int) -> list[Any]:
+        disk = SimulatedDisk(seed=seed)
+        with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
+            log.append_many([(None, b"%d" % at * 300) for at in range(5)])
+            return [(state.kind, state.what, state.files) for state in disk.crash_states()]
+
+    assert left(1) == left(1)
+    assert left(1) != left(2)
+
+
+# -- what a crash may leave --------------------------------------------------------------------------------------
+
+
+def test_what_was_not_synced_may_be_there_or_not() -> None:
+    disk = SimulatedDisk()
+    handle = written(disk, "a", b"one", sync=True)
+    assert contents(disk, "/a") == {b"one", None}, "synced, but its name is not"
+    disk.sync_dir("/")
+    assert contents(disk, "/a") == {b"one"}
+    disk.pwrite(handle, b"two", 3)
+    left = contents(disk, "/a")
+    assert {b"one", b"onetwo", b"onet", b"one\0\0\0"} <= left
+    assert all(content is not None and content.startswith(b"one") and len(content) <= 6 for content in left)
+    disk.fdatasync(handle)
+    assert contents(disk, "/a") == {b"onetwo"}, "fdatasync keeps the size"
+
+
+def test_a_write_over_old_bytes_is_torn_between_sectors_and_harms_nothing_beside_it() -> None:
+    disk = SimulatedDisk({"a": b"o" * 4 * SECTOR})
+    handle = disk.open("/a", write=True)
+    disk.pwrite(handle, b"n" * 2 * SECTOR, SECTOR // 2)
+    left = contents(disk, "/a")
+    assert len(left) > 8
+    for content in left:
+        assert content is not None and len(content) == 4 * SECTOR
+        assert set(content[: SECTOR // 2]) == set(content[SECTOR * 5 // 2 :]) == {ord("o")}
+        assert set(content) <= {0, ord("n"), ord("o")}
+
+
+def test_a_rename_is_whole_or_not_at_all_and_may_come_without_the_data() -> None:
+    disk = SimulatedDisk({"a": b"old"})
+    disk.close(written(disk, "a.tmp", b"new"))
+    disk.rename("a.tmp", "a")
+    states = list(disk.crash_states())
+    assert {state.files["/a"] for state in states} >= {b"old", b"new", b""}
+    assert all(("/a.tmp" in state.files) <= (state.files["/a"] == b"old") for state in states)
+
+
+def test_a_journal_keeps_the_order_of_names_and_the_data_before_a_rename() -> None:
+    disk = SimulatedDisk({"a": b"old"}, names="journal")
+    disk.close(written(disk, "a.tmp", b"new"))
+    disk.rename("a.tmp", "a")
+    disk.mkdir("later")
+    states = list(disk.crash_states())
+    assert {state.files["/a"] for state in states} == {b"old", b"new"}
+    assert all(state.files["/a"] == b"new" for state in states if "/later" in state.files)
+    disk.fsync(written(disk, "b", b""))
+    assert all("/later" in state.files for state in disk.crash_states()), "any fsync keeps all names before it"
+
+
+def test_a_failed_sync_loses_the_data_and_the_next_one_succeeds() -> None:
+    disk = SimulatedDisk(faults=FaultPlan(Fault("fsync", errno.EIO)))
+    handle = written(disk, "a", b"data")
+    disk.sync_dir("/")
+    with pytest.raises(logcore.StorageWriteError):
+        disk.fsync(handle)
+    disk.fsync(handle)
+    assert disk.files() == {"/a": b"data"}, "programs go on to see it"
+    assert contents(disk, "/a", kind="power") == {b"\0\0\0\0"}
+
+
+@pytest.mark.parametrize("changes", range(8))
+def test_a_crash_inside_a_call(changes: int) -> None:
+    disk = SimulatedDisk()
+    disk.crash_in(changes)
+    with pytest.raises(SimulatedCrash):
+        logcore.open("t-0", create=True, fs=disk)
+    assert len(disk.operations) == changes + 1
+    with pytest.raises(SimulatedCrash):
+        disk.listdir("/")
+    for after in disk.after_crash():
+        with logcore.open("t-0", create=True, fs=after) as log:
+            assert log.append(b"x").offset == 0
+
+
+def test_what_the_system_wrote_back_stays() -> None:
+    disk = SimulatedDisk()
+    written(disk, "a", b"data")
+    disk.write_back()
+    assert contents(disk, "/a") == {b"data"}
+
+
+def test_states_are_limited_and_told_apart() -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
+        log.append_many([(None, b"%d" % at * 300) for at in range(5)])
+        states = list(disk.crash_states())
+        assert len({frozenset(state.files.items()) for state in states}) == len(states) > 20
+        assert len(list(disk.crash_states(limit=10))) == 10
+        kills = list(disk.crash_states(kind="kill"))
+        assert [state.what for state in kills] == ["killed"]
+        assert "after" not in repr(disk) and "killed" in repr(kills[0].disk())
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_counts_by_operation_and_path() -> None:
+    plan = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=2), Fault("rename", errno.EIO, times=None))
+    disk = SimulatedDisk(faults=plan)
+    handles = [written(disk, name, b"x") for name in ("a.log", "b.txt")]
+    disk.pwrite(handles[1], b"y", 1)
+    with pytest.raises(logcore.DiskFullError):
+        disk.pwrite(handles[0], b"1234", 1)
+    assert disk.files()["/a.log"] == b"x12", "a full disk takes the first half"
+    disk.pwrite(handles[0], b"1234", 1)
+    for _ in range(3):
+        with pytest.raises(logcore.StorageWriteError):
+            disk.rename("a.log", "c")
+    assert [hit[1].name for hit in plan.hits] == ["pwrite", "rename", "rename", "rename"]
+    with pytest.raises(ValueError, match="unknown operation"):
+        Fault("fsnyc")
+
+
+def test_every_operation_can_fail() -> None:
+    disk = SimulatedDisk({"a": b"x", "d": None, "e": None})
+    handle = disk.open("a", write=True)
+    calls: dict[str, Any] = {
+        "open": lambda: disk.open("a"),
+        "create": lambda: disk.open("new", write=True, create=True),
+        "pread": lambda: disk.pread(handle, 1, 0),
+        "pwrite": lambda: disk.pwrite(handle, b"yy", 0),
+        "truncate": lambda: disk.truncate(handle, 0),
+        "fdatasync": lambda: disk.fdatasync(handle),
+        "fsync": lambda: disk.fsync(handle),
+        "size": lambda: disk.size(handle),
+        "map": lambda: disk.map(handle, 1),
+        "file_size": lambda: disk.file_size("a"),
+        "identity": lambda: disk.identity("a"),
+        "listdir": lambda: disk.listdir("/"),
+        "modified_ms": lambda: disk.modified_ms("a"),
+        "mkdir": lambda: disk.mkdir("f"),
+        "rename": lambda: disk.rename("a", "b"),
+        "unlink": lambda: disk.unlink("a"),
+        "rmdir": lambda: disk.rmdir("e"),
+        "sync_dir": lambda: disk.sync_dir("/"),
+    }
+    for operation, call in calls.items():
+        for code, names in ((errno.EIO, 1), (errno.EMFILE, 2)):
+            disk.faults = FaultPlan(Fault(operation, code))
+            with pytest.raises(logcore.LogcoreError) as met:
+                call()
+            assert isinstance(met.value.__cause__, OSError) and met.value.__cause__.errno == code, (operation, names)
+    disk.faults = None
+    assert set(disk.files()) == {"/a"}, "what failed left nothing"
+
+
+def test_lies_rot_and_misdirected_writes() -> None:
+    disk = SimulatedDisk(faults=FaultPlan(Fault("fsync", "lie")))
+    written(disk, "a", b"data", sync=True)
+    disk.sync_dir("/")
+    assert b"" in contents(disk, "/a"), "the sync did nothing"
+    disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", "rot")))
+    written(disk, "a", b"data")
+    assert bin(int.from_bytes(disk.files()["/a"], "big") ^ int.from_bytes(b"data", "big")).count("1") == 1
+    disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", "misdirect")))
+    written(disk, "a", b"data")
+    assert disk.files()["/a"] == bytes(SECTOR) + b"data"
+    disk = SimulatedDisk(faults=FaultPlan(Fault("rename", "crash")))
+    written(disk, "a", b"data")
+    with pytest.raises(SimulatedCrash):
+        disk.rename("a", "b")
+    disk = SimulatedDisk({"a": b"data"})
+    disk.flip("/a", 1, 3)
+    assert disk.files() == {"/a": b"di" + b"ta"}
+
+
+def test_a_small_disk_is_full_when_it_is() -> None:
+    disk = SimulatedDisk(capacity_bytes=18_384)
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        with pytest.raises(logcore.DiskFullError):
+            for _ in range(100):
+                log.append(b"x" * 100)
+        stored = log.log_end_offset
+        assert stored > 3
+        disk.capacity_bytes = None
+        assert log.append(b"y").offset == stored
+
+
+# -- explore -----------------------------------------------------------------------------------------------------
+
+
+def run(disk: SimulatedDisk, promise: Any) -> None:
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        for value in (b"one", b"two"):
+            promise(log.append(value).offset)
+
+
+def recover(disk: SimulatedDisk) -> list[int]:
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        return [record.offset for record in log.read(0)]
+
+
+def judge(promised: list[int], found: list[int]) -> None:
+    assert set(promised) <= set(found)
+
+
+@pytest.mark.parametrize("names", ["posix", "journal"])
+def test_explore_passes_what_is_right(names: Any) -> None:
+    report = explore(run, recover, judge, names=names)
+    assert report.states > 100
+    assert report.again > 20
+    assert report.moments > report.operations // 2
+
+
+def test_explore_finds_a_promise_that_came_too_early() -> None:
+    def hasty(disk: SimulatedDisk, promise: Any) -> None:
+        with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
+            promise(log.append(b"one").offset)
+
+    with pytest.raises(CrashTestError, match=r"(?s)after a crash \(power\).*the last operations.*pwrite") as met:
+        explore(hasty, recover, judge)
+    assert recover(met.value.state.disk()) == []
+    assert met.value.operations[-1].name == "pwrite"
+
+    def modest(disk: SimulatedDisk, promise: Any) -> None:
+        with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
+            promise(log.append(b"one").offset, survives="kill")
+
+    assert explore(modest, recover, judge).states > 20
+
+
+def test_explore_finds_a_recovery_that_fails() -> None:
+    def impatient(disk: SimulatedDisk) -> list[int]:
+        with logcore.open("t-0", fs=disk) as log:  # without create: a crash may have come before the directory
+            return [record.offset for record in log.read(0)]
+
+    with pytest.raises(CrashTestError, match="recovery fails: LogNotFoundError"):
+        explore(run, impatient, judge)
+
+
+@pytest.mark.parametrize(
+    ("start", "records", "kind", "match"),
+    [
+        (0, 1, "power", "acknowledged records are lost"),
+        (0, 4, "power", "invented"),
+        (1, 2, "power", "gone from the front"),
+        (0, 2, "kill", "acknowledged records are lost"),
+        (0, 2, "power", None),
+        (0, 3, "kill", None),
+    ],
+)
+def test_the_history_judges(start: int, records: int, kind: Any, match: str | None) -> None:
+    rows = [strategies.Row(None, b"%d" % at, (), at).at(at) for at in range(5)]
+    history = LogHistory("group")
+    history.issue(rows[:3])
+    history.acknowledge(2)
+    history.acknowledge(3, "os")
+    found = FoundLog(start, rows[start : start + records])
+    if match is None:
+        history.judge(found, kind)
+    else:
+        with pytest.raises(AssertionError, match=match):
+            history.judge(found, kind)
+
+
+def test_the_history_sees_a_changed_record() -> None:
+    history = LogHistory("os")
+    history.issue([strategies.Row(None, b"mine", (), 1).at(0)])
+    with pytest.raises(AssertionError, match="records were changed"):
+        history.judge(FoundLog(0, [strategies.Row(None, b"other", (), 1).at(0)]), "power")
+
+
+# -- strategies, machine, plugin, example ------------------------------------------------------------------------
+
+
+@given(strategies.logs(), strategies.faults())
+@settings(max_examples=40)
+def test_drawn_logs_hold_what_they_say(log: strategies.StoredLog, fault: Fault) -> None:
+    found = recover_log(log.disk, log.path, config=log.config, durability=log.durability, thorough=True)
+    assert found.records == log.records
+    log.disk.faults = FaultPlan(fault)
+    try:
+        with logcore.open(log.path, read_only=True, fs=log.disk) as reader:
+            assert list(reader.read(0))[:-1] == log.records
+    except logcore.LogcoreError:
+        pass
+
+
+@given(strategies.batches(), st.lists(strategies.records(), min_size=1, max_size=3))
+@settings(max_examples=20)
+def test_drawn_batches_and_records_are_accepted(batch: bytes, rows: list[strategies.Row]) -> None:
+    with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
+        end = log.append_batch(batch).last_offset + 1
+        log.append_many(rows)
+        assert list(log.read(end)) == [row.at(end + at) for at, row in enumerate(rows)]
+
+
+#: Some thirty steps each; LOGCORE_MACHINES is for more.
+EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "340"))
+PARTS = 2  # for two processes
+MACHINE = settings(
+    max_examples=EXAMPLES // PARTS,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int) -> None:
+    @seed(2 + part)  # without a seed of its own each part would do the same
+    class Machine(LogStateMachine):
+        counts: ClassVar[dict[str, int]] = {}
+
+    run_state_machine_as_test(Machine, settings=MACHINE)
+    print(Machine.counts)
+    least = {
+        "steps": 20, "crashes": 1, "crashes in recovery": 0.1, "compactions": 0.05, "transactions ended": 0.3,
+        "sent again": 0.1, "refused": 0.1,
+    }  # fmt: skip
+    assert all(Machine.counts[what] >= each * MACHINE.max_examples for what, each in least.items()), Machine.counts
+
+
+def test_the_machine_finds_a_log_that_loses() -> None:
+    class Broken(LogStateMachine):
+        durabilities = st.just("group")
+        counts: ClassVar[dict[str, int]] = {}
+
+        def _open(self) -> None:
+            super()._open()
+            disk = self.disk
+            disk.fdatasync = lambda handle: None  # type: ignore[method-assign]
+
+    quick = settings(MACHINE, max_examples=200, phases=[], report_multiple_bugs=False)
+    with pytest.raises((AssertionError, logcore.LogcoreError)):
+        run_state_machine_as_test(Broken, settings=settings(quick, phases=tuple(settings().phases)[:3]))
+    gc.collect()
+
+
+def test_fixtures(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import logcore\n"
+        "def test_dir(logcore_dir):\n"
+        "    logcore_dir.create_topic('orders')\n"
+        "    assert logcore_dir.partition('orders', 0).append(b'x').offset == 0\n"
+        "def test_disk(simulated_disk):\n"
+        "    with logcore.open('t-0', create=True, fs=simulated_disk) as log:\n"
+        "        log.append(b'x')\n"
+        "        assert len(list(simulated_disk.after_crash())) > 3\n"
+    )
+    pytest_run(tmp_path / "test_it.py", "2 passed", *plugin())
+
+
+def test_the_example() -> None:
+    pytest_run(ROOT / "examples" / "test_outbox.py", "3 passed")
+
+
+def plugin() -> list[str]:
+    """Options that load the plugin where the installed package does not say so yet."""
+    known = importlib.metadata.entry_points(group="pytest11")
+    return (
+        []
+        if any(entry.value == "logcore.testing.pytest_plugin" for entry in known)
+        else [
+            "-p",
+            "logcore.testing.pytest_plugin",
+        ]
+    )
+
+
+def pytest_run(path: Path, expected: str, *options: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(path)]
+    found = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": found}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent, env=environment)
+    assert expected in done.stdout, done.stdout + done.stderr
+
+
+def test_hypothesis_is_not_needed_for_the_disk() -> None:
+    command = (
+        "import sys; sys.modules['hypothesis'] = None\n"
+        "import logcore.testing as t\n"
+        "t.SimulatedDisk()\n"
+        "try: t.strategies\n"
+        "except t.MissingDependencyError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert "logcore[testing]" in done.stdout, done.stdout + done.stderr
+    assert not hasattr(__import__("logcore.testing").testing, "nothing_of_that_name")
