@@ -289,7 +289,7 @@ class Log(LogReader):
         self._recovery_point = opened.recovery_point
         self._epochs = opened.epochs
         self._leader_epoch = opened.epochs[-1][0]
-        self._producers = ProducerState(fs, self.path, lambda: (self._segments, self._log_start, self._end))
+        self._producers = ProducerState(fs, self.path, lambda: (self._segments, self._end))
         self._followed: Transactions | None = None  # those of the whole log, once a leader's marker was stored
         self._notes = opened.notes  # as they are on disk
         self._gaps = Gaps(opened.gaps)

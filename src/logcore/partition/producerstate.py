@@ -53,9 +53,9 @@ Sequenced = list[tuple[int, int, bool, SequencedBatch]]
 
 
 class ProducerState:
-    """The producers of the log in a directory. extent(): its segments, its start offset and its end offset now."""
+    """The producers of the log in a directory. extent(): its segments and its end offset now."""
 
-    def __init__(self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int, int]]) -> None:
+    def __init__(self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int]]) -> None:
         self._fs = fs
         self._path = path
         self._extent = extent
@@ -75,14 +75,15 @@ class ProducerState:
         """The producers, as of the log's end. Raises CorruptBatchError and StorageReadError."""
         if self._known is None:
             self._known = self._looked_up()
-        _, _, end = self._extent()
+        _, end = self._extent()
         if self._known.next_offset < end:
             self._known.next_offset = end  # what others appended meanwhile has no producer id
         return self._known
 
     def _looked_up(self) -> Producers:
-        segments, log_start, end = self._extent()
-        producers = self._loaded(log_start, end)
+        segments, end = self._extent()
+        # A snapshot below the first segment lacks batches that were deleted since. Those below the log start are there.
+        producers = self._loaded(segments[0].base_offset, end)
         if producers is None:  # and not an empty one, which says that nobody is known up to there
             producers = Producers(next_offset=segments[0].base_offset)
         else:
@@ -136,7 +137,7 @@ class ProducerState:
         """
         if not is_judged:
             self.forget()
-        _, _, self._storing_from = self._extent()
+        _, self._storing_from = self._extent()
         try:
             yield
             if not is_judged:
@@ -172,7 +173,7 @@ class ProducerState:
         """
         if not has_producers:
             return None
-        _, _, end = self._extent()
+        _, end = self._extent()
         is_midway = self._storing_from is not None and end > self._storing_from
         with contextlib.suppress(CorruptBatchError, StorageReadError):
             return self._looked_up() if is_midway else self.known()
@@ -185,7 +186,7 @@ class ProducerState:
         producers.expire(self._fs.now_ms())
         if not len(producers):
             return
-        segments, _, end = self._extent()
+        segments, end = self._extent()
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             checkpoint.write(self._fs, self._path, file_name(end, SNAPSHOT), producers.pack())
             self._remove_all_but({end, *(segment.base_offset for segment in segments)})

@@ -459,7 +459,7 @@ def check_memory(log: Log) -> None:
         assert stored == bytes(index.data), f"the transaction index of {segment} is not what its batches say"
     with log._lock:
         remembered = log._producers.known()
-        fresh = ProducerState(log._fs, log.path, lambda: (segments, 0, log.log_end_offset))
+        fresh = ProducerState(log._fs, log.path, lambda: (segments, log.log_end_offset))
         fresh._offsets = list  # type: ignore[method-assign]  # no snapshot, only the batches
         replayed_producers = fresh.known()
     assert remembered.open_transactions() == replayed_producers.open_transactions(), "open transactions"
