@@ -40,11 +40,12 @@ from logcore.kernels.layout import (
 )
 from logcore.log import Log, Rewriting
 from logcore.notices import INFO, tell
+from logcore.partition.order import in_order
 from logcore.partition.scan import Run
 from logcore.partition.seals import Progress, crc_of
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
-from logcore.segment import Segment, in_order
+from logcore.segment import Segment
 
 #: Kafka: log.cleaner.dedupe.buffer.size.
 DEDUPE_BYTES: Final = 128 << 20

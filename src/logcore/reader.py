@@ -36,7 +36,7 @@ from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import Record, layout
 from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, partition_of
-from logcore.partition.gaps import Gaps
+from logcore.partition.gaps import Gaps, check_growing
 from logcore.partition.noted import begin, noted_gaps, noted_offset
 from logcore.partition.scan import Scan, Stretch, slot_of
 from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
@@ -641,7 +641,7 @@ class LogReader:
         """
         if isinstance(segment, GrowingSegment):
             is_end_noted = self._is_end_noted or self._writable
-            return segment.check(visible, self._gaps.dense_from, is_end_noted=is_end_noted)
+            return check_growing(segment, visible, self._gaps.dense_from, is_end_noted=is_end_noted)
         _ = segment.max_timestamp()
         return segment.next_offset() if segment.is_newest_sure else -1
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from logcore.config import INT64_MAX, LogConfig
+from logcore.config import LogConfig
 from logcore.errors import (
     CorruptBatchError,
     LogcoreError,
@@ -60,23 +60,6 @@ class Piece:
     limit: int
     origin: int
     path: str
-
-
-def in_order(facts: layout.Facts, expected: int, limit: int, *, dense_from: int = INT64_MAX) -> int:
-    """How many of some batches have offsets that rise from expected on and stay below limit, without gaps at or above
-    dense_from.
-
-    No CRC covers the offset in a head, so what is wrong with it shows beside its neighbours only.
-    """
-    last = facts["last_offset"]
-    # The offset of a v0/v1 wrapper is that of its last record, so only v2 tells where a batch begins.
-    is_new = facts["magic"] == 2
-    base = np.where(is_new, facts["base_offset"], last)
-    before = np.concatenate(([expected - 1], last[:-1]))
-    is_wrong = (base <= before) | (last < base) | (last >= limit)
-    if dense_from < INT64_MAX:
-        is_wrong |= is_new & (base > np.maximum(before + 1, dense_from))
-    return int(is_wrong.argmax()) if is_wrong.any() else len(facts)
 
 
 class Segment:
@@ -357,8 +340,9 @@ class GrowingSegment(Segment):
         self._closing = weakref.finalize(self, self.fs.close, handle)
         self._identity = self.fs.identity(handle)
         self._size = self.fs.size(handle)
-        # Where check() goes on, and the offset that is expected there. Replaced whole: several threads may check.
-        self._checked = (0, self.base_offset)
+        # Where gaps.check_growing() goes on, and the offset that is expected there.
+        # Replaced whole: several threads may check.
+        self.checked = (0, self.base_offset)
         self._whole_position = 0  # where the whole batches seen by next_offset end
         self._whole_end = self.base_offset
 
@@ -376,7 +360,7 @@ class GrowingSegment(Segment):
             self._offset_index = self._time_index = None
         if size < self._size:
             self._whole_position = 0
-            self._checked = (0, self.base_offset)
+            self.checked = (0, self.base_offset)
         self._size = size
         return size
 
@@ -400,44 +384,6 @@ class GrowingSegment(Segment):
             self._whole_end = int(facts["last_offset"][-1]) + 1
             self._whole_position = position
         return True
-
-    def check(self, end: int, dense_from: int, *, is_end_noted: bool) -> int:
-        """Checks CRCs and offsets of the batches below end that were not checked before; returns the offset behind all
-        that were checked. Raises CorruptBatchError.
-
-        What is known of this segment comes from heads; that something is not in it is to be said only after this.
-        dense_from: from this offset on there are no gaps. is_end_noted: whether end is where its writer says; then what
-        lies behind it may be anything that a crash left. Else a damaged batch may hide sound ones, and is an error.
-        """
-        start, expected = self._checked
-        if start == self._size and expected >= end:
-            return expected
-        for facts, position, why in self.walk(start, crc=True):
-            is_behind = False
-            if len(facts):
-                reaches_end = facts["last_offset"] >= end
-                is_behind = is_end_noted and bool(reaches_end.any())
-                if is_behind:
-                    row = int(reaches_end.argmax())
-                    position = int(facts["position"][row])
-                    facts = facts[:row]
-            count = in_order(facts, expected, INT64_MAX, dense_from=dense_from) if len(facts) else 0
-            if count < len(facts):
-                position = int(facts["position"][count])
-            if len(facts):
-                expected = int(facts["last_offset"][-1]) + 1
-            if count < len(facts) or (is_behind and expected < end):
-                raise CorruptBatchError(
-                    "a batch does not continue the one before it", path=self.path, position=position
-                )
-            # Behind the end there may be a torn batch; before it a damaged length looks like one.
-            is_torn = expected >= end and (is_end_noted or why == layout.WALK_SHORT)
-            if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
-                raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=position)
-            self._checked = (position, expected)
-            if is_end_noted and expected >= end:
-                break
-        return expected
 
     def piece(self, position: int, size: int) -> Piece:
         data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))
@@ -758,8 +704,8 @@ class ActiveSegment(GrowingSegment):
         that no mapping that was handed out reaches there.
         """
         self._mapping = None
-        if self._checked[0] > size:
-            self._checked = (0, self.base_offset)
+        if self.checked[0] > size:
+            self.checked = (0, self.base_offset)
         self.fs.truncate(self.handle, size)
         self.fs.fsync(self.handle)
         self._size = size

@@ -668,6 +668,7 @@ def b40_nothing_put_aside(patch: pytest.MonkeyPatch) -> None:
 def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
     for module in (recovery, gaps):
         patch.setattr(module, "in_order", lambda facts, *args, **options: len(facts))
+    patch.setattr(gaps, "first_fault", lambda facts, *args, **options: (len(facts), None))
     real = recovery._take
     patch.setattr(recovery, "_take", lambda *args, crc, dense: real(*args, crc=crc, dense=False))
     patch.setattr(scan.Stretch, "_check_order", lambda self, batch, expected, next_base, dense: dense)

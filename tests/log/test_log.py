@@ -30,7 +30,7 @@ from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
 from logcore.kernels import layout
 from logcore.recordbatch import encode, read_batches
-from logcore.segment import ActiveSegment, GrowingSegment, Segment, in_order
+from logcore.segment import ActiveSegment, GrowingSegment, Segment
 from logcore.testing import Fault, FaultPlan, Operation, SimulatedDisk
 from support.staged import SMALL as STAGED
 from support.staged import create, publish
@@ -717,33 +717,6 @@ def test_a_growing_segment_finds_what_is_there(
                     assert segment.batch(starts[found]).last_offset == there[found][0]  # type: ignore[union-attr]
     disk.close(handle)
     assert disk.open_handles == [f"{name}.log"]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 14), st.integers(-1, 4)), max_size=6),
-    st.integers(0, 6),
-    st.integers(0, 20),
-    st.one_of(st.integers(0, 20), st.just(2**63 - 1)),
-)
-@example([(2, 0, 0), (2, 2, 0)], 0, 20, 0)
-@example([(2, 0, 0), (2, 2, 0)], 0, 20, 1)
-@example([(2, 0, 0), (2, 2, 0)], 0, 20, 2)
-@example([(2, 1, 0)], 0, 20, 0)
-@example([(2, 0, 0), (2, 1, 0), (2, 2, 0)], 0, 3, 0)
-def test_batches_are_in_order_as_far_as_their_offsets_rise(
-    batches: list[tuple[int, int, int]], expected: int, limit: int, dense_from: int
-) -> None:
-    facts = np.zeros(len(batches), layout.BATCH_FACTS)
-    want, is_right, following = 0, True, expected
-    for row, (magic, base, delta) in enumerate(batches):
-        last = base + delta
-        facts[row]["magic"], facts[row]["base_offset"], facts[row]["last_offset"] = magic, base, last
-        first = base if magic == 2 else last  # old formats do not say where a batch begins
-        missing = [offset for offset in range(following, first) if offset >= dense_from]
-        is_right &= following <= first <= last < limit and not (magic == 2 and missing)
-        want += is_right
-        following = last + 1
-    assert in_order(facts, expected, limit, dense_from=dense_from) == want
 
 
 def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> None:

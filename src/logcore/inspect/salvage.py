@@ -54,7 +54,7 @@ from logcore.names import (
     quarantined_position,
     unfinished,
 )
-from logcore.partition import gaps
+from logcore.partition import gaps, order
 from logcore.partition.gaps import Gaps
 from logcore.partition.noted import Noted, is_understood, or_else
 from logcore.partition.producers import Producers
@@ -484,7 +484,7 @@ class _Partition:
         if len(copy.producers):
             checkpoint.write(fs, self.work, file_name(end, SNAPSHOT), copy.producers.pack())
         self.lost += _copy_small(fs, self.source, self.work, checkpoint.PARTITION_METADATA)
-        if self.gaps.dense_from < gaps.NEVER and not self.lost:  # with a gap it is a log as Kafka leaves them
+        if self.gaps.dense_from < order.NEVER and not self.lost:  # with a gap it is a log as Kafka leaves them
             _copy_small(fs, self.source, self.work, checkpoint.POLICY)
         fs.sync_dir(self.work)
         report = PartitionReport(

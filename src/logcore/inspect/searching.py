@@ -38,6 +38,7 @@ from logcore.errors import LogcoreError, RecordTooLargeError, StorageReadError, 
 from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
+from logcore.partition import order
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 
 ZEROS: Final = "zeros"
@@ -227,20 +228,11 @@ class Search:
 
     def _misfit(self, facts: layout.Facts) -> tuple[int, str]:
         """(the first batch whose offsets do not follow, why), or their count."""
-        last = facts["last_offset"]
-        # The offset of a v0/v1 wrapper is that of its last record, so only v2 tells where a batch begins.
-        base = np.where(facts["magic"] == 2, facts["base_offset"], last)
-        before = np.concatenate(([self.expected - 1], last[:-1]))
-        falls = (base <= before) | (last < base)
-        far = last >= self.high
-        gap = (base > before + 1) & (facts["magic"] == 2) & self.is_dense
-        if self.found and isinstance(self.found[-1], BadStretch):
-            gap[0] = False
-        bad = falls | far | gap
-        if not bad.any():
-            return len(facts), ""
-        row = int(bad.argmax())
-        return row, _FALLS if falls[row] else _FAR if far[row] else _GAP
+        dense_from = 0 if self.is_dense else order.NEVER
+        if self.is_dense and self.found and isinstance(self.found[-1], BadStretch):
+            dense_from = int(facts["base_offset"][0])  # what is missing in front of the first is known to be damaged
+        row, fault = order.first_fault(facts, self.expected, self.high, dense_from=dense_from)
+        return row, "" if fault is None else fault.value
 
     def _base_at(self, before: Any) -> int | None:
         """The base offset of the batch behind another, by its head."""
@@ -534,9 +526,8 @@ class _Checksums:
         return product
 
 
-_FALLS: Final = "its offsets lie before the end of the batch before it"
-_FAR: Final = "its offsets lie in a later segment, or behind batches that follow"
-_GAP: Final = "it does not continue the batch before it"
+_FAR: Final = order.Fault.FAR.value
+_GAP: Final = order.Fault.GAP.value
 
 
 def _big_endian(data: Any, positions: Any, size: int) -> Any:

@@ -23,8 +23,8 @@ from logcore.errors import CorruptBatchError, OffsetOutOfRangeError
 from logcore.kernels import kernel, layout
 from logcore.kernels.layout import Buffer, EncodedBatch
 from logcore.partition import epochs
+from logcore.partition.order import end_of, epochs_in_order, epochs_of, in_order
 from logcore.recordbatch import read_batches
-from logcore.segment import in_order
 
 _MARKER: Final = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
 #: Beside a gap this wide the relative offsets of a segment may not fit into 32 bits.
@@ -118,9 +118,7 @@ def _check_offsets(facts: layout.Facts, log_end: int) -> None:
     count = in_order(facts, log_end, INT64_MAX)
     if count == len(facts):
         return
-    expected = log_end
-    if count:
-        expected = int(facts["last_offset"][count - 1]) + 1
+    expected = end_of(facts[:count], log_end)
     raise OffsetOutOfRangeError(
         "a batch does not continue the log",
         position=int(facts["position"][count]),
@@ -131,21 +129,21 @@ def _check_offsets(facts: layout.Facts, log_end: int) -> None:
 
 
 def _begun_epochs(facts: layout.Facts, latest: int) -> list[epochs.Entry]:
-    """The leader epochs above the latest that begin in some batches. Those of old formats and old leaders name none."""
-    numbers = np.where(facts["magic"] == 2, facts["partition_leader_epoch"], -1)
+    """The leader epochs above the latest that begin in some batches."""
+    numbers = epochs_of(facts)
+    row = epochs_in_order(facts, latest)
+    if row < len(facts):
+        raise OffsetOutOfRangeError(
+            "the leader epoch of a batch is below one before it",
+            position=int(facts["position"][row]),
+            offset=int(facts["base_offset"][row]),
+            expected=f"{max(latest, int(numbers[:row].max(initial=-1)))} or above",
+            found=int(numbers[row]),
+        )
     entries: list[epochs.Entry] = []
     for row in np.flatnonzero(np.diff(numbers, prepend=-1)).tolist():
         epoch = int(numbers[row])
-        if epoch < 0 or epoch == latest:
-            continue
-        if epoch < latest:
-            raise OffsetOutOfRangeError(
-                "the leader epoch of a batch is below one before it",
-                position=int(facts["position"][row]),
-                offset=int(facts["base_offset"][row]),
-                expected=f"{latest} or above",
-                found=epoch,
-            )
-        entries.append((epoch, int(facts["base_offset"][row])))
-        latest = epoch
+        if epoch > latest:
+            entries.append((epoch, int(facts["base_offset"][row])))
+            latest = epoch
     return entries

@@ -23,12 +23,10 @@ from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
 from logcore.kernels import kernel, layout
 from logcore.partition import seals
-from logcore.segment import Segment, in_order
+from logcore.partition.order import NEVER, Fault, end_of, first_fault, in_order, is_gap
+from logcore.segment import GrowingSegment, Segment
 
 _Item = TypeVar("_Item")
-
-#: dense_from of a log that others have made.
-NEVER = INT64_MAX
 
 
 @attrs.frozen
@@ -78,12 +76,12 @@ class Gaps:
 
     def is_loss(self, expected: int, base_offset: int) -> bool:
         """Whether offsets are lost where a batch begins at base_offset and one at expected should."""
-        if not _is_loss(self.noted, expected, base_offset):
+        if not is_gap(expected, base_offset, self.noted.dense_from):
             return False
         if self._ask is None:
             return True
         self.noted = self._ask()
-        return _is_loss(self.noted, expected, base_offset)
+        return is_gap(expected, base_offset, self.noted.dense_from)
 
     def loss_behind(self, segment: Segment, reached: int, next_base: int) -> str:
         """What is wrong where a segment whose batches end before offset reached is followed by one that begins at
@@ -226,13 +224,12 @@ class Gaps:
         limit = next_base
         if following is not None and int(lasts[-1]) >= limit and not following.is_there():
             limit = INT64_MAX  # a compaction has joined the two since they were listed
-        count = in_order(facts, expected, limit, dense_from=self.dense_from)
-        while count < len(facts):
-            before = expected if count == 0 else int(facts["last_offset"][count - 1]) + 1
+        dense_from = self.dense_from
+        count, fault = first_fault(facts, expected, limit, dense_from=dense_from)
+        while fault is not None:
+            before = end_of(facts[:count], expected)
             base_offset = int(facts["base_offset"][count])
-            dense_from = self.dense_from
-            rises = in_order(facts, expected, limit) > count
-            if not rises or self.is_loss(before, base_offset):
+            if fault is not Fault.GAP or self.is_loss(before, base_offset):
                 raise CorruptBatchError(
                     "a batch does not continue the one before it",
                     path=segment.path,
@@ -242,7 +239,44 @@ class Gaps:
                     found=base_offset,
                 )
             assert self.dense_from > dense_from, "the notes say now that this gap is none"
-            count = in_order(facts, expected, limit, dense_from=self.dense_from)
+            dense_from = self.dense_from
+            count, fault = first_fault(facts, expected, limit, dense_from=dense_from)
+
+
+def check_growing(segment: GrowingSegment, end: int, dense_from: int, *, is_end_noted: bool) -> int:
+    """Checks CRCs and offsets of the batches of the last segment below end that were not checked before; returns the
+    offset behind all that were checked. Raises CorruptBatchError.
+
+    What is known of such a segment comes from heads; that something is not in it is to be said only after this.
+    dense_from: from this offset on there are no gaps. is_end_noted: whether end is where its writer says; then what
+    lies behind it may be anything that a crash left. Else a damaged batch may hide sound ones, and is an error.
+    """
+    start, expected = segment.checked
+    if start == segment.size_bytes and expected >= end:
+        return expected
+    for facts, position, why in segment.walk(start, crc=True):
+        is_behind = False
+        if len(facts):
+            reaches_end = facts["last_offset"] >= end
+            is_behind = is_end_noted and bool(reaches_end.any())
+            if is_behind:
+                row = int(reaches_end.argmax())
+                position = int(facts["position"][row])
+                facts = facts[:row]
+        count = in_order(facts, expected, INT64_MAX, dense_from=dense_from)
+        if count < len(facts):
+            position = int(facts["position"][count])
+        expected = end_of(facts, expected)
+        if count < len(facts) or (is_behind and expected < end):
+            raise CorruptBatchError("a batch does not continue the one before it", path=segment.path, position=position)
+        # Behind the end there may be a torn batch; before it a damaged length looks like one.
+        is_torn = expected >= end and (is_end_noted or why == layout.WALK_SHORT)
+        if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
+            raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
+        segment.checked = (position, expected)
+        if is_end_noted and expected >= end:
+            break
+    return expected
 
 
 def front_missing(first: Segment, start: int) -> CorruptLogError:
@@ -266,12 +300,8 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
         raise
 
 
-def _is_loss(noted: Noted, expected: int, base_offset: int) -> bool:
-    return base_offset > max(expected, noted.dense_from)
-
-
 def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -> str:
-    if _is_loss(noted, reached, next_base):
+    if is_gap(reached, next_base, noted.dense_from):
         return "the log has no gaps there"
     if reason := _cut_short(noted, segment):
         return reason

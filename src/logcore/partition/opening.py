@@ -27,7 +27,7 @@ from logcore.errors import CorruptBatchError, CorruptLogError, DiskFullError, In
 from logcore.fs import FS
 from logcore.names import INDEXES, LOG, SEAL, SEGMENT_FILES, SNAPSHOT, SWAP, base_offset_of, bases_in, file_name
 from logcore.notices import WARNING, tell
-from logcore.partition import epochs, gaps, recovery, seals, transactions
+from logcore.partition import epochs, gaps, order, recovery, seals, transactions
 from logcore.partition.noted import begin
 from logcore.partition.producerstate import remove_snapshots_above
 from logcore.partition.segmentfiles import SegmentFiles, list_names, segments_gone
@@ -120,7 +120,7 @@ def open_partition(place: Place) -> Opened:
     _write_active_indexes(place, found, end, was_cut=report.cut_position is not None)
     dense_from = 0 if found.is_new else notes.dense_from
     has_seals = checkpoint.SEALS_HOLD in names
-    if 0 < dense_from < gaps.NEVER and not has_seals:
+    if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])
     noted_gaps = gaps.Noted.of(dense_from, place.checkpointed(checkpoint.CLEANER), has_seals)
     remove_snapshots_above(fs, place.path, end)

@@ -40,7 +40,8 @@ from logcore.names import (
     quarantine_name,
 )
 from logcore.partition.gaps import front_missing
-from logcore.segment import ActiveSegment, Segment, in_order
+from logcore.partition.order import end_of, in_order, reach
+from logcore.segment import ActiveSegment, Segment
 
 #: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.
 IndexState = Literal["whole", "fronts", "none"]
@@ -324,8 +325,7 @@ def _damage_in(segment: Segment, start: int, end: int) -> Damage | None:
     expected = segment.base_offset
     for facts, position, why in segment.walk(start, crc=True):
         count = in_order(facts, expected, end)
-        if count:
-            expected = int(facts["last_offset"][count - 1]) + 1
+        expected = end_of(facts[:count], expected)
         if count < len(facts):
             return Damage(
                 segment.path, int(facts["position"][count]), expected, end, layout.WALK_REASONS[layout.WALK_COUNT]
@@ -440,7 +440,7 @@ def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
 
 def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     """Notes batches up to the first whose offset does not rise, and returns its position."""
-    count = in_order(facts, segment.last_offset + 1, segment.base_offset + layout.INT32_MAX + 1)
+    count = in_order(facts, segment.last_offset + 1, reach(segment.base_offset))
     segment.note_all(facts[:count])
     return int(facts["position"][count]) if count < len(facts) else None
 
@@ -449,7 +449,7 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bo
     """Notes the good batches in [start, stop): (position of the first bad one or None, why it is bad)."""
     for facts, position, why in segment.walk(start, stop=stop, crc=crc):
         expected = segment.last_offset + 1
-        count = in_order(facts, expected, segment.base_offset + layout.INT32_MAX + 1)
+        count = in_order(facts, expected, reach(segment.base_offset))
         bases = facts["base_offset"][:count]
         if dense and count and (facts["magic"][:count] == 2).all():
             # No crash makes a gap before a whole batch, so the offset in a head, which no CRC covers, is damaged.

@@ -26,6 +26,7 @@ from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
 from logcore.kernels import Record, kernel, layout
 from logcore.partition.gaps import Gaps, readable
+from logcore.partition.order import NEVER, Fault, fault_of
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import Segment
@@ -340,13 +341,11 @@ class Stretch:
         """
         base, last = batch.base_offset, batch.last_offset
         first = min(base, self.start) if expected < 0 else expected
-        is_gap = batch.magic == 2 and base > first  # the offset of a v0/v1 wrapper is that of its last record
-        is_wrong = base < first or last < base or last >= next_base
-        is_lost = False
-        if is_gap and dense and not is_wrong:
-            is_lost = self.gaps.is_loss(first, base)
+        fault = fault_of(batch.magic, base, last, first, next_base, 0 if dense else NEVER)
+        is_lost = fault is Fault.GAP and self.gaps.is_loss(first, base)
+        if fault is Fault.GAP:
             dense = is_lost
-        if is_wrong or is_lost:
+        if is_lost or fault in (Fault.FALLS, Fault.FAR):
             raise CorruptBatchError(
                 "the offset of a batch does not continue the one before it",
                 path=batch.path,

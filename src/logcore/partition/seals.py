@@ -28,12 +28,12 @@ from typing import Final, TypeVar
 import attrs
 
 from logcore import checkpoint
-from logcore.config import INT32_MAX
 from logcore.errors import DiskFullError, ResourceError, StorageReadError, StorageWriteError
 from logcore.fs import FS
 from logcore.kernels import layout
 from logcore.names import LOG, SEAL, SWAP, base_offset_of, file_name
-from logcore.segment import GrowingSegment, Segment, in_order
+from logcore.partition.order import in_order, reach
+from logcore.segment import GrowingSegment, Segment
 
 Report = TypeVar("Report")
 
@@ -333,7 +333,7 @@ class _Scrub:
     ) -> Generator[Progress, None, tuple[Finding | None, dict[str, int]]]:
         """Looks at every batch: (what is damaged first, what a seal would say of the file)."""
         expected, before, crc = segment.base_offset, 0, 0
-        limit = segment.base_offset + INT32_MAX + 1 if next_base is None else next_base
+        limit = reach(segment.base_offset) if next_base is None else next_base
         bad, reason = segment.size_bytes, ""
         for facts, position, why in segment.walk(0, crc=True):
             count = in_order(facts, expected, limit, dense_from=place.dense_from)

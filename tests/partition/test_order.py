@@ -1,0 +1,315 @@
+"""Whether a batch continues the one before it: one table of cases, and all that judge the order of batches.
+
+Each case is a run of batches behind two sound ones, [0, 1] and [2]. A caller is given the same bytes in a directory of
+ours, which has no gaps, and in one of Kafka, which may have some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import logcore
+from logcore import cleaner
+from logcore.inspect.searching import BadStretch, Search, Source
+from logcore.inspect.verify import verify
+from logcore.kernels import kernel, layout
+from logcore.partition.gaps import NEVER, Gaps, Noted
+from logcore.partition.order import Fault, epochs_in_order, fault_of, first_fault, in_order, reach
+from logcore.recordbatch import encode
+from logcore.segment import Segment
+from logcore.testing import SimulatedDisk
+from support.kernels import KERNELS
+
+LOG = f"t-0/{0:020d}.log"
+OURS = {"t-0/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}'}
+FAR_AWAY = 1 << 33
+
+
+class Case(NamedTuple):
+    """Batches behind [0, 1] and [2]: (base offset, records). kept: how many of them are in order."""
+
+    name: str
+    batches: tuple[tuple[int, int], ...]
+    kept: int
+    fault: Fault | None
+    in_kafka: tuple[int, Fault | None]  # the same where there may be gaps
+
+
+CASES = [
+    Case("they follow", ((3, 2), (5, 1)), 2, None, (2, None)),
+    Case("none", (), 0, None, (0, None)),
+    Case("a gap", ((3, 1), (6, 1)), 1, Fault.GAP, (2, None)),
+    Case("a gap at once", ((4, 1), (5, 2)), 0, Fault.GAP, (2, None)),
+    Case("the same again", ((3, 1), (3, 1)), 1, Fault.FALLS, (1, Fault.FALLS)),
+    Case("an overlap", ((3, 3), (5, 2)), 1, Fault.FALLS, (1, Fault.FALLS)),
+    Case("back to the start", ((0, 1),), 0, Fault.FALLS, (0, Fault.FALLS)),
+    Case("below zero", ((-7, 1),), 0, Fault.FALLS, (0, Fault.FALLS)),
+    Case("further than a segment reaches", ((3, 1), (FAR_AWAY, 1)), 1, Fault.FAR, (1, Fault.FAR)),
+    Case("a gap, then a fall", ((4, 1), (4, 1)), 0, Fault.GAP, (1, Fault.FALLS)),
+]
+BEFORE = ((0, 2), (2, 1))
+ids = [case.name for case in CASES]
+
+
+def batch(base_offset: int, records: int) -> bytes:
+    rows = [(b"k", b"v%d" % row, (), 1_700_000_000_000) for row in range(records)]
+    raw = bytearray(encode(rows, leader_epoch=0))
+    raw[:8] = base_offset.to_bytes(8, "big", signed=True)  # no CRC covers it
+    return bytes(raw)
+
+
+def stored(case: Case) -> bytes:
+    return b"".join(batch(*one) for one in BEFORE + case.batches)
+
+
+def disk_of(case: Case, is_ours: bool, **more: bytes) -> SimulatedDisk:
+    return SimulatedDisk({LOG: stored(case), **(OURS if is_ours else {}), **more}, now_ms=1_700_000_000_000)
+
+
+def facts_of(data: bytes) -> layout.Facts:
+    facts, position, _ = kernel.walk(data, 0, len(data), 100, True)
+    assert position == len(data)
+    return facts
+
+
+def expected(case: Case, is_ours: bool) -> tuple[int, Fault | None]:
+    return (case.kept, case.fault) if is_ours else case.in_kafka
+
+
+# -- the rules themselves ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_the_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) -> None:
+    facts = facts_of(stored(case))
+    kept, fault = expected(case, is_ours)
+    dense_from = 0 if is_ours else NEVER
+    assert first_fault(facts, 0, reach(0), dense_from=dense_from) == (len(BEFORE) + kept, fault)
+    assert in_order(facts, 0, reach(0), dense_from=dense_from) == len(BEFORE) + kept
+    following = 0
+    found: list[Fault | None] = []
+    for one in facts:
+        found.append(fault_of(2, int(one["base_offset"]), int(one["last_offset"]), following, reach(0), dense_from))
+        following = int(one["last_offset"]) + 1
+    assert found[: len(BEFORE) + kept] == [None] * (len(BEFORE) + kept)
+    assert fault is None or found[len(BEFORE) + kept] is fault
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 14), st.integers(-1, 4)), max_size=6),
+    st.integers(0, 6),
+    st.integers(0, 20),
+    st.one_of(st.integers(0, 20), st.just(NEVER)),
+)
+@example([(2, 0, 0), (2, 2, 0)], 0, 20, 0)
+@example([(2, 0, 0), (2, 2, 0)], 0, 20, 1)
+@example([(2, 0, 0), (2, 2, 0)], 0, 20, 2)
+@example([(2, 1, 0)], 0, 20, 0)
+@example([(2, 0, 0), (2, 1, 0), (2, 2, 0)], 0, 3, 0)
+def test_batches_are_in_order_as_far_as_their_offsets_rise(
+    batches: list[tuple[int, int, int]], expected: int, limit: int, dense_from: int
+) -> None:
+    facts = np.zeros(len(batches), layout.BATCH_FACTS)
+    want = 0
+    is_right = True
+    following = expected
+    faults: list[Fault | None] = []
+    for row, (magic, base, delta) in enumerate(batches):
+        last = base + delta
+        facts[row]["magic"] = magic
+        facts[row]["base_offset"] = base
+        facts[row]["last_offset"] = last
+        first = base if magic == 2 else last  # old formats do not say where a batch begins
+        missing = [offset for offset in range(following, first) if offset >= dense_from]
+        is_right &= following <= first <= last < limit and not (magic == 2 and missing)
+        want += is_right
+        faults.append(fault_of(magic, base, last, following, limit, dense_from))
+        following = last + 1
+    fault = None if want == len(batches) else faults[want]
+    assert first_fault(facts, expected, limit, dense_from=dense_from) == (want, fault)
+    assert (fault is None) == (want == len(batches))
+    assert faults[:want] == [None] * want
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 4)), max_size=6), st.integers(-1, 4))
+@example([(2, 1), (2, 0)], 0)
+@example([(2, -1), (1, 0), (2, 3)], 3)
+def test_leader_epochs_never_fall(batches: list[tuple[int, int]], latest: int) -> None:
+    facts = np.zeros(len(batches), layout.BATCH_FACTS)
+    before = latest
+    want = 0
+    is_right = True
+    for row, (magic, epoch) in enumerate(batches):
+        facts[row]["magic"] = magic
+        facts[row]["partition_leader_epoch"] = epoch
+        if magic == 2 and epoch >= 0:  # others name none
+            is_right &= epoch >= latest
+            latest = max(latest, epoch)
+        want += is_right
+    assert epochs_in_order(facts, before) == want
+
+
+# -- all that judge the order of batches -------------------------------------------------------------------------------
+
+
+def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> Fault | None:
+    """Recovery cuts what a crash can have left behind the last sound batch, and refuses a gap."""
+    try:
+        with logcore.open("t-0", fs=disk) as log:
+            report = log.recovery_report
+            assert report is not None
+            kept = case.kept if report.cut_position is not None else len(case.batches)
+            assert log.log_end_offset == sum((BEFORE + case.batches)[len(BEFORE) + kept - 1])
+            assert report.cut_position in (None, len(stored(case._replace(batches=case.batches[:kept]))))
+            return None if report.cut_position is None else case.fault
+    except logcore.CorruptLogError:
+        return Fault.GAP
+
+
+def read_by_its_records(disk: SimulatedDisk, case: Case) -> None:
+    with logcore.open("t-0", read_only=True, fs=disk) as log:
+        assert len(list(log.read(0))) == sum(count for _, count in BEFORE + case.batches)
+
+
+def read_as_columns(disk: SimulatedDisk, case: Case) -> None:
+    with logcore.open("t-0", read_only=True, fs=disk) as log:
+        assert sum(map(len, log.scan())) == sum(count for _, count in BEFORE + case.batches)
+
+
+def read_as_stored(disk: SimulatedDisk, case: Case) -> None:
+    with logcore.open("t-0", read_only=True, fs=disk) as log:
+        assert b"".join(log.stored(0, max_bytes=1 << 20)) == stored(case)
+
+
+def looked_through_for_the_newest(disk: SimulatedDisk, case: Case) -> None:
+    with logcore.open("t-0", read_only=True, fs=disk) as log:
+        log.newest()
+
+
+def walked(disk: SimulatedDisk, case: Case) -> None:
+    end = sum((BEFORE + case.batches)[-1])
+    gaps = Gaps(Noted(0 if disk.exists("t-0/logcore.policy") else NEVER, has_seals=False))
+    for _ in gaps.walk([Segment(disk, "t-0", 0)], 0, end, crc=True):
+        pass
+
+
+READERS: list[Callable[[SimulatedDisk, Case], None]] = [
+    read_by_its_records,
+    read_as_columns,
+    read_as_stored,
+    looked_through_for_the_newest,
+    walked,
+]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_recovery_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
+    kept, fault = expected(case, is_ours)
+    assert opened_by_a_writer(disk_of(case, is_ours), case._replace(kept=kept, fault=fault)) is fault
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+@pytest.mark.parametrize("read", READERS)
+def test_readers_refuse_what_is_not_in_order(
+    read: Callable[[SimulatedDisk, Case], None], case: Case, is_ours: bool
+) -> None:
+    _, fault = expected(case, is_ours)
+    if fault is None:
+        read(disk_of(case, is_ours), case)
+        return
+    if fault is Fault.FAR:
+        return  # a reader of the last segment has no limit
+    # A reader ends where the last head ends: with one more batch behind it, the fault lies in the middle.
+    case = case._replace(batches=(*case.batches, (50, 1)))
+    with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+        read(disk_of(case, is_ours), case)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_verify_says_where_the_order_ends(case: Case, is_ours: bool) -> None:
+    kept, fault = expected(case, is_ours)
+    verdict = next(one for one in verify("t-0", fs=disk_of(case, is_ours)) if one.kind == "log")
+    assert (verdict.status == "ok") == (fault is None), verdict
+    if fault is not None:
+        assert verdict.position == len(stored(case._replace(batches=case.batches[:kept])))
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_salvage_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
+    _, fault = expected(case, is_ours)
+    source = Source(disk_of(case, is_ours), LOG, "scratch")
+    found = Search(source, 0, 0, reach(0), is_dense=is_ours).found
+    bad = [one for one in found if isinstance(one, BadStretch)]
+    assert bool(bad) == (fault is not None)
+    if fault is not None:
+        assert bad[0].reason in [one.value for one in Fault]
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_a_follower_takes_all_or_nothing(case: Case) -> None:
+    """It allows gaps, as Kafka's does: compaction has left them in the leader's log."""
+    disk = SimulatedDisk(now_ms=1_700_000_000_000)
+    _, fault = expected(case, False)
+    with logcore.open("t-0", create=True, replicated=True, fs=disk) as log:
+        log.append_as_follower(b"".join(batch(*one) for one in BEFORE))
+        if not case.batches:
+            return
+        data = b"".join(batch(*one) for one in case.batches)
+        if fault in (None, Fault.FAR):  # beyond the reach of this segment the next one begins
+            log.append_as_follower(data)
+            assert log.log_end_offset == sum(case.batches[-1])
+            return
+        with pytest.raises(logcore.OffsetOutOfRangeError):
+            log.append_as_follower(data)
+        assert log.log_end_offset == 3
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_a_leader_gives_out_the_offsets_itself(case: Case) -> None:
+    disk = SimulatedDisk(now_ms=1_700_000_000_000)
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        log.append_batch(stored(case))
+        assert [record.offset for record in log.read(0)] == list(
+            range(sum(count for _, count in BEFORE + case.batches))
+        )
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_sealed_segments_are_scrubbed_and_compacted_by_the_same_rules(case: Case, is_ours: bool) -> None:
+    _, fault = expected(case, is_ours)
+    end = max(3, sum(case.batches[-1]) if case.batches and fault is not Fault.FAR else 3)
+    files: dict[str, bytes] = {
+        f"t-0/{end:020d}.log": batch(end, 1),
+        "recovery-point-offset-checkpoint": f"0\n1\nt 0 {end}\n".encode(),
+    }
+    with logcore.open("t-0", fs=disk_of(case, is_ours, **files), config={"cleanup.policy": "compact"}) as log:
+        findings = log.scrub().findings
+        assert bool(findings) == (fault is not None), findings
+        if fault is None:
+            assert cleaner.clean(log) is not None
+            return
+        with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
+            cleaner.clean(log)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_the_fast_forms_stop_where_the_rules_do(kernel: Any, case: Case, is_ours: bool) -> None:
+    kept, _ = expected(case, is_ours)
+    data = stored(case)
+    sound = len(stored(case._replace(batches=case.batches[:kept])))
+    assert kernel.plan_run(data, 0, len(data), 1000, 1 << 20, reach(0), 0, is_ours)[0] == sound
+    assert kernel.follow_on(facts_of(data), 0) == (case.fault is None)
