@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
-from logcore.config import INT64_MAX, Durability
+from logcore.config import Durability
 from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
@@ -57,7 +57,7 @@ from logcore.names import (
     partition_name,
     partition_of,
 )
-from logcore.partition import recovery, seals
+from logcore.partition import order, recovery, seals
 from logcore.partition.gaps import Gaps
 from logcore.partition.noted import Noted, or_else
 from logcore.partition.recovery import Action, TailFacts, decide
@@ -471,36 +471,24 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
 
 def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _FileContext) -> tuple[int, str]:
     """(how many batches continue the log inside this segment's range, why the next one does not)."""
-    if not len(facts):
-        return 0, ""
-    last = facts["last_offset"]
-    # The offset of a v0/v1 wrapper is that of its last record, so only v2 tells where a batch begins.
-    base = np.where(facts["magic"] == 2, facts["base_offset"], last)
-    before = np.concatenate(([walked.end_offset - 1], last[:-1]))
-    falls = (base <= before) | (last < base)
-    far = last.astype(np.float64) - base_offset > layout.INT32_MAX  # as floats, because foreign offsets overflow
-    none = np.zeros(len(facts), bool)
-    beyond = last >= place.next_base if place.next_base is not None else none
-    gap = (base > before + 1) & (facts["magic"] == 2)
     dense_from = place.noted.gaps.dense_from
-    if dense_from < INT64_MAX:
-        gap &= base > max(place.noted.log_start, dense_from)
-    elif place.next_base is None and place.noted.notes.policy is not None:
-        # This library leaves no gap in an active segment, so one means that an offset is damaged or a batch lost, and
-        # opening the log refuses it; Kafka may leave some.
-        gap &= last >= place.noted.recovery_point
-    else:
-        gap = none
-    bad = falls | far | beyond | gap
-    if not bad.any():
-        return len(facts), ""
-    row = int(bad.argmax())
-    walked.is_refused = bool(gap[row])
-    if falls[row] or gap[row]:
-        return row, f"offset {base[row]} does not follow {before[row]}"
-    if beyond[row]:
-        return row, f"offset {last[row]} lies in the next segment, which begins at {place.next_base}"
-    return row, f"offset {last[row]} is further from {base_offset} than a segment can hold"
+    if dense_from < order.NEVER:
+        dense_from = max(dense_from, place.noted.log_start)  # what was deleted is missing by right
+    limit = order.reach(base_offset)
+    if place.next_base is not None:
+        limit = min(limit, place.next_base)
+    row, fault = order.first_fault(facts, walked.end_offset, limit, dense_from=dense_from)
+    walked.is_refused = fault is order.Fault.GAP
+    if fault is None:
+        return row, ""
+    is_new = facts["magic"][row] == 2
+    first = int(facts["base_offset" if is_new else "last_offset"][row])
+    last = int(facts["last_offset"][row])
+    if fault is not order.Fault.FAR:
+        return row, f"offset {first} does not follow {order.end_of(facts[:row], walked.end_offset) - 1}"
+    if place.next_base is not None and last >= place.next_base:
+        return row, f"offset {last} lies in the next segment, which begins at {place.next_base}"
+    return row, f"offset {last} is further from {base_offset} than a segment can hold"
 
 
 def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walked: _Walked) -> tuple[int, str]:
