@@ -6,6 +6,7 @@ mutation when it was run, and that list is a table here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 import zlib
@@ -207,11 +208,13 @@ def test_random_bytes_raise_nothing_undeclared(body: bytes, headed: bool, attrib
         stamp_crc(raw)
         body = bytes(raw)
     try:
-        for batch in read_batches(body):
-            batch.records()
-            batch.columns()
+        batches = list(read_batches(body))
     except LogcoreError:
-        pass
+        return
+    for batch in batches:
+        for ask in (batch.records, batch.columns):  # each by itself: what the one refuses the other has to refuse too
+            with contextlib.suppress(LogcoreError):
+                ask()
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])

@@ -216,7 +216,9 @@ def test_a_turned_offset_is_found(is_dense: bool) -> None:
         with pytest.raises(logcore.CorruptBatchError, match="does not continue the one before it"):
             log.get(3)
         (finding,) = log.scrub().findings
-    assert (finding.path, finding.first_offset, finding.next_offset) == (at(0), 4, 4) or finding.path == at(0)
+    # Where offsets may have gaps, the batches before the one that tells of the damage are not in doubt.
+    first = 0 if is_dense else 4
+    assert (finding.path, finding.first_offset, finding.next_offset) == (at(0), first, 4)
 
 
 @pytest.mark.parametrize("gone", [4, 8])

@@ -484,7 +484,7 @@ def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int) -> None:
     run_state_machine_as_test(Machine, settings=MACHINE)
     print(Machine.counts)
     least = {
-        "steps": 20, "crashes": 1, "crashes in recovery": 0.1, "compactions": 0.05, "transactions ended": 0.3,
+        "steps": 20, "crashes": 1, "crashes in recovery": 0.1, "compactions": 0.03, "transactions ended": 0.3,
         "sent again": 0.1, "refused": 0.1,
     }  # fmt: skip
     assert all(Machine.counts[what] >= each * MACHINE.max_examples for what, each in least.items()), Machine.counts

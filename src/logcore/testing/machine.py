@@ -549,8 +549,7 @@ class LogStateMachine(RuleBasedStateMachine):
         visible = self.history.between(self.log.log_start_offset, self.log.high_watermark)
         late = [record.offset for record in visible if record.timestamp_ms >= timestamp_ms]
         found = self.log.offset_for_timestamp(timestamp_ms)
-        # Kafka's rule goes by whole segments, of which deleted and unseen records are a part.
-        assert found == (late[0] if late else None) or found is None, (found, late[:1])
+        assert found == (late[0] if late else None), (found, late[:1])
 
     @rule()
     def another_process_reads(self) -> None:
