@@ -40,6 +40,7 @@ from logcore.index import OffsetIndex, TimeIndex
 from logcore.log import Log
 from logcore.partition import gaps, producers, recovery, scan, transactions
 from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.order import NEVER
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.recovery import Action
 from logcore.recordbatch import encode
@@ -521,7 +522,7 @@ def b13_recovery_trusts_the_size(patch: pytest.MonkeyPatch) -> None:
 
 def b14_no_crc_check(patch: pytest.MonkeyPatch) -> None:
     real = recovery._take
-    patch.setattr(recovery, "_take", lambda *args, crc, dense: real(*args, crc=False, dense=dense))
+    patch.setattr(recovery, "_take", lambda *args, crc, dense_from: real(*args, crc=False, dense_from=dense_from))
 
 
 def b20_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
@@ -669,9 +670,9 @@ def b40_nothing_put_aside(patch: pytest.MonkeyPatch) -> None:
 def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
     for module in (recovery, gaps):
         patch.setattr(module, "in_order", lambda facts, *args, **options: len(facts))
-    patch.setattr(gaps, "first_fault", lambda facts, *args, **options: (len(facts), None))
+        patch.setattr(module, "first_fault", lambda facts, *args, **options: (len(facts), None))
     real = recovery._take
-    patch.setattr(recovery, "_take", lambda *args, crc, dense: real(*args, crc=crc, dense=False))
+    patch.setattr(recovery, "_take", lambda *args, crc, dense_from: real(*args, crc=crc, dense_from=NEVER))
     patch.setattr(scan.Stretch, "_check_order", lambda self, batch, expected, next_base, dense: dense)
 
 
@@ -681,7 +682,7 @@ def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
         for at in range(stop if bad is None else bad + 1, stop):
             facts, _, _ = next(segment.walk(at, crc=True))
             if len(facts):
-                return real(segment, at, stop, crc=True, dense=False)
+                return real(segment, at, stop, crc=True, dense_from=NEVER)
         return bad, why
 
     real = recovery._take

@@ -6,6 +6,8 @@ ours, which has no gaps, and in one of Kafka, which may have some.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -214,6 +216,36 @@ READERS: list[Callable[[SimulatedDisk, Case], None]] = [
 def test_recovery_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
     kept, fault = expected(case, is_ours)
     assert opened_by_a_writer(disk_of(case, is_ours), case._replace(kept=kept, fault=fault)) is fault
+
+
+@pytest.mark.parametrize(("dense_from", "is_lost"), [(0, True), (3, True), (5, True), (6, False), (100, False)])
+def test_all_agree_from_which_offset_on_a_gap_is_a_loss(dense_from: int, is_lost: bool) -> None:
+    """In the middle of a segment too: what compaction or a leader left out is noted up to its end, not to a segment."""
+    case = CASES[ids.index("a gap")]
+    policy = b'{"durability": "group", "max_bytes": 1048576, "dense_from": %d}' % dense_from
+    files = {LOG: stored(case), "t-0/logcore.policy": policy}
+    assert ("damaged" in {verdict.status for verdict in verify("t-0", fs=SimulatedDisk(files))}) == is_lost
+    if not is_lost:
+        read_by_its_records(SimulatedDisk(files), case)
+        logcore.open("t-0", fs=SimulatedDisk(files)).close()
+        return
+    with pytest.raises(logcore.CorruptBatchError):
+        read_by_its_records(SimulatedDisk(files), case)
+    with pytest.raises(logcore.CorruptLogError, match="expected base offset 4, found 6"):
+        logcore.open("t-0", fs=SimulatedDisk(files))
+
+
+def test_an_entry_of_an_old_format_hides_no_gap_behind_it() -> None:
+    body = struct.pack(">bbqi1si1s", 1, 0, 1_700_000_000_000, 1, b"k", 1, b"v")
+    old = struct.pack(">qiI", 3, len(body) + 4, zlib.crc32(body)) + body
+    case = Case("", ((3, 1), (6, 1)), 1, Fault.GAP, (2, None))
+    data = b"".join(batch(*one) for one in BEFORE) + old + batch(6, 1)
+    disk = SimulatedDisk({LOG: data, **OURS})
+    assert "damaged" in {verdict.status for verdict in verify("t-0", fs=disk)}
+    with pytest.raises(logcore.CorruptBatchError):
+        read_by_its_records(disk, case)
+    with pytest.raises(logcore.CorruptLogError, match="expected base offset 4, found 6"):
+        logcore.open("t-0", fs=disk)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

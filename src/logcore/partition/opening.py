@@ -223,7 +223,7 @@ def _recover_once(
             active,
             recovery_point=recovery_point,
             policy=notes.policy,
-            dense=active.base_offset >= dense_from,
+            dense_from=dense_from,
             indexes=indexes,
         )
         if successor is not None:

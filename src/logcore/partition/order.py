@@ -16,7 +16,7 @@ Who asks, and what dense_from is for them:
 | --- | --- |
 | a leader (Log.append_batch) | gives out the offsets itself, right behind its log end |
 | a follower (partition/following.py) | allowed: compaction left them in the leader's log |
-| recovery of the active segment | a loss from the noted dense_from on, when the segment begins there |
+| recovery of the active segment | a loss from the noted dense_from on |
 | recovery of sealed segments | allowed: only what a crash leaves is looked for |
 | readers, the cleaner, scrubbing | a loss from the noted dense_from on |
 | verify, salvage | as for readers |

@@ -24,7 +24,7 @@ from typing import Final, Literal
 import attrs
 import numpy as np
 
-from logcore.config import Durability
+from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
@@ -40,7 +40,7 @@ from logcore.names import (
     quarantine_name,
 )
 from logcore.partition.gaps import front_missing
-from logcore.partition.order import end_of, in_order, reach
+from logcore.partition.order import Fault, end_of, first_fault, in_order, reach
 from logcore.segment import ActiveSegment, Segment
 
 #: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.
@@ -143,14 +143,15 @@ def recover(
     *,
     recovery_point: int,
     policy: Durability | None,
-    dense: bool,
+    dense_from: int,
     indexes: IndexState,
 ) -> RecoveryReport:
     """Checks the active segment and mends its tail: heads from an index entry below the recovery point on, and CRCs
     from that point on.
 
-    policy: what the last writer noted, None when Kafka wrote the log. dense: whether the offsets have no gaps. Kafka
-    may leave some (a follower, a truncation inside a batch), and so does compaction; this library appends without.
+    policy: what the last writer noted, None when Kafka wrote the log. dense_from: from this offset on there are no
+    gaps. Kafka may leave some (a follower, a truncation inside a batch), and so does compaction; this library appends
+    without.
     indexes: without them all heads are walked, and tell of producers and markers.
 
     Afterwards the file ends with a whole batch, its indexes are right in memory, and all of it is on disk. Raises
@@ -160,11 +161,11 @@ def recover(
     size = segment.refresh()
     segment.reset(is_synced=indexes == "whole")
     start = segment.resume(recovery_point, is_whole=indexes == "whole") if indexes != "none" else 0
-    below, recovery_position = _walk_to(segment, start, recovery_point, dense)
+    below, recovery_position = _walk_to(segment, start, recovery_point, dense_from <= segment.base_offset)
     is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
     bad, why = next((at for facts in below if (at := _note(segment, facts)) is not None), None), layout.WALK_COUNT
     if bad is None:
-        bad, why = _take(segment, recovery_position, size, crc=True, dense=dense)
+        bad, why = _take(segment, recovery_position, size, crc=True, dense_from=dense_from)
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
         if not is_on_disk:
@@ -445,28 +446,23 @@ def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     return int(facts["position"][count]) if count < len(facts) else None
 
 
-def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense: bool) -> tuple[int | None, int]:
+def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_from: int) -> tuple[int | None, int]:
     """Notes the good batches in [start, stop): (position of the first bad one or None, why it is bad)."""
     for facts, position, why in segment.walk(start, stop=stop, crc=crc):
         expected = segment.last_offset + 1
-        count = in_order(facts, expected, reach(segment.base_offset))
-        bases = facts["base_offset"][:count]
-        if dense and count and (facts["magic"][:count] == 2).all():
+        count, fault = first_fault(facts, expected, reach(segment.base_offset), dense_from=dense_from)
+        segment.note_all(facts[:count])
+        if fault is Fault.GAP:
             # No crash makes a gap before a whole batch, so the offset in a head, which no CRC covers, is damaged.
-            gaps = np.flatnonzero(bases != np.concatenate([[expected], facts["last_offset"][: count - 1] + 1]))
-            if len(gaps):
-                row = int(gaps[0])
-                _note(segment, facts[:row])
-                raise CorruptLogError(
-                    "a batch does not continue the one before it",
-                    path=segment.path,
-                    position=int(facts["position"][row]),
-                    expected=f"base offset {expected if row == 0 else int(facts['last_offset'][row - 1]) + 1}",
-                    found=int(bases[row]),
-                )
-        bad = _note(segment, facts)
-        if bad is not None:
-            return bad, layout.WALK_COUNT
+            raise CorruptLogError(
+                "a batch does not continue the one before it",
+                path=segment.path,
+                position=int(facts["position"][count]),
+                expected=f"base offset {end_of(facts[:count], expected)}",
+                found=int(facts["base_offset"][count]),
+            )
+        if fault is not None:
+            return int(facts["position"][count]), layout.WALK_COUNT
         if why not in (layout.WALK_END, layout.WALK_LIMIT):
             return position, why
     return None, layout.WALK_END
@@ -490,8 +486,7 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
         walked.append(facts)
         bases, lasts = facts["base_offset"], facts["last_offset"]
         if dense and len(facts):
-            follows = bases == np.concatenate([[expected], lasts[:-1] + 1])
-            count = len(facts) if follows.all() else int(follows.argmin())
+            count = in_order(facts, expected, INT64_MAX, dense_from=0)
             # Exactly: the point is the end of an append, and a head that says to reach beyond it is damaged.
             reached = np.flatnonzero(lasts[:count] + 1 == recovery_point)
             if len(reached):
