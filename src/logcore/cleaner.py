@@ -30,6 +30,7 @@ from logcore.errors import CorruptBatchError, InvalidConfigError, SegmentTooSmal
 from logcore.format.columns import RecordColumns
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY
 from logcore.kernels import kernel, layout
+from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -42,7 +43,7 @@ from logcore.log import Log, Rewriting
 from logcore.notices import INFO, tell
 from logcore.partition.order import in_order
 from logcore.partition.scan import Run
-from logcore.partition.seals import Progress, crc_of
+from logcore.partition.seals import Progress
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
 from logcore.segment import Segment
@@ -520,7 +521,7 @@ class _Round:
                     names = ("position", "size_bytes", "last_offset", "max_timestamp")
                     batches = list(zip(*(facts[name].tolist() for name in names), strict=True))
                     new.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
-                    crc = crc_of(data, crc)
+                    crc = crc32c(data, crc)
                     unsynced += len(data)
                 if unsynced >= _SYNC_BYTES:
                     view.fs.fdatasync(new.handle)

@@ -29,6 +29,7 @@ from logcore.format import legacy, varint
 from logcore.format.columns import RecordColumns
 from logcore.format.compression import Codec, codec_named, codec_of, compress, decompress
 from logcore.kernels import Record, kernel, layout
+from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
     BODY_COUNT,
@@ -235,7 +236,7 @@ class RecordBatch:
         if self.magic < 2:
             legacy.check(self.data, path=self.path, position=self.position)
             return
-        found = _crc_of(self.data)
+        found = crc32c(self.data[CRC_START:])
         if found != self.crc:
             raise CorruptBatchError(
                 "CRC-32C does not match",
@@ -666,13 +667,7 @@ def transaction_marker(
 
 def stamp_crc(raw: bytearray) -> None:
     """Writes the CRC of a whole v2 batch after its attributes or timestamps were changed."""
-    struct.pack_into(">I", raw, PREFIX_SIZE, _crc_of(memoryview(raw)))
-
-
-def _crc_of(batch: memoryview) -> int:
-    from crc32c import crc32c  # 40-70 ms to import, see kernels
-
-    return crc32c(batch[CRC_START:])
+    struct.pack_into(">I", raw, PREFIX_SIZE, crc32c(memoryview(raw)[CRC_START:]))
 
 
 assert MAGIC_POSITION == PREFIX_SIZE - 1

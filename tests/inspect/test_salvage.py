@@ -700,7 +700,7 @@ class Counted:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted()
     monkeypatch.setattr(searching, "kernel", found)
-    monkeypatch.setattr(searching, "_crc32c", found.checksum(searching._crc32c))
+    monkeypatch.setattr(searching, "crc32c", found.checksum(searching.crc32c))
     monkeypatch.setattr(searching.zlib, "crc32", found.checksum(searching.zlib.crc32))
     return found
 

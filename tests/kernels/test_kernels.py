@@ -24,6 +24,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPytho
 import logcore
 from logcore.errors import InvalidRecordError, InvalidTimestampError, LogcoreError, RecordTooLargeError
 from logcore.kernels import layout, plain
+from logcore.kernels.checksum import crc32c
 from support.kernels import KERNELS, compiled, needs_compiler
 from support.vectors import EXPECTED, VECTORS
 
@@ -135,7 +136,7 @@ def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(values: list[
 
 def with_crc(batch: bytearray) -> bytes:
     """The batch with the CRC of what it holds, as a broken producer would send it."""
-    batch[17:21] = plain._crc32c(bytes(batch[layout.CRC_START :])).to_bytes(4, "big")
+    batch[17:21] = crc32c(bytes(batch[layout.CRC_START :])).to_bytes(4, "big")
     return bytes(batch)
 
 

@@ -20,6 +20,7 @@ import pytest
 import logcore
 from logcore.inspect.dump import dump
 from logcore.inspect.verify import verify
+from logcore.kernels.checksum import crc32c
 from logcore.names import LOG, SEAL, file_name
 from logcore.partition import seals
 from logcore.partition.seals import Seal
@@ -95,7 +96,7 @@ def test_a_roll_seals_what_it_leaves_behind() -> None:
     assert seal == Seal(
         size_bytes=len(files[at(4)]),
         modified_ms=T0,
-        crc32c=seals.crc_of(files[at(4)]),
+        crc32c=crc32c(files[at(4)]),
         end_offset=8,
         next_base_offset=8,
     )
@@ -362,7 +363,7 @@ def test_a_compacted_segment_has_a_seal_at_once() -> None:
         files = disk.files()
         assert bases_with(files, SEAL) == [0]
         seal = Seal.unpack(files[at(0, SEAL)])
-        assert seal is not None and seal.next_base_offset == 12 and seal.crc32c == seals.crc_of(files[at(0)])
+        assert seal is not None and seal.next_base_offset == 12 and seal.crc32c == crc32c(files[at(0)])
         assert seal.end_offset == list(log.batches(0, 12))[-1].next_offset
         assert log.scrub().sealed == 0
     for bit in range(len(files[at(0)]) * 8):

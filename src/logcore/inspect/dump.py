@@ -34,7 +34,7 @@ from logcore.inspect.survey import OFFSET_CHECKPOINTS, kind_of, living_name
 from logcore.kernels import Record, layout
 from logcore.names import LOG, SUFFIXES, base_offset_of, partition_of
 from logcore.partition import seals
-from logcore.partition.producers import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEAD
+from logcore.partition.producers import SNAPSHOT_ENTRY, snapshot_entries
 from logcore.recordbatch import RecordBatch
 from logcore.segment import GrowingSegment
 
@@ -262,38 +262,10 @@ def _dump_txnindex(fs: FS, path: str) -> Iterator[Row]:
     yield from table.rest()
 
 
-def _snapshot(fs: FS, path: str) -> npt.NDArray[Any]:
-    """The entries of a .snapshot file; raises CorruptLogError as Kafka would reject it."""
-    data = _content(fs, path)
-    if len(data) < SNAPSHOT_HEAD.itemsize:
-        raise CorruptLogError(
-            "a snapshot cut short", path=path, expected="at least 10 bytes", found=f"{len(data)} bytes"
-        )
-    version, crc, count = np.frombuffer(data, SNAPSHOT_HEAD, 1)[0].tolist()
-    if version != 1:
-        raise CorruptLogError("unknown version of a snapshot", path=path, position=0, expected=1, found=version)
-    from crc32c import crc32c
-
-    found = crc32c(memoryview(data)[SNAPSHOT_CRC_START:])
-    if found != crc:
-        raise CorruptLogError(
-            "CRC-32C of the snapshot does not match",
-            path=path,
-            position=2,
-            expected=f"{crc:#010x}",
-            found=f"{found:#010x}",
-        )
-    if count * SNAPSHOT_ENTRY.itemsize != len(data) - SNAPSHOT_HEAD.itemsize:
-        raise CorruptLogError(
-            "entry count of the snapshot does not fit its size", path=path, position=6, expected=count, found=len(data)
-        )
-    return np.frombuffer(data, SNAPSHOT_ENTRY, count, SNAPSHOT_HEAD.itemsize)
-
-
 def _dump_snapshot(fs: FS, path: str) -> Iterator[Row]:
     names = SNAPSHOT_ENTRY.names
     assert names is not None
-    for entry in _snapshot(fs, path).tolist():
+    for entry in snapshot_entries(_content(fs, path), path).tolist():
         row = {"type": "producer", **dict(zip(names, entry, strict=True))}
         row["timestamp_ms"] = row.pop("timestamp")
         yield row

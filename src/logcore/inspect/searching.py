@@ -38,6 +38,7 @@ from logcore.errors import LogcoreError, RecordTooLargeError, StorageReadError, 
 from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
+from logcore.kernels.checksum import crc32c
 from logcore.partition import order
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 
@@ -491,7 +492,7 @@ class _Checksums:
 
     def __init__(self, data: memoryview, *, is_old: bool) -> None:
         self.data = data
-        self.crc: Callable[[memoryview, int], int] = zlib.crc32 if is_old else _crc32c
+        self.crc: Callable[[memoryview, int], int] = zlib.crc32 if is_old else crc32c
         self.polynomial = 0xEDB88320 if is_old else 0x82F63B78
         self.fronts = array("I", [0])  # CRCs of all that lies before each block
         self.powers = [1 << 23]  # x^8, its square, the square of that: a CRC is a polynomial with its highest bit as 1
@@ -535,12 +536,6 @@ def _big_endian(data: Any, positions: Any, size: int) -> Any:
     for byte in range(size):
         value = value << 8 | data[positions + byte]
     return value
-
-
-def _crc32c(data: memoryview, crc: int) -> int:
-    from crc32c import crc32c  # 40-70 ms to import, see kernels
-
-    return int(crc32c(data, crc))
 
 
 def _is_codec(attributes: int) -> bool:

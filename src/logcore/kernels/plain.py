@@ -28,6 +28,7 @@ from logcore.errors import (
     LogcoreError,
     RecordTooLargeError,
 )
+from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
     BATCH_FACTS,
@@ -88,13 +89,6 @@ Path = str | None
 Column = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]
 
 
-def _crc32c(data: Buffer) -> int:
-    # Imported at first use: loading crc32c takes 40-70 ms, as long as the rest of the package together.
-    from crc32c import crc32c
-
-    return crc32c(data)
-
-
 def _int64(value: int) -> int:
     """Wraps as Java's long does."""
     return ((value + (1 << 63)) & _U64) - (1 << 63)
@@ -152,7 +146,7 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
 def _crc_matches(data: memoryview, position: int, size: int) -> bool:
     if data[position + MAGIC_POSITION] == 2:
         (stored,) = struct.unpack_from(">I", data, position + PREFIX_SIZE)
-        return bool(_crc32c(data[position + CRC_START : position + size]) == stored)
+        return bool(crc32c(data[position + CRC_START : position + size]) == stored)
     (stored,) = struct.unpack_from(">I", data, position + LOG_OVERHEAD)
     return bool(zlib.crc32(data[position + MAGIC_POSITION : position + size]) == stored)
 
@@ -464,7 +458,7 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
         heads.append((facts[1], facts[4] if appended else facts[3], 0 if appended else 1))
         counts.append(count)
         position += size
-    if sum(counts) < _FEW or any(_crc32c(view[start:stop]) != crc for start, stop, crc in crcs):
+    if sum(counts) < _FEW or any(crc32c(view[start:stop]) != crc for start, stop, crc in crcs):
         return None
     rows = _read_rows_at_once(raw, spans)
     if rows is not None:
@@ -531,7 +525,7 @@ def _check_whole(data: memoryview, position: int, limit: int, path: Path) -> tup
     if why != WALK_END:
         raise CorruptBatchError(WALK_REASONS[why], path=path, position=position)
     facts = _facts(data, position)
-    crc = _crc32c(data[position + CRC_START : position + facts[6]])
+    crc = crc32c(data[position + CRC_START : position + facts[6]])
     if crc != facts[10]:
         raise CorruptBatchError(
             "CRC-32C does not match", path=path, position=position, expected=f"{facts[10]:#010x}", found=f"{crc:#010x}"
@@ -1022,7 +1016,7 @@ class _Writer:
         head = (self.base_offset, size - LOG_OVERHEAD, self.leader_epoch, 2)
         covered = _HEADER.pack(*head, 0, *fields, *producer)[CRC_START:] + body
         self.batches.append((len(self.done), size, last, self.max_timestamp))
-        self.done += _HEADER.pack(*head, _crc32c(covered), *fields, *producer)[:CRC_START] + covered
+        self.done += _HEADER.pack(*head, crc32c(covered), *fields, *producer)[:CRC_START] + covered
         if self.base_sequence >= 0:
             self.base_sequence = (self.base_sequence + self.count) & INT32_MAX
         self.base_offset = last + 1
@@ -1413,7 +1407,7 @@ def rewrite_batches(
             size = HEADER_SIZE + len(body)
             head[1] = size - LOG_OVERHEAD
             raw = bytearray(_HEADER.pack(*head) + body)
-            struct.pack_into(">I", raw, PREFIX_SIZE, _crc32c(memoryview(raw)[CRC_START:]))
+            struct.pack_into(">I", raw, PREFIX_SIZE, crc32c(memoryview(raw)[CRC_START:]))
             out[at : at + size] = np.frombuffer(raw, np.uint8)
         sizes[batch] = 0 if action == DROP else size
         at += int(sizes[batch])

@@ -22,10 +22,12 @@ import numpy.typing as npt
 
 from logcore.errors import (
     CoordinatorFencedError,
+    CorruptLogError,
     InvalidProducerEpochError,
     InvalidTransactionStateError,
     OutOfOrderSequenceError,
 )
+from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import CONTROL_BIT, INT32_MAX, TRANSACTIONAL_BIT, Facts
 
 #: How many batches of a producer are known; its client keeps no more than that outstanding.
@@ -250,14 +252,15 @@ class Producers:
             row["current_txn_first_offset"] = known.open_offset
         body = np.array(len(entries), ">i4").tobytes() + entries.tobytes()
         head = np.zeros(1, SNAPSHOT_HEAD)
-        head["version"], head["crc"] = 1, _crc(body)
+        head["version"], head["crc"] = 1, crc32c(body)
         return head.tobytes()[:SNAPSHOT_CRC_START] + body
 
     @classmethod
     def unpack(cls, content: bytes, offset: int) -> Producers | None:
         """From the content of a .snapshot file and the offset in its name; None when it is damaged."""
-        entries = snapshot_entries(content)
-        if entries is None:
+        try:
+            entries = snapshot_entries(content)
+        except CorruptLogError:
             return None
         producers = cls(next_offset=offset)
         for row in entries.tolist():
@@ -272,21 +275,30 @@ class Producers:
         return producers
 
 
-def _crc(body: bytes | memoryview) -> int:
-    from crc32c import crc32c  # not before a snapshot is met: most logs have none
-
-    return crc32c(body)
-
-
-def snapshot_entries(content: bytes) -> npt.NDArray[np.void] | None:
-    """The entries of a .snapshot file, an array of SNAPSHOT_ENTRY; None for what Kafka would reject."""
+def snapshot_entries(content: bytes, path: str | None = None) -> npt.NDArray[np.void]:
+    """The entries of a .snapshot file, an array of SNAPSHOT_ENTRY. Raises CorruptLogError where Kafka rejects it."""
     if len(content) < SNAPSHOT_HEAD.itemsize:
-        return None
+        raise CorruptLogError(
+            "a snapshot cut short", path=path, expected="at least 10 bytes", found=f"{len(content)} bytes"
+        )
     version, crc, count = np.frombuffer(content, SNAPSHOT_HEAD, 1)[0].tolist()
-    if (
-        version != 1
-        or crc != _crc(memoryview(content)[SNAPSHOT_CRC_START:])
-        or count * SNAPSHOT_ENTRY.itemsize != len(content) - SNAPSHOT_HEAD.itemsize
-    ):
-        return None
+    if version != 1:
+        raise CorruptLogError("unknown version of a snapshot", path=path, position=0, expected=1, found=version)
+    found = crc32c(memoryview(content)[SNAPSHOT_CRC_START:])
+    if found != crc:
+        raise CorruptLogError(
+            "CRC-32C of the snapshot does not match",
+            path=path,
+            position=2,
+            expected=f"{crc:#010x}",
+            found=f"{found:#010x}",
+        )
+    if count * SNAPSHOT_ENTRY.itemsize != len(content) - SNAPSHOT_HEAD.itemsize:
+        raise CorruptLogError(
+            "entry count of the snapshot does not fit its size",
+            path=path,
+            position=6,
+            expected=count,
+            found=len(content),
+        )
     return np.frombuffer(content, SNAPSHOT_ENTRY, count, SNAPSHOT_HEAD.itemsize)

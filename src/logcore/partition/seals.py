@@ -31,6 +31,7 @@ from logcore import checkpoint
 from logcore.errors import DiskFullError, ResourceError, StorageReadError, StorageWriteError
 from logcore.fs import FS
 from logcore.kernels import layout
+from logcore.kernels.checksum import crc32c
 from logcore.names import LOG, SEAL, SWAP, base_offset_of, file_name
 from logcore.partition.order import in_order, reach
 from logcore.segment import GrowingSegment, Segment
@@ -112,18 +113,11 @@ def seal(fs: FS, segment: GrowingSegment, end_offset: int, next_base_offset: int
         write(fs, segment.file(SEAL), found)
 
 
-def crc_of(data: bytes | memoryview, crc: int = 0) -> int:
-    """CRC-32C of bytes that follow those with the CRC given."""
-    from crc32c import crc32c  # 40-70 ms to import, see kernels
-
-    return crc32c(data, crc)
-
-
 def checksum(segment: GrowingSegment) -> int:
     """CRC-32C of the .log file, as long as it was when it was opened."""
     crc = 0
     for data in _slices(segment, 0, segment.size_bytes):
-        crc = crc_of(data, crc)
+        crc = crc32c(data, crc)
     return crc
 
 
@@ -320,7 +314,7 @@ class _Scrub:
         """Holds a segment against its seal."""
         crc, base, next_base = 0, segment.base_offset, known.next_base_offset
         for data in _slices(segment, 0, segment.size_bytes):
-            crc = crc_of(data, crc)
+            crc = crc32c(data, crc)
             yield from self._read(len(data))
         if crc != known.crc32c:
             found, _ = yield from self._walk(segment, next_base, place)  # says where, if a batch shows it
@@ -346,7 +340,7 @@ class _Scrub:
                 bad, reason = position, layout.WALK_REASONS[why]
                 break
             for data in _slices(segment, before, position):
-                crc = crc_of(data, crc)
+                crc = crc32c(data, crc)
             yield from self._read(position - before)
             before = position
         if next_base is None:

@@ -29,6 +29,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
+from logcore.kernels.checksum import crc32c
 from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
 from logcore.notices import ERROR, tell
 from logcore.partition.segmentfiles import list_bases
@@ -43,7 +44,6 @@ from logcore.staging.manifest import (
     Place,
     StagedFile,
     check_directory,
-    crc32c_of,
     manifest_name,
     names_in,
     read_manifest,
@@ -263,7 +263,7 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
         try:
             with _opened(fs, name) as handle:
                 size = fs.size(handle)
-                crc = crc32c_of(fs.map(handle, size)) if size else 0
+                crc = crc32c(fs.map(handle, size)) if size else 0
         except FileNotFoundError as error:
             raise CorruptLogError("a staged segment is gone", path=name) from error
         if (size, crc) != (file.size_bytes, file.crc):

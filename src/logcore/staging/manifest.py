@@ -240,9 +240,3 @@ def remove_tree(fs: FS, path: str) -> None:
                 fs.unlink(os.path.join(path, name))
         with contextlib.suppress(StorageWriteError):  # a task that nobody waits for has just made a file in it
             fs.rmdir(path)
-
-
-def crc32c_of(data: memoryview, crc: int = 0) -> int:
-    from crc32c import crc32c  # 40-70 ms to import, see kernels
-
-    return crc32c(data, crc)

@@ -21,13 +21,13 @@ from logcore.format.columns import InputColumn
 from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
+from logcore.kernels.checksum import crc32c
 from logcore.names import LOG
 from logcore.recordbatch import check_timestamps, compressor, target_codec
 from logcore.segment import ActiveSegment
 from logcore.staging.manifest import (
     StagedFile,
     check_txid,
-    crc32c_of,
     staging_path,
 )
 
@@ -146,7 +146,7 @@ class StagedWriter:
 
     def _write(self, segment: _StagedSegment, data: memoryview, batches: Sequence[layout.EncodedBatch]) -> None:
         segment.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
-        self._crc = crc32c_of(data, self._crc)
+        self._crc = crc32c(data, self._crc)
         self._batches += len(batches)
 
     def _seal(self) -> None:
