@@ -45,7 +45,7 @@ from logcore.partition.order import in_order
 from logcore.partition.scan import Run
 from logcore.partition.seals import Progress
 from logcore.partition.transactions import Transactions
-from logcore.recordbatch import RecordBatch, compressor, empty_batch, encode, stamp_crc
+from logcore.recordbatch import TRANSACTION_ENDS, RecordBatch, compressor, empty_batch, encode, stamp_crc
 from logcore.segment import Segment
 
 #: Kafka: log.cleaner.dedupe.buffer.size.
@@ -604,7 +604,7 @@ class _Round:
     def _marker(self, part: _Part, batch: RecordBatch, passing: _Passing, end: int) -> bytes | memoryview:
         """A control batch goes when nothing is left of its transaction and the horizon set for it then has passed."""
         kind = batch.control_type() if batch.record_count else ""
-        ends_transaction = kind in ("ABORT", "COMMIT")
+        ends_transaction = kind in TRANSACTION_ENDS
         had_batches = ends_transaction and passing.had_batches(batch.producer_id, kind)
         if had_batches and kind == "ABORT":
             self.view.keep_aborted(batch.base_offset)

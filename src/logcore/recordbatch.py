@@ -18,10 +18,11 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
@@ -75,6 +76,24 @@ CONTROL_TYPES: Final = {
     5: "KRAFT_VERSION",
     6: "KRAFT_VOTERS",
 }
+
+
+#: Those that end a transaction.
+TRANSACTION_ENDS: Final = frozenset({"ABORT", "COMMIT"})
+_MARKER_BITS: Final = CONTROL_BIT | TRANSACTIONAL_BIT
+_MARKER_KEY: Final = struct.Struct(">hh")  # version, type
+_MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
+
+
+class Marker(NamedTuple):
+    """Content of a control batch.
+
+    kind: ABORT, COMMIT and so on; UNKNOWN for other types and batches. coordinator_epoch: of the coordinator that ended
+    a transaction, -1 where the batch does not say.
+    """
+
+    kind: str
+    coordinator_epoch: int
 
 
 _FIELDS: Final = (
@@ -329,13 +348,21 @@ class RecordBatch:
         """
         return self.columns().to_arrow()
 
-    def control_type(self) -> str:
-        """ABORT, COMMIT and so on for a control batch; UNKNOWN for other types and batches. Errors as records()."""
+    def marker(self) -> Marker:
+        """The content of a control batch. Errors as records()."""
         records = self.records() if self.is_control else []
         key = records[0].key if records else None
-        if key is None or len(key) < 4:
-            return "UNKNOWN"
-        return CONTROL_TYPES.get(int.from_bytes(key[2:4], "big", signed=True), "UNKNOWN")
+        if key is None or len(key) < _MARKER_KEY.size:
+            return Marker("UNKNOWN", -1)
+        kind = CONTROL_TYPES.get(_MARKER_KEY.unpack_from(key)[1], "UNKNOWN")
+        value = records[0].value or b""
+        if kind not in TRANSACTION_ENDS or len(value) < _MARKER_VALUE.size:
+            return Marker(kind, -1)
+        return Marker(kind, _MARKER_VALUE.unpack_from(value)[1])
+
+    def control_type(self) -> str:
+        """ABORT, COMMIT and so on for a control batch; UNKNOWN for other types and batches. Errors as records()."""
+        return self.marker().kind
 
 
 def read_batches(data: Buffer, *, path: str | None = None) -> Iterator[RecordBatch]:
@@ -639,6 +666,12 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
     return bytes(raw)
 
 
+def are_markers(facts: layout.Facts) -> npt.NDArray[np.bool_]:
+    """Which of some batches are control batches of transactions, by their heads."""
+    are: npt.NDArray[np.bool_] = (facts["magic"] == 2) & (facts["attributes"] & _MARKER_BITS == _MARKER_BITS)
+    return are
+
+
 def transaction_marker(
     offset: int,
     leader_epoch: int,
@@ -651,7 +684,8 @@ def transaction_marker(
     append_time: bool = False,
 ) -> bytes:
     """The control batch that ends a transaction (storage format section 1.10)."""
-    key, value = struct.pack(">hh", 0, 1 if commit else 0), struct.pack(">hi", 0, coordinator_epoch)
+    key = _MARKER_KEY.pack(0, 1 if commit else 0)
+    value = _MARKER_VALUE.pack(0, coordinator_epoch)
     return encode(
         [(key, value, (), timestamp_ms)],
         base_offset=offset,

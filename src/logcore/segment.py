@@ -34,7 +34,7 @@ from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeInde
 from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX, file_name
-from logcore.recordbatch import RecordBatch
+from logcore.recordbatch import RecordBatch, are_markers
 
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
@@ -649,9 +649,8 @@ class ActiveSegment(GrowingSegment):
         columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
             self.note(position, size, last_offset, max_timestamp)
-        flags = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
         self.has_producers |= bool(np.any(facts["producer_id"] >= 0))
-        self.has_markers |= bool(np.any((facts["attributes"] & flags == flags) & (facts["magic"] == 2)))
+        self.has_markers |= bool(np.any(are_markers(facts)))
 
     def append(
         self,

@@ -173,7 +173,8 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
     else:
         try:
             if batch.is_control:
-                row["control_type"] = batch.control_type()
+                marker = batch.marker()
+                row["control_type"] = marker.kind
             if records:
                 found = batch.records()
         except LogcoreError as error:
@@ -186,9 +187,9 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
             if said is not None:
                 one["says"] = said
         if batch.is_control:
-            one["control_type"] = row["control_type"]
-            if row["control_type"] in ("ABORT", "COMMIT") and len(record.value or b"") >= 6:
-                one["coordinator_epoch"] = int.from_bytes((record.value or b"")[2:6], "big", signed=True)
+            one["control_type"] = marker.kind
+            if marker.coordinator_epoch >= 0:
+                one["coordinator_epoch"] = marker.coordinator_epoch
         yield one
 
 

@@ -16,7 +16,6 @@ from typing import Final
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, OffsetOutOfRangeError
@@ -24,9 +23,8 @@ from logcore.kernels import kernel, layout
 from logcore.kernels.layout import Buffer, EncodedBatch
 from logcore.partition import epochs
 from logcore.partition.order import end_of, epochs_in_order, epochs_of, in_order
-from logcore.recordbatch import read_batches
+from logcore.recordbatch import are_markers, read_batches
 
-_MARKER: Final = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
 #: Beside a gap this wide the relative offsets of a segment may not fit into 32 bits.
 _WIDE_GAP: Final = 1 << 30
 _MOST_BATCHES: Final = 1 << 30  # no limit: as many as fit in 64 GiB
@@ -58,7 +56,7 @@ class Continuation:
         segment that it is stored in names what it aborted; and none has a gap inside that one segment may not hold.
         """
         gaps = self.facts["base_offset"][1:] - self.facts["last_offset"][:-1]
-        ends = _are_markers(self.facts[:-1]) | (gaps > _WIDE_GAP)
+        ends = are_markers(self.facts[:-1]) | (gaps > _WIDE_GAP)
         start = 0
         for stop in [*(np.flatnonzero(ends) + 1).tolist(), len(self.facts)]:
             yield self.facts[start:stop]
@@ -67,13 +65,7 @@ class Continuation:
 
 def is_marker(facts: layout.Facts) -> bool:
     """Whether the last of some batches is a control batch of a transaction."""
-    return bool(_are_markers(facts[-1:])[0])
-
-
-def _are_markers(facts: layout.Facts) -> npt.NDArray[np.bool_]:
-    """Which batches are control batches of transactions."""
-    are: npt.NDArray[np.bool_] = (facts["magic"] == 2) & (facts["attributes"] & _MARKER == _MARKER)
-    return are
+    return bool(are_markers(facts[-1:])[0])
 
 
 def encoded(facts: layout.Facts, start: int) -> list[EncodedBatch]:

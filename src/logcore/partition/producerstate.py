@@ -236,9 +236,7 @@ def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
 
     def coordinator_epoch(position: int) -> int:
         batch = segment.batch(position)
-        records = [] if batch is None else batch.records()
-        value = records[0].value if records else None
-        return -1 if value is None or len(value) < 6 else int.from_bytes(value[2:6], "big", signed=True)
+        return -1 if batch is None else batch.marker().coordinator_epoch
 
     return coordinator_epoch
 

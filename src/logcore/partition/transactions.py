@@ -18,6 +18,7 @@ import attrs
 from logcore.config import INT64_MAX
 from logcore.index import AbortedTransaction
 from logcore.kernels.layout import CONTROL_BIT, TRANSACTIONAL_BIT, Facts
+from logcore.recordbatch import TRANSACTION_ENDS
 from logcore.segment import ActiveSegment, Segment
 
 
@@ -50,7 +51,7 @@ class Transactions:
             producer_id, base_offset = int(row["producer_id"]), int(row["base_offset"])
             if not row["attributes"] & CONTROL_BIT:
                 self.open.setdefault(producer_id, base_offset)
-            elif kind in ("ABORT", "COMMIT"):
+            elif kind in TRANSACTION_ENDS:
                 first = self.open.pop(producer_id, None)
                 if first is not None and kind == "ABORT":
                     self.aborted.setdefault(producer_id, []).append((first, base_offset))
