@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from netshim.wire import table
-from netshim.wire.codec import Api, Field, Message, Struct
+from netshim.wire.codec import Api, Message
+from netshim.wire.fields import Field, Struct
 
 WIRE: Final = Path(__file__).resolve().parents[1] / "src" / "netshim" / "wire"
 _TYPES: Final = {
@@ -40,7 +41,7 @@ A field has the type it holds in any served version; what a version lacks holds 
 
 from collections.abc import Sequence
 
-from netshim.wire.codec import Buffer
+from netshim.wire.compiler import Buffer
 '''
 _TABLE_HEAD: Final = '''"""Which types belong to which API: written by tools/wire_stubs.py. Do not edit."""
 

@@ -29,7 +29,8 @@ import pytest
 from logcore.errors import LogcoreError
 from netshim import wire
 from netshim.wire import messages
-from netshim.wire.codec import Field, Message, Struct
+from netshim.wire.codec import Message
+from netshim.wire.fields import Field, Struct
 from support import group_messages
 from support.messages import DATA, MESSAGES, draw, encode
 

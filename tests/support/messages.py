@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 from netshim import wire
-from netshim.wire.codec import Field, Message, Struct
+from netshim.wire.codec import Message
+from netshim.wire.fields import Field, Struct
 from support import group_messages
 
 DATA = [value for value in vars(wire).values() if isinstance(value, Message)] + [*group_messages.MESSAGES]

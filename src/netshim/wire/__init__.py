@@ -25,15 +25,13 @@ from typing import Any, Final
 from netshim.wire import codes, table
 from netshim.wire.codec import (
     Api,
-    Buffer,
-    Malformed,
     Message,
     ProtocolError,
     RequestT,
     ResponseT,
     ValueT,
-    skip_tags,
 )
+from netshim.wire.compiler import Buffer, Malformed, skip_tags
 from netshim.wire.table import *  # noqa: F403  (all messages, by Kafka's names; table.__all__ lists them)
 
 _REQUEST_HEAD: Final = struct.Struct(">hhih")

@@ -5,7 +5,7 @@ A field has the type it holds in any served version; what a version lacks holds 
 
 from collections.abc import Sequence
 
-from netshim.wire.codec import Buffer
+from netshim.wire.compiler import Buffer
 
 class ProduceRequest:
     class Topic:

@@ -1,6 +1,6 @@
 """Messages about topics and settings, as admin clients make and change them.
 
-How a row reads is said in wire/codec.py.
+How a row reads is said in wire/fields.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages about the cluster: which brokers there are, what they serve and what they lead.
 
-How a row reads is said in wire/codec.py.
+How a row reads is said in wire/fields.py.
 """
 
 from __future__ import annotations

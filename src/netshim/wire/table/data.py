@@ -1,6 +1,6 @@
 """Messages about the records of partitions: producing, fetching, their offsets.
 
-How a row reads is said in wire/codec.py.
+How a row reads is said in wire/fields.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages about consumer groups and their offsets, and the bytes that members hand to one another.
 
-How a row reads is said in wire/codec.py.
+How a row reads is said in wire/fields.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages about who may do what, and how much: authentication, access lists, quotas.
 
-How a row reads is said in wire/codec.py.
+How a row reads is said in wire/fields.py.
 """
 
 from __future__ import annotations

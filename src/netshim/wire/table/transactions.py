@@ -1,6 +1,6 @@
 """Messages about idempotent producers and transactions, and the records of `__transaction_state`.
 
-How a row reads is said in wire/codec.py.
+How a row reads is said in wire/fields.py.
 """
 
 from __future__ import annotations

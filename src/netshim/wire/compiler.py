@@ -1,0 +1,597 @@
+"""The compiler of the wire codec: the parsed table of a message becomes specialised encode and decode functions.
+
+Shape of the generated code: one function per message, version and direction, nested structs inline as loops. Adjacent
+fixed-size fields are one struct.Struct; an empty tagged section is a pad byte of the pack around it.
+
+Rules:
+- No array is made before the bytes left could fill it.
+- Nothing slows the good path for the sake of a message: where an error happened is read from the line of generated
+  code that raised it, and from its variable `pos`. wire/codec.py does that.
+
+This module knows no message, and none of the errors that callers see.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from netshim.wire.fields import NO_UUID, Field, Struct
+
+#: A stored piece of an answer, or several: they are sent as they are.
+Buffer = bytes | bytearray | memoryview
+
+_FIXED: Final = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "float64": "d",
+    "uuid": "16s",
+}
+
+
+class Malformed(Exception):
+    """Raised by generated code and its helpers; codec.Message.decode turns it into a ProtocolError."""
+
+    def __init__(self, reason: str, expected: object = None, found: object = None) -> None:
+        super().__init__(reason)
+        self.expected = expected
+        self.found = found
+
+
+# --- helpers of generated code ------------------------------------------------------------------------------------
+
+
+def encode_varint(value: int) -> bytes:
+    """An unsigned varint, at most five bytes."""
+    if not 0 <= value <= 0xFFFFFFFF:
+        raise ValueError(f"{value} does not fit an unsigned varint of 32 bits")
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def decode_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
+    """An unsigned varint and the position behind it."""
+    value = 0
+    for shift in (0, 7, 14, 21, 28):
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            if value > 0xFFFFFFFF:
+                break
+            return value, pos
+    raise Malformed("an over-long varint", expected="32 bits in at most five bytes")
+
+
+def skip_tags(data: bytes | memoryview, pos: int, size: int) -> int:
+    """The position behind a tagged section of which we know no field."""
+    count, pos = decode_varint(data, pos)
+    for _ in range(count):  # each turn moves by two bytes at least, or fails
+        tag, pos = decode_varint(data, pos)
+        size_bytes, pos = decode_varint(data, pos)
+        pos += size_bytes
+        if pos > size:
+            raise Malformed(
+                f"tagged field {tag} is cut off", expected=f"{size_bytes} bytes", found=size - pos + size_bytes
+            )
+    return pos
+
+
+def split_records(records: Any) -> tuple[Sequence[Buffer], int]:
+    """The buffers of a records value and their size in bytes; none is copied."""
+    if records.__class__ is memoryview and records.itemsize == 1 and records.ndim == 1:
+        return (records,), len(records)
+    buffers: list[Buffer] = list(records) if isinstance(records, list | tuple) else [records]
+    for slot, buffer in enumerate(buffers):
+        if isinstance(buffer, memoryview):
+            if buffer.itemsize != 1 or buffer.ndim != 1:
+                buffers[slot] = buffer.cast("B")
+        elif not isinstance(buffer, bytes | bytearray):
+            raise TypeError(f"records are bytes, a memoryview or a list of them, not {type(buffer).__name__}")
+    return buffers, sum(map(len, buffers))
+
+
+def check_uuid(value: bytes) -> bytes:
+    if len(value) != 16:
+        raise ValueError(f"a uuid is 16 bytes, not {len(value)}")
+    return value
+
+
+class _Varints(dict[int, bytes]):
+    """Varints by value. The first are stored; __missing__ makes the rest each time, so peers cannot grow it."""
+
+    def __missing__(self, value: int) -> bytes:
+        return encode_varint(value)
+
+
+class _Packers(dict[int, Callable[..., bytes]]):
+    """Functions that pack n integers of one size, by n."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__()
+        self._code = code
+
+    def __missing__(self, count: int) -> Callable[..., bytes]:
+        packer = struct.Struct(f">{count}{self._code}").pack
+        if count <= 256:
+            self[count] = packer
+        return packer
+
+
+_NAMESPACE: Final[dict[str, Any]] = {
+    "Malformed": Malformed,
+    "UV": _Varints((value, encode_varint(value)) for value in range(256)),
+    "varint": decode_varint,
+    "skip_tags": skip_tags,
+    "split_records": split_records,
+    "check_uuid": check_uuid,
+    "unpack_from": struct.unpack_from,
+    "new": object.__new__,
+    "NO_UUID": NO_UUID,
+    "PACK_t": _Packers("?"),
+    **{f"PACK_{code}": _Packers(code) for code in "bhHiIqd"},
+}
+
+
+# --- generated functions ------------------------------------------------------------------------------------------
+
+
+class _Source:
+    """Lines of a function, each knowing the field it belongs to."""
+
+    def __init__(self, signature: str) -> None:
+        self.lines = [signature]
+        self.fields = [""]
+        self.path: list[str] = []
+        self.depth = 1
+        self.names: dict[str, Any] = dict(_NAMESPACE)
+        self._count = 0
+
+    def add(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line)
+        self.fields.append(".".join(self.path))
+
+    def temporary(self, stem: str) -> str:
+        self._count += 1
+        return f"{stem}{self._count}"
+
+    def constant(self, stem: str, value: Any) -> str:
+        for name, known in self.names.items():
+            if known is value:
+                return name
+        name = f"{stem}_{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def function(self, filename: str) -> Callable[..., Any]:
+        exec(compile("\n".join(self.lines) + "\n", filename, "exec"), self.names)  # our own table, no foreign text
+        function: Callable[..., Any] = self.names[self.lines[0].partition("(")[0].removeprefix("def ")]
+        return function
+
+
+class _Block:
+    """`with` this, and lines are one level deeper."""
+
+    def __init__(self, source: _Source, line: str) -> None:
+        self._source = source
+        source.add(line)
+
+    def __enter__(self) -> None:
+        self._source.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._source.depth -= 1
+
+
+class _Compiler:
+    """What both directions share: one message in one version."""
+
+    def __init__(self, shape: Struct, version: int, flexible: bool, signature: str) -> None:
+        self.shape = shape
+        self.version = version
+        self.flexible = flexible
+        self.has_records = has_records(shape)
+        self.source = _Source(signature)
+        self.add = self.source.add
+
+    def block(self, line: str) -> _Block:
+        return _Block(self.source, line)
+
+    def smallest(self, field: Field, element: bool = False) -> int:
+        """The least bytes a field takes on the wire, or one element of an array."""
+        if field.is_array and not element:
+            return 1 if self.flexible else 4
+        if field.struct:
+            if field.is_nullable_in(self.version) and not element:
+                return 1
+            inner = sum(self.smallest(inner) for inner in field.struct.present(self.version))
+            return inner + self.flexible
+        if field.type in _FIXED:
+            return struct.calcsize(">" + _FIXED[field.type])
+        if self.flexible:
+            return 1
+        return 2 if field.type == "string" else 4
+
+    def tagged(self, shape: Struct) -> list[Field]:
+        return shape.tagged(self.version) if self.flexible else []
+
+
+class Decoder(_Compiler):
+    """Writes `decode(data, pos, size)`. Pending fixed-size fields wait in `targets` until something else follows."""
+
+    def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
+        super().__init__(shape, version, flexible, "def decode(data, pos, size):")
+        self.targets: list[str] = []
+        self.format = ">"
+        value = self.source.temporary("v")
+        self.fill(shape, value)
+        self.flush()
+        self.add(f"return {value}")
+
+    def fixed(self, code: str, target: str) -> None:
+        self.targets.append(target)
+        self.format += code
+
+    def flush(self) -> None:
+        if self.targets:
+            packing = struct.Struct(self.format)
+            name = "U" + self.format[1:].replace("?", "t")
+            self.source.names[name] = packing.unpack_from
+            self.add(f"{', '.join(self.targets)}, = {name}(data, pos)")
+            self.add(f"pos += {packing.size}")
+            self.targets, self.format = [], ">"
+
+    def fill(self, shape: Struct, value: str) -> None:
+        """A new value of a struct, and all its fields."""
+        self.add(f"{value} = new({self.source.constant('C', shape.cls)})")
+        present, tagged = shape.present(self.version), self.tagged(shape)
+        for field in shape.fields:
+            if field not in present:
+                self.add(f"{value}.{field.name} = {self.default(field)}")
+        for field in present:
+            self.source.path.append(field.name)
+            self.field(field, f"{value}.{field.name}")
+            self.source.path.pop()
+        if self.flexible:
+            self.flush()
+            self.tags(tagged, value)
+
+    def default(self, field: Field) -> str:
+        if field.default is not ...:
+            return "NO_UUID" if field.default is NO_UUID else repr(field.default)
+        if field.is_array:
+            return "[]"
+        assert field.struct
+        if field.tag is not None:
+            return self.source.constant("D", field.struct.unchanged)
+        return f"{self.source.constant('C', field.struct.cls)}()"
+
+    def tags(self, tagged: list[Field], value: str) -> None:
+        if not tagged:
+            with self.block("if data[pos]:"):
+                self.add("pos = skip_tags(data, pos, size)")
+            with self.block("else:"):
+                self.add("pos += 1")
+            return
+        count, tag, end = (self.source.temporary(stem) for stem in ("count", "tag", "end"))
+        self.add(f"{count}, pos = varint(data, pos)")
+        with self.block(f"for _ in range({count}):"):
+            self.add(f"{tag}, pos = varint(data, pos)")
+            self.add(f"{end}, pos = varint(data, pos)")
+            self.add(f"{end} += pos")
+            with self.block(f"if {end} > size:"):
+                self.add(f"raise Malformed('a tagged field is cut off', f'{{{end} - pos}} bytes', size - pos)")
+            word = "if"
+            for field in tagged:
+                self.source.path.append(field.name)
+                with self.block(f"{word} {tag} == {field.tag}:"):
+                    self.field(field, f"{value}.{field.name}")
+                    self.flush()
+                    with self.block(f"if pos != {end}:"):
+                        self.add(f"raise Malformed('a tagged field has another size than it says', {end}, pos)")
+                word = "elif"
+                self.source.path.pop()
+            self.add(f"pos = {end}")
+
+    def field(self, field: Field, target: str) -> None:
+        if field.is_array:
+            self.array(field, target)
+        elif field.struct:
+            self.inner_struct(field, target)
+        elif field.type in _FIXED:
+            self.fixed(_FIXED[field.type], target)
+        else:
+            self.sized(field.type, target, field.is_nullable_in(self.version))
+
+    def inner_struct(self, field: Field, target: str) -> None:
+        assert field.struct
+        value = self.source.temporary("v")
+        self.flush()
+        if not field.is_nullable_in(self.version):
+            self.fill(field.struct, value)
+            self.flush()
+            self.add(f"{target} = {value}")
+            return
+        self.add("pos += 1")
+        with self.block("if data[pos - 1] > 127:"):
+            self.add(f"{target} = None")
+        with self.block("else:"):
+            self.fill(field.struct, value)
+            self.flush()
+            self.add(f"{target} = {value}")
+
+    def length(self, code: str) -> None:
+        """Reads the length of something into n: -1 for null."""
+        if not self.flexible:
+            self.fixed(code, "n")
+            self.flush()
+            return
+        self.flush()
+        self.add("n = data[pos] - 1")
+        self.add("pos += 1")
+        with self.block("if n > 126:"):
+            self.add("n, pos = varint(data, pos - 1)")
+            self.add("n -= 1")
+
+    def sized(self, type_: str, target: str, nullable: bool) -> None:
+        """A string, bytes or records."""
+        self.length("h" if type_ == "string" else "i")
+        if nullable:
+            with self.block("if n == -1:"):
+                self.add(f"{target} = None")
+            with self.block("else:"):
+                self.content(type_, target)
+        else:
+            self.content(type_, target)
+
+    def content(self, type_: str, target: str) -> None:
+        self.add("end = pos + n")
+        with self.block("if not pos <= end <= size:"):
+            self.add(f"raise Malformed('{type_} of {{}} bytes'.format(n), f'0 to {{size - pos}}', n)")
+        if type_ == "string":
+            self.add(f"{target} = " + ("str(data[pos:end], 'utf-8')" if self.has_records else "data[pos:end].decode()"))
+        elif type_ == "bytes":
+            self.add(f"{target} = " + ("bytes(data[pos:end])" if self.has_records else "data[pos:end]"))
+        else:
+            self.add(f"{target} = data[pos:end]")
+        self.add("pos = end")
+
+    def array(self, field: Field, target: str) -> None:
+        self.length("i")
+        if field.is_nullable_in(self.version):
+            with self.block("if n == -1:"):
+                self.add(f"{target} = None")
+            with self.block("else:"):
+                self.elements(field, target)
+        else:
+            self.elements(field, target)
+
+    def elements(self, field: Field, target: str) -> None:
+        smallest = self.smallest(field, element=True)
+        assert smallest > 0, field.name  # otherwise a count of 2^31 would need no bytes
+        with self.block(f"if not 0 <= n * {smallest} <= size - pos:"):
+            self.add(f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {smallest}}}', n)")
+        code = _FIXED.get(field.type)
+        if code and len(code) == 1:
+            self.add(f"{target} = list(unpack_from(f'>{{n}}{code}', data, pos)) if n else []")
+            self.add(f"pos += n * {smallest}")
+            return
+        elements = self.source.temporary("a")
+        self.add(f"{target} = {elements} = []")
+        with self.block("for _ in range(n):"):
+            value = self.source.temporary("v")
+            if field.struct:
+                self.fill(field.struct, value)
+            elif code:
+                self.fixed(code, value)
+            else:
+                self.sized(field.type, value, nullable=False)
+            self.flush()
+            self.add(f"{elements}.append({value})")
+
+
+class Encoder(_Compiler):
+    """Writes `encode(v0)`, which returns a list of pieces: our own bytes, and records as they were given.
+
+    Parts of one run wait in `parts`, fixed-size fields of one pack in `arguments`, until a loop or branch comes.
+    """
+
+    def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
+        super().__init__(shape, version, flexible, "def encode(v0):")
+        self.parts: list[str] = []
+        self.arguments: list[str] = []
+        self.format = ">"
+        self.add("out = []")
+        if self.has_records:
+            self.add("pieces = []")
+        self.struct(shape, "v0")
+        self.flush()
+        if self.has_records:
+            self.add("pieces.append(b''.join(out))")
+            self.add("return pieces")
+        else:
+            self.add("return [b''.join(out)]")
+
+    def fixed(self, code: str, argument: str) -> None:
+        self.arguments.append(argument)
+        self.format += code
+
+    def part(self, expression: str) -> None:
+        self.close_pack()
+        self.parts.append(expression)
+
+    def close_pack(self) -> None:
+        if self.arguments:
+            name = "P" + self.format[1:].replace("?", "t")
+            self.source.names[name] = struct.Struct(self.format).pack
+            self.parts.append(f"{name}({', '.join(self.arguments)})")
+        elif len(self.format) > 1:
+            self.parts.append(repr(bytes(len(self.format) - 1)))
+        self.arguments, self.format = [], ">"
+
+    def flush(self) -> None:
+        self.close_pack()
+        if self.parts:
+            self.add(f"out += ({', '.join(self.parts)},)")
+            self.parts = []
+
+    def struct(self, shape: Struct, value: str) -> None:
+        for field in shape.present(self.version):
+            self.source.path.append(field.name)
+            self.field(field, f"{value}.{field.name}")
+            self.source.path.pop()
+        if self.flexible:
+            self.tags(self.tagged(shape), value)
+
+    def tags(self, tagged: list[Field], value: str) -> None:
+        if not tagged:
+            self.format += "x"
+            return
+        self.flush()
+        tests = []
+        for field in tagged:
+            name = self.source.temporary("t")
+            self.add(f"{name} = {value}.{field.name}")
+            tests.append((name, self.is_default(field, name)))
+        with self.block(f"if {' and '.join(test for _, test in tests)}:"):
+            self.add("out += (b'\\0',)")
+        with self.block("else:"):
+            outer, sections = self.source.temporary("outer"), self.source.temporary("sections")
+            self.add(f"{outer}, {sections} = out, []")
+            for field, (name, test) in zip(tagged, tests):
+                self.source.path.append(field.name)
+                with self.block(f"if not {test}:"):
+                    self.add("out = []")
+                    self.field(field, name)
+                    self.flush()
+                    self.add("body = b''.join(out)")
+                    self.add(f"{sections} += (UV[{field.tag}], UV[len(body)], body)")
+                self.source.path.pop()
+            self.add(f"out = {outer}")
+            self.add(f"out += (UV[len({sections}) // 3], *{sections})")
+
+    def is_default(self, field: Field, name: str) -> str:
+        if field.default is None:
+            return f"{name} is None"
+        if field.is_array:
+            return f"{name} == []" if field.is_nullable_in(self.version) else f"(not {name})"
+        if field.struct:
+            unchanged = self.source.constant("D", field.struct.unchanged)
+            return f"({name} is {unchanged} or {name} == {unchanged})"
+        default = "NO_UUID" if field.type == "uuid" else repr(field.default)
+        return f"{name} == {default}"
+
+    def field(self, field: Field, value: str) -> None:
+        nullable = field.is_nullable_in(self.version)
+        if field.is_array:
+            self.array(field, value, nullable)
+        elif field.struct:
+            self.inner_struct(field.struct, value, nullable)
+        elif field.type == "uuid":
+            self.fixed("16s", f"check_uuid({value})")
+        elif field.type in _FIXED:
+            self.fixed(_FIXED[field.type], value)
+        else:
+            self.sized(field.type, value, nullable)
+
+    def inner_struct(self, shape: Struct, value: str, nullable: bool) -> None:
+        name = self.source.temporary("v")
+        self.add(f"{name} = {value}")
+        if not nullable:
+            self.struct(shape, name)
+            return
+        self.flush()
+        with self.block(f"if {name} is None:"):
+            self.add("out += (b'\\xff',)")
+        with self.block("else:"):
+            self.part("b'\\1'")
+            self.struct(shape, name)
+            self.flush()
+
+    def length(self, code: str, count: str) -> None:
+        """Writes a length; count is one too large where null is possible, so that 0 stands for it."""
+        if self.flexible:
+            self.part(f"UV[{count}]")
+        else:
+            self.fixed(code, count.removesuffix(" + 1") if count.endswith(" + 1") else f"{count} - 1")
+
+    def sized(self, type_: str, value: str, nullable: bool) -> None:
+        if type_ == "records":
+            self.records(value, nullable)
+            return
+        name = self.source.temporary("t")
+        count = f"len({name}) + 1"
+        encoded = f"{value}.encode()" if type_ == "string" else value
+        if nullable:
+            self.add(f"{name} = {value}")
+            with self.block(f"if {name} is None:"):
+                self.add(f"{name}, {name}n = b'', 0")
+            with self.block("else:"):
+                if type_ == "string":
+                    self.add(f"{name} = {name}.encode()")
+                self.add(f"{name}n = {count}")
+            count = f"{name}n"
+        else:
+            self.add(f"{name} = {encoded}")
+        self.length("h" if type_ == "string" else "i", count)
+        self.part(name)
+
+    def records(self, value: str, nullable: bool) -> None:
+        name = self.source.temporary("r")
+        self.add(f"{name} = {value}")
+        if nullable:
+            with self.block(f"if {name} is None:"):
+                self.add(f"{name}, {name}n = (), 0")
+        with self.block(f"{'el' if nullable else ''}if {name}.__class__ is bytes:"):
+            self.add(f"{name}n = len({name}) + 1")
+            self.add(f"{name} = ({name},)")
+        with self.block("else:"):
+            self.add(f"{name}, {name}n = split_records({name})")
+            self.add(f"{name}n += 1")
+        self.length("i", f"{name}n")
+        self.flush()
+        with self.block(f"if {name}n > 1:"):
+            self.add("pieces.append(b''.join(out))")
+            self.add(f"pieces += {name}")
+            self.add("out = []")
+
+    def array(self, field: Field, value: str, nullable: bool) -> None:
+        name = self.source.temporary("a")
+        count = f"len({name}) + 1"
+        self.add(f"{name} = {value}")
+        if nullable:
+            with self.block(f"if {name} is None:"):
+                self.add(f"{name}, {name}n = (), 0")
+            with self.block("else:"):
+                self.add(f"{name}n = {count}")
+            count = f"{name}n"
+        self.length("i", count)
+        code = _FIXED.get(field.type)
+        if code and len(code) == 1:
+            self.part(f"PACK_{code.replace('?', 't')}[len({name})](*{name})")
+            return
+        self.flush()
+        element = self.source.temporary("v")
+        with self.block(f"for {element} in {name}:"):
+            if field.struct:
+                self.struct(field.struct, element)
+            elif code:
+                self.fixed(code, f"check_uuid({element})")
+            else:
+                self.sized(field.type, element, nullable=False)
+            self.flush()
+
+
+def has_records(shape: Struct) -> bool:
+    """Whether a message carries records, and so is decoded from a view of the frame and encoded into several pieces."""
+    return any(field.type == "records" or (field.struct and has_records(field.struct)) for field in shape.fields)

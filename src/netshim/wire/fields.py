@@ -1,0 +1,194 @@
+"""The field table of a message, parsed, and the classes of its values.
+
+A table row is `name type [versions] [tag N] [= default]`; rows indented below a struct are its fields.
+
+    type       bool int8 int16 uint16 int32 uint32 int64 float64 uuid string bytes records, a struct's name,
+               `[]` in front for an array; `?` behind: may be null, `?2-7`: in these versions
+    versions   `3+`, `0-12` or `8`; without it the field lives as long as the struct around it
+    tag N      the field travels in the tagged section, and only when it differs from its default
+    = default  `null`, `true`, a number or a word; without it 0, false, "", no bytes, no elements, a default struct
+
+A struct's name without rows below it means the struct of that name met before in the same message.
+
+Rules:
+- Nothing is parsed before its first use.
+- A value has the fields of all served versions; arrays and structs are not shared between values.
+
+This module encodes and decodes nothing: wire/compiler.py writes the functions that do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+#: The last version: they are an int16.
+LAST: Final = 32767
+NO_UUID: Final = bytes(16)
+
+
+# --- the table, parsed --------------------------------------------------------------------------------------------
+
+
+class Field:
+    """One row: what it is called, what it holds, and in which versions."""
+
+    __slots__ = ("default", "first", "is_array", "last", "name", "null_first", "null_last", "struct", "tag", "type")
+
+    def __init__(self, name: str, type_: str, rest: str, inner: Struct | None) -> None:
+        base, mark, nullable = type_.partition("?")
+        self.name = name
+        self.is_array = base.startswith("[]")
+        self.type = base.removeprefix("[]")
+        self.struct = inner
+        words = re.fullmatch(r"(?:(\d+(?:\+|-\d+)?) ?)?(?:tag (\d+) ?)?(?:= (\S+))?", rest)
+        assert words, (name, type_, rest)
+        versions, tag, default = words.groups()
+        self.first, self.last = _versions(versions or "0+")
+        self.null_first, self.null_last = _versions(nullable or "0+") if mark else (LAST, -1)
+        self.tag = None if tag is None else int(tag)
+        self.default = self._default(default)
+
+    def _default(self, word: str | None) -> Any:
+        """None, an immutable value, or for arrays and structs ... : a fresh one each time."""
+        if word == "null":
+            return None
+        if self.is_array or self.struct:
+            return ...
+        if self.type == "string":
+            return word or ""
+        if self.type in ("bytes", "records"):
+            return b""
+        if self.type == "uuid":
+            return NO_UUID
+        if self.type == "bool":
+            return word == "true"
+        return float(word or 0) if self.type == "float64" else int(word or 0)
+
+    def lives_in(self, version: int) -> bool:
+        return self.first <= version <= self.last
+
+    def is_nullable_in(self, version: int) -> bool:
+        return self.null_first <= version <= self.null_last
+
+
+class Struct:
+    """The rows of one struct, in order, and the class of its values."""
+
+    __slots__ = ("cls", "fields", "name", "unchanged")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fields: list[Field] = []
+        self.cls: type[Any] = object
+        self.unchanged: Any = None  # the default value that all values share where a tagged field is of this struct
+
+    def present(self, version: int) -> list[Field]:
+        return [field for field in self.fields if field.lives_in(version) and field.tag is None]
+
+    def tagged(self, version: int) -> list[Field]:
+        fields = [field for field in self.fields if field.lives_in(version) and field.tag is not None]
+        return sorted(fields, key=lambda field: field.tag or 0)
+
+
+def _versions(text: str) -> tuple[int, int]:
+    first, mark, last = text.partition("-")
+    if text.endswith("+"):
+        return int(text[:-1]), LAST
+    return int(first), int(last) if mark else int(first)
+
+
+def parse(text: str) -> Struct:
+    """The struct of a message from its table."""
+    root = Struct("")
+    known: dict[str, Struct] = {}
+    parents: list[tuple[int, Struct]] = [(-1, root)]
+    rows = [(len(line) - len(line.lstrip()), line.split()) for line in text.splitlines() if line.strip()]
+    for (depth, (name, type_, *rest)), (next_depth, _) in zip(rows, [*rows[1:], (-1, [])]):
+        while depth <= parents[-1][0]:
+            parents.pop()
+        inner = None
+        if type_.lstrip("[]")[0].isupper():
+            inner_name = type_.lstrip("[]").partition("?")[0]
+            if next_depth > depth:
+                known[inner_name] = Struct(inner_name)
+            inner = known[inner_name]
+        parents[-1][1].fields.append(Field(name, type_, " ".join(rest), inner))
+        if inner:
+            parents.append((depth, inner))
+    return root
+
+
+# --- classes of values --------------------------------------------------------------------------------------------
+
+
+class _Fresh:
+    """The mark for `make a new one` in a constructor: arrays and structs are not shared between values."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_FRESH: Final = _Fresh()
+
+
+def _unchangeable(self: object, name: str, _: object) -> None:
+    raise AttributeError(f"{self!r} is the default that all messages share: assign a new one instead of its {name}")
+
+
+def make_class(shape: Struct, qualname: str) -> type[Any]:
+    """The class of a struct's values, with the classes of its inner structs as attributes."""
+    parameters, body = [], []
+    namespace: dict[str, Any] = {"FRESH": _FRESH}
+    inner: dict[str, type[Any]] = {}
+    for slot, field in enumerate(shape.fields):
+        if field.struct:
+            if field.struct.cls is object:
+                make_class(field.struct, f"{qualname}.{field.struct.name}")
+            inner[field.struct.name] = field.struct.cls
+        fresh = None
+        default = repr(field.default)
+        if field.default is ...:
+            if field.is_array:
+                fresh = "[]"
+            elif field.tag is None:
+                fresh = f"C{slot}()"
+            default = "FRESH" if fresh else f"D{slot}"
+            if field.struct:
+                namespace[f"C{slot}"], namespace[f"D{slot}"] = field.struct.cls, field.struct.unchanged
+        parameters.append(f"{field.name}={default}")
+        value = f"{fresh} if {field.name} is FRESH else {field.name}" if fresh else field.name
+        body.append(f"    self.{field.name} = {value}\n")
+    signature = f"self, *, {', '.join(parameters)}" if parameters else "self"
+    source = f"def __init__({signature}):\n{''.join(body) or '    pass'}\n"
+    names = tuple(field.name for field in shape.fields)
+    own = "".join(f"self.{name}, " for name in names)
+    source += f"def values(self):\n    return ({own})\n"
+    exec(compile(source, f"<netshim.wire {qualname}>", "exec"), namespace)  # our own table, no foreign text
+    values = namespace["values"]
+
+    def __eq__(self: object, other: object) -> bool:
+        if not isinstance(other, cls):
+            return NotImplemented
+        return bool(values(self) == values(other))
+
+    def __repr__(self: object) -> str:
+        plain = values(cls())
+        shown = [f"{n}={v!r}" for n, v, default in zip(names, values(self), plain) if v != default]
+        return f"{qualname}({', '.join(shown)})"
+
+    members = {
+        "__slots__": names,
+        "__module__": "netshim.wire",
+        "__qualname__": qualname,
+        "__init__": namespace["__init__"],
+        "__eq__": __eq__,
+        "__hash__": None,
+        "__repr__": __repr__,
+        **inner,
+    }
+    cls = shape.cls = type(qualname.rpartition(".")[2], (), members)
+    if not inner and not any(field.is_array for field in shape.fields):
+        shape.unchanged = cls()
+        shape.unchanged.__class__ = type(cls.__name__, (cls,), {"__slots__": (), "__setattr__": _unchangeable})
+    return cls
