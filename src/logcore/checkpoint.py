@@ -26,7 +26,7 @@ import attrs
 
 from logcore.config import INT32_MAX, INT64_MAX, Durability
 from logcore.errors import DiskFullError, InvalidConfigError, LogcoreError
-from logcore.fs import FS
+from logcore.fs import FS, opened
 
 #: (topic, partition)
 Key = tuple[str, int]
@@ -77,13 +77,10 @@ def write(fs: FS, directory: str, name: str, content: bytes, *, reserve: str | N
     path = os.path.join(directory, name)
     temporary = path + ".tmp"
     try:
-        handle = fs.open(temporary, write=True, create=True)
-        try:
+        with opened(fs, temporary, write=True, create=True) as handle:
             fs.truncate(handle, 0)
             fs.pwrite(handle, content, 0)
             fs.fsync(handle)
-        finally:
-            fs.close(handle)
     except DiskFullError:
         with contextlib.suppress(FileNotFoundError):  # what was written of it holds room
             fs.unlink(temporary)
@@ -111,13 +108,10 @@ def keep_reserve(fs: FS, directory: str) -> None:
         # _write_to_reserve().
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
-        handle = fs.open(path, write=True, create=True, exclusive=True)
-        try:
+        with opened(fs, path, write=True, create=True, exclusive=True) as handle:
             # By chance, for a disk that compresses would keep no room for zeros.
             fs.pwrite(handle, _RESERVE_MARK + fs.random_bytes(size_bytes - len(_RESERVE_MARK)), 0)
             fs.fsync(handle)
-        finally:
-            fs.close(handle)
 
 
 def _size_or_zero(fs: FS, path: str) -> int:
@@ -137,8 +131,7 @@ def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) ->
         fs.rename(os.path.join(directory, RESERVE), temporary)
     except FileNotFoundError:
         return False
-    handle = fs.open(temporary, write=True)
-    try:
+    with opened(fs, temporary, write=True) as handle:
         if fs.pread(handle, len(_RESERVE_MARK), 0) != _RESERVE_MARK:
             fs.rename(temporary, os.path.join(directory, RESERVE))
             return False
@@ -146,20 +139,15 @@ def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) ->
         fs.truncate(handle, len(content))
         fs.fsync(handle)
         return True
-    finally:
-        fs.close(handle)
 
 
 def read(fs: FS, directory: str, name: str) -> bytes | None:
     """Content of a small file, None when there is none."""
     try:
-        handle = fs.open(os.path.join(directory, name))
+        with opened(fs, os.path.join(directory, name)) as handle:
+            return fs.pread(handle, min(fs.size(handle), _MAX_SIZE), 0)
     except FileNotFoundError:
         return None
-    try:
-        return fs.pread(handle, min(fs.size(handle), _MAX_SIZE), 0)
-    finally:
-        fs.close(handle)
 
 
 def _numbered_lines(content: bytes | None, fields: int) -> list[list[str]]:

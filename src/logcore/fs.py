@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final, NoReturn, Protocol
 
 import attrs
@@ -50,6 +50,8 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 _NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+#: How much of a file is copied at once.
+_PIECE_BYTES: Final = 1 << 20
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Data = bytes | bytearray | memoryview
@@ -154,6 +156,32 @@ class FS(Protocol):
 
     def random_bytes(self, size: int) -> bytes: ...
     def yield_thread(self) -> None: ...
+
+
+@contextlib.contextmanager
+def opened(
+    fs: FS, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False
+) -> Generator[int, None, None]:
+    """A handle of a file inside the `with`, closed behind it. Errors as FS.open()."""
+    handle = fs.open(path, write=write, create=create, exclusive=exclusive)
+    try:
+        yield handle
+    finally:
+        fs.close(handle)
+
+
+def copy_range(fs: FS, source: int, target: int, start: int, stop: int) -> int:
+    """Copies the bytes in [start, stop) of one handle to the beginning of another; returns how many there were, less
+    where the file has become shorter.
+    """
+    at = start
+    while at < stop:
+        piece = fs.pread(source, min(_PIECE_BYTES, stop - at), at)
+        if not piece:
+            break
+        fs.pwrite(target, piece, at - start)
+        at += len(piece)
+    return at - start
 
 
 class _Reading:

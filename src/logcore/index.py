@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.errors import DiskFullError, ResourceError, StorageWriteError
-from logcore.fs import FS
+from logcore.fs import FS, opened
 from logcore.kernels import kernel
 
 OFFSET_ENTRY: Final = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
@@ -88,8 +88,7 @@ class _Entries:
             self._on_file = self._front_on_file(fs, keeps_rest)
         if self._on_file == len(self.data) and (self._is_synced or not sync):
             return
-        handle = fs.open(self.path, write=True, create=True)
-        try:
+        with opened(fs, self.path, write=True, create=True) as handle:
             if self._on_file != len(self.data):
                 start, self._is_synced = max(0, self._on_file), False
                 # A copy: the traceback of an error may keep a view, and a bytearray that is looked at cannot grow.
@@ -100,8 +99,6 @@ class _Entries:
             if sync and not self._is_synced:
                 fs.fsync(handle)
                 self._is_synced = True
-        finally:
-            fs.close(handle)
 
     def _front_on_file(self, fs: FS, keeps_rest: bool) -> int:
         """How many bytes of the file are the front of these entries, -1 where it has to be cut or made.
@@ -110,13 +107,10 @@ class _Entries:
         entries among new ones, each of which looks right.
         """
         try:
-            handle = fs.open(self.path)
+            with opened(fs, self.path) as handle:
+                content = fs.pread(handle, fs.size(handle), 0)
         except FileNotFoundError:
             return -1
-        try:
-            content = fs.pread(handle, fs.size(handle), 0)
-        finally:
-            fs.close(handle)
         length = min(len(content), len(self.data))
         if content[:length] == bytes(self.data[:length]) and (keeps_rest or not any(content[length:])):
             return length if keeps_rest or length == len(content) else -1
@@ -197,17 +191,14 @@ class TransactionIndex(_Entries):
 def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:
     """A mapped index file without the zeros that an untrimmed one ends in; empty when there is none."""
     try:
-        handle = fs.open(path)
+        with opened(fs, path) as handle:
+            size = fs.size(handle)
+            size -= size % kind.entry_size
+            if not size:
+                return memoryview(b"")
+            view = fs.map(handle, size)
     except FileNotFoundError:
         return memoryview(b"")
-    try:
-        size = fs.size(handle)
-        size -= size % kind.entry_size
-        if not size:
-            return memoryview(b"")
-        view = fs.map(handle, size)
-    finally:
-        fs.close(handle)
     if any(view[size - kind.entry_size :]):
         return view
     # Kafka keeps the index of an active segment at its full size, and a crash leaves it so: zeros are no entries.

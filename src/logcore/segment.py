@@ -29,7 +29,7 @@ from logcore.errors import (
     StorageReadError,
     StorageWriteError,
 )
-from logcore.fs import FS
+from logcore.fs import FS, opened
 from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, rises
 from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import EncodedBatch
@@ -449,13 +449,10 @@ class GrowingSegment(Segment):
 
 def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes:
     try:
-        handle = fs.open(path)
+        with opened(fs, path) as handle:
+            data = fs.pread(handle, fs.size(handle), 0)
     except FileNotFoundError:
         return b""
-    try:
-        data = fs.pread(handle, fs.size(handle), 0)
-    finally:
-        fs.close(handle)
     used = len(data.rstrip(b"\0"))
     return data[: min(-(-used // kind.entry_size) * kind.entry_size, len(data) - len(data) % kind.entry_size)]
 

@@ -13,19 +13,15 @@ one.
 from __future__ import annotations
 
 import os
-from typing import Final
 
 from logcore import checkpoint
-from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError
-from logcore.fs import FS
+from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError, StorageReadError
+from logcore.fs import FS, copy_range, opened
 from logcore.log import Log, Rewriting
 from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
 from logcore.partition import epochs
 from logcore.partition.segmentfiles import write_front
 from logcore.segment import Segment
-
-#: A copy goes in pieces of this.
-_PIECE_BYTES: Final = 1 << 20
 
 
 def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
@@ -76,22 +72,13 @@ def _link(fs: FS, source: str, target: str) -> None:
     try:
         if fs.link(source, target):
             return
-        handle = fs.open(source)
+        with opened(fs, source) as handle, opened(fs, target, write=True, create=True, exclusive=True) as out:
+            size = fs.size(handle)
+            if copy_range(fs, handle, out, 0, size) < size:
+                raise StorageReadError("the file became shorter", path=source, expected=f"{size} bytes")
+            fs.fsync(out)
     except FileNotFoundError:
         raise CompactionAbandonedError("a segment went away meanwhile; copy the log again", path=source) from None
-    try:
-        out = fs.open(target, write=True, create=True, exclusive=True)
-        try:
-            at, size = 0, fs.size(handle)
-            while at < size:
-                piece = fs.pread(handle, min(_PIECE_BYTES, size - at), at)
-                fs.pwrite(out, piece, at)
-                at += len(piece)
-            fs.fsync(out)
-        finally:
-            fs.close(out)
-    finally:
-        fs.close(handle)
 
 
 def _copy_front(view: Rewriting, segment: Segment, end: int, directory: str) -> None:
@@ -101,11 +88,8 @@ def _copy_front(view: Rewriting, segment: Segment, end: int, directory: str) -> 
 
 
 def _create(fs: FS, path: str) -> None:
-    handle = fs.open(path, write=True, create=True, exclusive=True)
-    try:
+    with opened(fs, path, write=True, create=True, exclusive=True) as handle:
         fs.fsync(handle)
-    finally:
-        fs.close(handle)
 
 
 def _copy_notes(view: Rewriting, end: int, directory: str) -> None:

@@ -28,7 +28,7 @@ from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.format.grouprecords import OFFSETS_TOPIC, described
-from logcore.fs import FS, OS
+from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.inspect.survey import OFFSET_CHECKPOINTS, kind_of, living_name
 from logcore.kernels import Record, layout
@@ -195,16 +195,13 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
 
 def _content(fs: FS, path: str) -> bytes:
     try:
-        handle = fs.open(path)
+        with opened(fs, path) as handle:
+            size = fs.size(handle)
+            if size > _MAX_SIZE:
+                raise CorruptLogError("far too large", path=path, expected=f"at most {_MAX_SIZE} bytes", found=size)
+            return fs.pread(handle, size, 0)
     except FileNotFoundError:
         raise LogNotFoundError("there is no such file", path=path) from None
-    try:
-        size = fs.size(handle)
-        if size > _MAX_SIZE:
-            raise CorruptLogError("far too large", path=path, expected=f"at most {_MAX_SIZE} bytes", found=size)
-        return fs.pread(handle, size, 0)
-    finally:
-        fs.close(handle)
 
 
 @attrs.frozen

@@ -32,7 +32,7 @@ from logcore.checkpoint import Key
 from logcore.claim import Claim, claim_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
-from logcore.fs import FS, OS
+from logcore.fs import FS, OS, copy_range, opened
 from logcore.inspect.dump import DUMPERS
 from logcore.inspect.searching import WALK_BATCHES, ZEROS, BadStretch, Extent, Search, Source
 from logcore.inspect.survey import partitions
@@ -68,7 +68,6 @@ from logcore.staging.manifest import ASSIGNED, CLAIM, DAMAGED, READY, REFUSED, S
 _SPARE_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
 #: What stands in the place of the file of topics until the copy of a log directory is whole.
 _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
-_PIECE_BYTES: Final = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
@@ -408,19 +407,13 @@ class _Staged:
 
     def _copy(self, name: str, target: str, lost: list[Part]) -> None:
         fs, path = self.fs, os.path.join(self.path, name)
-        out = fs.open(os.path.join(target, name), write=True, create=True, exclusive=True)
-        try:
-            handle = fs.open(path)
+        with opened(fs, os.path.join(target, name), write=True, create=True, exclusive=True) as out:
             try:
-                for at in range(0, fs.size(handle), _PIECE_BYTES):
-                    fs.pwrite(out, fs.pread(handle, min(_PIECE_BYTES, fs.size(handle) - at), at), at)
-            finally:
-                fs.close(handle)
-        except StorageReadError as error:
-            lost.append(Part(path=path, reason=f"it cannot be read: {error.reason}"))
-        finally:
+                with opened(fs, path) as handle:
+                    copy_range(fs, handle, out, 0, fs.size(handle))
+            except StorageReadError as error:
+                lost.append(Part(path=path, reason=f"it cannot be read: {error.reason}"))
             fs.fsync(out)
-            fs.close(out)
 
 
 # -- one partition ---------------------------------------------------------------------------------------------------

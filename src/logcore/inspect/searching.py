@@ -36,7 +36,7 @@ import numpy as np
 from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError, RecordTooLargeError, StorageReadError, UnsupportedCodecError
 from logcore.format.compression import Codec
-from logcore.fs import FS
+from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
 from logcore.partition import order
@@ -65,8 +65,7 @@ class Source:
     def __init__(self, fs: FS, path: str, scratch: str) -> None:
         self.path = path
         self.unreadable: list[tuple[int, int]] = []
-        handle = fs.open(path)
-        try:
+        with opened(fs, path) as handle:
             self.size = fs.size(handle)
             # Read once before it is mapped: what a mapping cannot read kills the process.
             for position in range(0, self.size, _PIECE_BYTES):
@@ -76,8 +75,6 @@ class Source:
                     self.view = self._copy_readable(fs, handle, scratch)
                     return
             self.view = fs.map(handle, self.size) if self.size else memoryview(b"")
-        finally:
-            fs.close(handle)
 
     def _copy_readable(self, fs: FS, handle: int, scratch: str) -> memoryview:
         copy = fs.open(scratch, write=True, create=True)

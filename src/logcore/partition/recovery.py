@@ -26,7 +26,7 @@ import numpy as np
 
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
-from logcore.fs import FS
+from logcore.fs import FS, copy_range, opened
 from logcore.kernels import kernel, layout
 from logcore.names import (
     CLEANED,
@@ -266,15 +266,13 @@ def _settle(fs: FS, segment: Segment, position: int) -> bool:
     """
     if _has_failed_sync(segment):
         return False
-    handle = fs.open(segment.path)
-    try:
-        fs.fsync(handle)
-        return fs.drop_cache(handle, position)
-    except StorageWriteError:
-        note_failed_sync(fs, segment.directory)
-        raise
-    finally:
-        fs.close(handle)
+    with opened(fs, segment.path) as handle:
+        try:
+            fs.fsync(handle)
+            return fs.drop_cache(handle, position)
+        except StorageWriteError:
+            note_failed_sync(fs, segment.directory)
+            raise
 
 
 def check_front(segments: Sequence[Segment], log_start: int, *, keeps_damage: bool = False) -> tuple[Damage, ...]:
@@ -544,27 +542,18 @@ def _copy_anew(fs: FS, path: str, size: int) -> None:
     """Puts a new file, on disk, with the first size bytes in the place of one. Raises DiskFullError, and all is as it
     was.
     """
-    temporary, source = path + ".tmp", fs.open(path)
+    temporary = path + ".tmp"
     try:
-        target = fs.open(temporary, write=True, create=True)
-        try:
+        with opened(fs, path) as source, opened(fs, temporary, write=True, create=True) as target:
             fs.truncate(target, 0)
-            position = 0
-            while position < size:
-                chunk = fs.pread(source, min(_CHUNK_BYTES, size - position), position)
-                if not chunk:
-                    raise StorageReadError("the file became shorter", path=path, position=position)
-                fs.pwrite(target, chunk, position)
-                position += len(chunk)
+            copied = copy_range(fs, source, target, 0, size)
+            if copied < size:
+                raise StorageReadError("the file became shorter", path=path, position=copied)
             fs.fsync(target)
-        finally:
-            fs.close(target)
     except DiskFullError:
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(temporary)
         raise
-    finally:
-        fs.close(source)
     fs.rename(temporary, path)
     fs.sync_dir(os.path.dirname(path))
 
@@ -575,20 +564,13 @@ def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
     path = ""
     while not path or fs.exists(path):  # what an earlier recovery put aside stays
         path = os.path.join(segment.directory, quarantine_name(segment.base_offset, position, next(numbers)))
-    handle = fs.open(path, write=True, create=True, exclusive=True)
     try:
-        at = position
-        while at < segment.size_bytes:
-            chunk = fs.pread(segment.handle, min(_CHUNK_BYTES, segment.size_bytes - at), at)
-            if not chunk:
-                break
-            fs.pwrite(handle, chunk, at - position)
-            at += len(chunk)
-        fs.fsync(handle)
+        with opened(fs, path, write=True, create=True, exclusive=True) as handle:
+            copy_range(fs, segment.handle, handle, position, segment.size_bytes)
+            fs.fsync(handle)
     except DiskFullError:
-        fs.unlink(path)  # each try to open the log would leave another one
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(path)  # each try to open the log would leave another one
         raise
-    finally:
-        fs.close(handle)
     fs.sync_dir(os.path.dirname(path))
     return path

@@ -29,7 +29,7 @@ import attrs
 
 from logcore import checkpoint
 from logcore.errors import DiskFullError, ResourceError, StorageReadError, StorageWriteError
-from logcore.fs import FS
+from logcore.fs import FS, opened
 from logcore.kernels import layout
 from logcore.kernels.checksum import crc32c
 from logcore.names import LOG, SEAL, SWAP, base_offset_of, file_name
@@ -93,11 +93,8 @@ def write(fs: FS, path: str, seal: Seal) -> None:
     with contextlib.suppress(DiskFullError, ResourceError, StorageWriteError):
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
-        handle = fs.open(path, write=True, create=True)
-        try:
+        with opened(fs, path, write=True, create=True) as handle:
             fs.pwrite(handle, seal.pack(), 0)
-        finally:
-            fs.close(handle)
 
 
 def seal(fs: FS, segment: GrowingSegment, end_offset: int, next_base_offset: int) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 
 from logcore import checkpoint
 from logcore.errors import CorruptLogError, LogcoreError, LogNotFoundError
-from logcore.fs import FS
+from logcore.fs import FS, opened
 from logcore.names import (
     CLEANED,
     DELETED,
@@ -184,8 +184,7 @@ class SegmentFiles:
 
 def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes) -> None:
     """Writes the bytes of a segment before position, and tail behind them, to a file, which is on disk then."""
-    handle = fs.open(path, write=True, create=True)
-    try:
+    with opened(fs, path, write=True, create=True) as handle:
         fs.truncate(handle, 0)
         at = 0
         while at < position:
@@ -196,8 +195,6 @@ def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes)
         if tail:
             fs.pwrite(handle, tail, position)
         fs.fsync(handle)
-    finally:
-        fs.close(handle)
 
 
 def list_names(fs: FS, directory: str) -> list[str]:

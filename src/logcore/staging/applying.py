@@ -27,7 +27,7 @@ from logcore.errors import (
     InvalidNameError,
     LogcoreError,
 )
-from logcore.fs import FS
+from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
 from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
@@ -261,7 +261,7 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
     for file in manifest.files:
         name = os.path.join(path, file.name + LOG)
         try:
-            with _opened(fs, name) as handle:
+            with opened(fs, name) as handle:
                 size = fs.size(handle)
                 crc = crc32c(fs.map(handle, size)) if size else 0
         except FileNotFoundError as error:
@@ -332,7 +332,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     for (topic, partition), files in assigned.partitions().items():
         name = os.path.join(directory, partition_name(topic, partition), checkpoint.DURABLE_END)
         end = assigned.places[topic, partition].base + sum(file.count for file in files)
-        with contextlib.suppress(FileNotFoundError), _opened(fs, name, write=True) as handle:
+        with contextlib.suppress(FileNotFoundError), opened(fs, name, write=True) as handle:
             fs.pwrite(handle, checkpoint.pack_shown_end(end), 0)
             fs.fsync(handle)
     write_state(fs, path, assigned)
@@ -410,7 +410,7 @@ def _move(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Pl
 def _append(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
     assert place.segment is not None and place.position is not None
     final = os.path.join(target, file_name(place.segment, LOG))
-    with _opened(fs, final, write=True) as handle:
+    with opened(fs, final, write=True) as handle:
         size, at, base = fs.size(handle), place.position, place.base
         if size < at:
             raise CorruptLogError("the segment is shorter than it was", path=final, expected=at, found=size)
@@ -444,7 +444,7 @@ def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) ->
     Not over the lengths that stand between offset and epoch, for a crash may leave zeros of what is written: without
     them nobody would find the next head.
     """
-    with _opened(fs, name, write=True) as handle:
+    with opened(fs, name, write=True) as handle:
         view = fs.map(handle, fs.size(handle))
         for position, head in _stamps(view, file, base, leader_epoch):
             for start, stop in ((0, 8), (12, 16)):
@@ -482,7 +482,7 @@ def _same_batches(fs: FS, one: str, other: str) -> bool:
     """Whether two segments differ in their offsets at most: a rename that a power cut left half done."""
     crcs = []
     for name in (one, other):
-        with _opened(fs, name) as handle:
+        with opened(fs, name) as handle:
             size = fs.size(handle)
             view = fs.map(handle, size) if size else memoryview(b"")
             facts, end, _ = kernel.walk(view, 0, size, layout.INT32_MAX, False)
@@ -491,17 +491,8 @@ def _same_batches(fs: FS, one: str, other: str) -> bool:
 
 
 def _read(fs: FS, name: str, file: StagedFile) -> bytes:
-    with _opened(fs, name) as handle:
+    with opened(fs, name) as handle:
         return fs.pread(handle, file.size_bytes, 0)
-
-
-@contextlib.contextmanager
-def _opened(fs: FS, name: str, *, write: bool = False) -> Generator[int, None, None]:
-    handle = fs.open(name, write=write)
-    try:
-        yield handle
-    finally:
-        fs.close(handle)
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
