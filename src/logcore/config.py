@@ -21,6 +21,8 @@ from logcore.errors import InvalidConfigError
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
+#: Most that one batch may inflate to, where no setting says so.
+MAX_DECOMPRESSED_BYTES: Final = 64 << 20
 
 
 def _int(name: str, default: int, low: int, high: int = INT32_MAX, doc: str = "", *, ours: bool = False) -> Any:
@@ -64,7 +66,11 @@ class LogConfig:
     retention_ms: int = _long("retention.ms", 604_800_000, -1)
     max_message_bytes: int = _int("max.message.bytes", 1_048_588, 0, doc="largest batch")
     max_decompressed_bytes: int = _int(
-        "max.decompressed.message.bytes", 64 << 20, 1, doc="most that one batch may inflate to", ours=True
+        "max.decompressed.message.bytes",
+        MAX_DECOMPRESSED_BYTES,
+        1,
+        doc="most that one batch may inflate to",
+        ours=True,
     )
     batch_size: int = _int("batch.size", 16_384, 1, doc="bytes at which append_many closes a batch", ours=True)
     cleanup_policy: str = _choice(

@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore.config import INT64_MAX, LogConfig
+from logcore.config import INT64_MAX, MAX_DECOMPRESSED_BYTES, LogConfig
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
 from logcore.format import legacy, varint
 from logcore.format.columns import RecordColumns
@@ -62,7 +62,6 @@ _HEADER: Final = struct.Struct(layout.HEADER_FORMAT)
 _PREFIX: Final = struct.Struct(">qiib")
 _BASE_OFFSET: Final = struct.Struct(">q")
 _LEADER_EPOCH: Final = struct.Struct(">i")
-DEFAULT_MAX_SIZE: Final = 64 << 20
 #: Records of one batch that are decoded at once, for whoever needs them one after the other: 2 to 5 MB of objects.
 SLICE_ROWS: Final = 32_768
 
@@ -265,14 +264,14 @@ class RecordBatch:
                 found=f"{found:#010x}",
             )
 
-    def body(self, max_size: int = DEFAULT_MAX_SIZE) -> Buffer:
+    def body(self, max_size: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
         """The records of a v2 batch, inflated to at most max_size bytes (RecordTooLargeError above it)."""
         raw = self.data[HEADER_SIZE:]
         if self.codec is Codec.NONE or self.record_count == 0:
             return raw
         return decompress(self.codec, raw, max_size=max_size, path=self.path, position=self.position)
 
-    def records(self, *, max_size: int = DEFAULT_MAX_SIZE) -> list[Record]:
+    def records(self, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> list[Record]:
         """All records, the CRC checked first; for a control batch its control records.
 
         max_size: most bytes that the batch may inflate to. Raises CorruptBatchError, InvalidRecordError,
@@ -281,12 +280,12 @@ class RecordBatch:
         (records,) = self.record_slices(INT32_MAX, max_size=max_size)
         return records
 
-    def columns(self, *, max_size: int = DEFAULT_MAX_SIZE) -> RecordColumns:
+    def columns(self, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> RecordColumns:
         """The same as numpy columns. Arguments and errors as records()."""
         (columns,) = self.column_slices(INT32_MAX, max_size=max_size)
         return columns
 
-    def record_slices(self, rows: int, *, max_size: int = DEFAULT_MAX_SIZE) -> Iterator[list[Record]]:
+    def record_slices(self, rows: int, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> Iterator[list[Record]]:
         """As records(), in lists of at most that many rows: a few bytes may inflate to millions of records, and an
         object of each takes ten times its bytes. Errors come when the iteration gets there.
         """
@@ -298,7 +297,7 @@ class RecordBatch:
             yield kernel.decode_body_objects(body, count, *self._bases(), self.path, self.position)
 
     def column_slices(
-        self, rows: int, *, max_size: int = DEFAULT_MAX_SIZE, strict: bool = False
+        self, rows: int, *, max_size: int = MAX_DECOMPRESSED_BYTES, strict: bool = False
     ) -> Iterator[RecordColumns]:
         """As columns(), in parts of at most that many rows, at least one.
 

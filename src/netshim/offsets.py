@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from logcore import Log, LogcoreError, Receipt, RecordTooLargeError, TopicExistsError
 from logcore.coordination.effects import GroupError
-from logcore.format.grouprecords import OFFSETS_TOPIC, Record, partition_of
+from logcore.format.grouprecords import OFFSETS_TOPIC, GroupRecord, partition_of
 from logcore.groupoffsets import StoredGroups, stored_groups
 from netshim.state import State
 
@@ -48,7 +48,7 @@ class OffsetsTopic:
         return found
 
     def append(
-        self, group_id: str, records: list[Record], now_ms: int, done: Callable[[GroupError | None], None]
+        self, group_id: str, records: list[GroupRecord], now_ms: int, done: Callable[[GroupError | None], None]
     ) -> None:
         """Calls done(None) once the records are on disk, or done(error) when they are not; for one log in its order."""
         state = self._state

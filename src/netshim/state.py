@@ -20,10 +20,11 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
+from logcore.checkpoint import Key
 from netshim.journal import Journal
 from netshim.session import Session
 from netshim.settings import Settings
-from netshim.waiting import Answer, Key, Submit, Syncs, Timers, Waiting, answer_with, pass_on
+from netshim.waiting import Answer, Submit, Syncs, Timers, Waiting, answer_with, pass_on
 
 _log = logging.getLogger("netshim")
 

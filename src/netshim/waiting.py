@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from logcore import Log, LogcoreError
+from logcore.checkpoint import Key
 from logcore.coordination import timers
 
 _log = logging.getLogger("netshim")
 
-#: What a broker waits for the records of: (topic, partition).
-Key = tuple[str, int]
 #: Runs work where it may wait for the disk, then calls done(result or exception) in the broker's thread.
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 

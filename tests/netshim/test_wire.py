@@ -256,7 +256,9 @@ def aiokafka_schemas() -> dict[tuple[Message, int], Any]:
     schemas = {}
     for cls in api.RequestStruct.__subclasses__():
         ours = wire.APIS.get(cls.API_KEY)
-        if ours and ours.serves(cls.API_VERSION) and not ours.is_flexible(cls.API_VERSION):
+        if ours is None or ours.is_flexible(cls.API_VERSION):
+            continue
+        if ours.min_version <= cls.API_VERSION <= ours.max_version:
             schemas[ours.request, cls.API_VERSION] = cls.SCHEMA
             schemas[ours.response, cls.API_VERSION] = cls.RESPONSE_TYPE.SCHEMA
     return schemas

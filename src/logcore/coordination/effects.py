@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from logcore.format.grouprecords import Committed, Record
+from logcore.format.grouprecords import Committed, GroupRecord
 
 if TYPE_CHECKING:
     from logcore.coordination.group import Group, Member
@@ -220,7 +220,7 @@ class Store:
     """then: what becomes true once the records are on disk, None when nobody waits for them."""
 
     group: Group
-    records: tuple[Record, ...]
+    records: tuple[GroupRecord, ...]
     then: Pending | None = None
 
 

@@ -32,7 +32,7 @@ from logcore.coordination.effects import (
 )
 from logcore.format.grouprecords import (
     Committed,
-    Record,
+    GroupRecord,
     StoredGroup,
     StoredMember,
     group_key,
@@ -247,7 +247,7 @@ class Group:
     def synced(self, member: Member) -> Synced:
         return Synced(protocol_type=self.protocol_type, protocol=self.protocol, assignment=member.assignment)
 
-    def record(self, assignments: Mapping[str, bytes] | None = None) -> Record:
+    def record(self, assignments: Mapping[str, bytes] | None = None) -> GroupRecord:
         """The record of the group as it stands, or as it will be with these assignments."""
         members = tuple(
             StoredMember(

@@ -25,7 +25,7 @@ from logcore.coordination.effects import (
     Waiter,
 )
 from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
-from logcore.format.grouprecords import Committed, Record, commit_key, commit_value, group_key
+from logcore.format.grouprecords import Committed, GroupRecord, commit_key, commit_value, group_key
 
 
 def check_commit(
@@ -104,10 +104,10 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     """Makes an empty group Dead and deletes its records."""
     assert group.state == EMPTY, group.state
     keys = group.offset_keys()
-    records: tuple[Record, ...] = (*_tombstones(group, keys), (group_key(group.group_id), None))
+    records: tuple[GroupRecord, ...] = (*_tombstones(group, keys), (group_key(group.group_id), None))
     then = None if waiter is None else GroupDeleted(waiter)
     return [*membership.bury(group), Store(group, records, then)]
 
 
-def _tombstones(group: Group, keys: Iterable[OffsetKey]) -> tuple[Record, ...]:
+def _tombstones(group: Group, keys: Iterable[OffsetKey]) -> tuple[GroupRecord, ...]:
     return tuple((commit_key(group.group_id, *key), None) for key in keys)

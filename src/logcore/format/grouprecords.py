@@ -41,7 +41,7 @@ _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error)
 #: How the keys begin that are known: two versions of a commit's, one of a group's.
 KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
 
-Record = tuple[bytes, bytes | None]
+GroupRecord = tuple[bytes, bytes | None]
 _T = TypeVar("_T")
 
 

@@ -178,9 +178,6 @@ class Api(Generic[RequestT, ResponseT]):
     def __repr__(self) -> str:
         return f"<{self.name} ({self.key}) {self.min_version}-{self.max_version}>"
 
-    def serves(self, version: int) -> bool:
-        return self.min_version <= version <= self.max_version
-
     def is_flexible(self, version: int) -> bool:
         return self.flexible is not None and version >= self.flexible
 
