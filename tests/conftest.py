@@ -1,6 +1,7 @@
 """Shared set-up: hypothesis profiles, the vectors that other people's encoders wrote, partitions to look at or damage.
 
-HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how to repeat what it found.
+HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how to repeat what it found. The
+profile "random" is for tests/project/test_random_seeds.py, which gives it a seed and LOGCORE_RANDOM_EXAMPLES.
 
 Syncs of real files return at once: where no power is cut, waiting for the disk shows nothing, and it took most of the
 time of some tests. What a power cut takes, SimulatedDisk says, and tests/faults/test_power.py, where syncs are real,
@@ -24,8 +25,12 @@ pytest.register_assert_rewrite("support")
 
 from support.vectors import VECTORS  # noqa: E402
 
-hypothesis.settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("thorough", max_examples=5_000, deadline=None, print_blob=True)
+#: How long an example takes is no matter of the code alone.
+TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True)
+EXAMPLES = int(os.environ.get("LOGCORE_RANDOM_EXAMPLES", "60"))
+hypothesis.settings.register_profile("quick", TIMELESS, max_examples=60, derandomize=True)
+hypothesis.settings.register_profile("random", TIMELESS, max_examples=EXAMPLES, database=None)
+hypothesis.settings.register_profile("thorough", TIMELESS, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 

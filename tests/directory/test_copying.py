@@ -111,7 +111,8 @@ def test_wrong_forks_have_no_effect(tmp_path: Path) -> None:
         assert logdir.partition("new", 0).log_start_offset == 10
 
 
-def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing() -> None:
+@pytest.mark.parametrize("limit", [5, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing(limit: int) -> None:
     def run(disk: SimulatedDisk, promise: Any) -> None:
         with logcore.open_dir("d", create=True, fs=disk) as logdir:
             fill(logdir, count=8, partitions=1)
@@ -132,7 +133,7 @@ def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing() -> None:
         assert "new" in found or not promised
         assert "appended" not in promised or found["new"][9:] == [(9, None, b"more")]
 
-    assert explore(run, recover, judge, limit=20, again_every=30).states > 150
+    assert explore(run, recover, judge, limit=limit, again_every=30).states > 100
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EXDEV])

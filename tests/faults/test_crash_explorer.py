@@ -8,8 +8,8 @@ epochs) is among the calls. Directories of topics are in tests/faults/test_direc
 
 That the explorer sees something is shown by breaking the log on purpose: the seeded bugs, each of which must be found.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 25,000; `make slow` goes on where it ended last time, towards
-20,000,000, and LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
+LOGCORE_EXPLORE_STATES=n looks at n states instead of 8,000, or 50,000 in `make slow`, which also goes on where it ended
+last time, towards 20,000,000; LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from support.programs import (
     CONFIG,
     ERRNOS,
     FAILING,
+    MANY_STATES,
     POLICIES,
     STATES,
     Met,
@@ -119,6 +120,10 @@ def explored_by_seed(seed: int) -> Report:
         raise
 
 
+each_count = pytest.mark.parametrize(
+    "count", [STATES, pytest.param(MANY_STATES, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")]
+)
+
 #: Calls and settings of small worlds, each explored under some policies; one share of all states for each of the two.
 WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
     "log": (SMALL, POLICIES, CONFIG),
@@ -126,27 +131,29 @@ WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
 }
 
 
+@each_count
 @pytest.mark.parametrize(
     ("world", "durability"), [(world, durability) for world in WORLDS for durability in WORLDS[world][1]]
 )
-def test_small_world(world: str, durability: str) -> None:
+def test_small_world(world: str, durability: str, count: int) -> None:
     """Sequences share their beginnings, so equal disks are opened once for all of a policy."""
     calls, policies, config = WORLDS[world]
     total, began, met = Report(), time.perf_counter(), Met()
     for actions in small_world(calls):
         total += explored(actions, durability, config=config, met=met, limit=24)
-        if total.states >= STATES * 4 // 10 // len(policies):
+        if total.states >= count * 4 // 10 // len(policies):
             break
     tell(f"small world of a {world} under {durability}", total, began)
 
 
+@each_count
 @pytest.mark.parametrize("part", range(2))
-def test_random_programs(part: int) -> None:
+def test_random_programs(part: int, count: int) -> None:
     """Every second one is of a compacted log."""
     total, began = Report(), time.perf_counter()
-    for seed in itertools.count(part * 1_000_000):
+    for seed in itertools.count(part * 3_000_000):
         total += explored_by_seed(seed)
-        if total.states >= STATES // 10:
+        if total.states >= count // 10:
             break
     tell(f"random programs {part}", total, began)
 
@@ -173,17 +180,22 @@ class Doubting(Known[Any]):
 
 
 @pytest.mark.parametrize(
-    ("durability", "config"), [("group", CONFIG), pytest.param("os", COMPACTED, marks=pytest.mark.slow)]
+    ("durability", "config", "limit"),
+    [
+        ("group", CONFIG, 4),
+        pytest.param("group", CONFIG, 14, marks=pytest.mark.slow),
+        pytest.param("os", COMPACTED, 14, marks=pytest.mark.slow),
+    ],
 )
 def test_disks_that_are_not_opened_are_like_those_that_were(
-    durability: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    durability: str, config: dict[str, Any], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Doubting, "hits", 0)
     seen = Seen[FoundLog](known=Doubting(), thoroughly=Doubting())
     met = Met(seen, Afterwards(opened=Doubting(), verified=Doubting()))
     for actions in (["append_big", "append_os", "truncate"], ["transact", "append_big", "commit", "compact", "append"]):
-        explored(actions, durability, config=config, met=met, limit=14)
-    assert Doubting.hits > len(seen.states) > 500
+        explored(actions, durability, config=config, met=met, limit=limit)
+    assert Doubting.hits > len(seen.states) > 30 * limit
 
 
 def test_disks_differ_in_what_is_asked_of_them() -> None:
@@ -400,21 +412,24 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("durability", "turns"),
-    [("group", (0,)), *(pytest.param(one, (4, 7), marks=pytest.mark.slow) for one in ("group", "os", "always"))],
+    ("durability", "step", "turns"),
+    [
+        ("group", 3, (0,)),
+        *(pytest.param(one, 1, (0, 4, 7), marks=pytest.mark.slow) for one in ("group", "os", "always")),
+    ],
 )
-def test_every_operation_fails_once_and_for_ever(durability: str, turns: Sequence[int]) -> None:
-    """turns: where in the list of errors to begin, which each call then meets in turn."""
+def test_every_operation_fails_once_and_for_ever(durability: str, step: int, turns: Sequence[int]) -> None:
+    """step: only every so manieth call. turns: where in the list of errors to begin, which each call meets in turn."""
     cases, recoveries = 0, Recoveries(durability, CONFIG)
     for operation, times in itertools.product(FAILING, (1, None)):
-        for at in itertools.count(1):
+        for at in itertools.count(1, step):
             codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in turns]
             hits = [failing(Fault(operation, code, at=at, times=times), durability, recoveries) for code in codes]
             cases += sum(hits)
             if not any(hits):
                 break
     print(f"{cases} failures of single operations")
-    assert cases >= 500
+    assert cases >= 500 // step
 
 
 # -- seeded bugs -------------------------------------------------------------------------------------------------

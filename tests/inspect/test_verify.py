@@ -281,7 +281,7 @@ def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
     assert after > 3
 
 
-@pytest.mark.parametrize("step", [9, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [18, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}])
 def test_no_ordinary_life_and_no_crash_of_it_is_called_damage(config, step):
     """At changes of the disk that a life makes, for some of the disks that a crash then leaves."""

@@ -1654,7 +1654,7 @@ class LogAsList(RuleBasedStateMachine):
 
 
 TestLogAsList = LogAsList.TestCase
-TestLogAsList.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLogAsList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 
 
 def test_segments_that_were_read_take_no_descriptors(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from support import group_messages
 from support.messages import DATA, MESSAGES, draw, encode
 
 VERSIONED = [(m, version) for m in MESSAGES for version in range(m.min_version, m.max_version + 1)]
-EXAMPLES = 25  # values per message, version and oracle
+EXAMPLES = 10  # values per message, version and oracle
 
 #: What each oracle was asked about in this run.
 COMPARED: dict[str, set[tuple[Message, int]]] = {"kio": set(), "kafka-python": set(), "aiokafka": set()}
@@ -115,6 +115,13 @@ def test_same_bytes_as_kio(message: Message) -> None:
             assert serial.entity_reader(cls)(ours, 0) == (theirs, len(ours))
             assert message.decode(version, buffer.getvalue()) == value
             COMPARED["kio"].add((message, version))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("message", MESSAGES, ids=repr)
+def test_same_bytes_as_kio_for_many_values(message: Message, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "EXAMPLES", 200)
+    test_same_bytes_as_kio(message)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)

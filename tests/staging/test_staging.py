@@ -415,10 +415,11 @@ def crash_once(path: Path, at: int | None, config: dict[str, str] | None, *, pow
     return fs
 
 
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power"])
 @pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
 def test_a_crash_at_any_operation_leaves_all_or_nothing(
-    tmp_path: Path, config: dict[str, str] | None, power: bool
+    tmp_path: Path, config: dict[str, str] | None, power: bool, step: int
 ) -> None:
     """At each operation that changes the disk: the machine stops, is opened again, and the driver runs again.
 
@@ -430,8 +431,8 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
     assert 20 < ready < len(operations) - 20
     outcomes = set()
     # What tasks do before is the same over and over, and is named nowhere: each seventh operation will do. Of the rest
-    # a kill takes one half and a power cut the other.
-    for at in [*range(0, ready, 7), *range(ready + power, len(operations), 2)]:
+    # a kill takes one half and a power cut the other. step: of these, only every so manieth.
+    for at in [*range(0, ready, 7 * step), *range(ready + power, len(operations), 2 * step)]:
         path = tmp_path / f"crash{at}" / "data"
         fs = crash_once(path, at, config, power=power)
         published = any(name.endswith((".json", ".claim", ".assigned", ".state")) for name in listed(path))
@@ -458,8 +459,11 @@ def listed(path: Path) -> list[str]:
     return staged(path) if os.path.isdir(staging_path(str(path))) else []
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
-def test_a_crash_while_rolling_forward_is_rolled_forward(tmp_path: Path, config: dict[str, str] | None) -> None:
+def test_a_crash_while_rolling_forward_is_rolled_forward(
+    tmp_path: Path, config: dict[str, str] | None, step: int
+) -> None:
     """The machine stops with offsets given out and nothing in place; then it stops at each operation of the repair."""
 
     def broken(path: Path) -> None:
@@ -473,7 +477,7 @@ def test_a_crash_while_rolling_forward_is_rolled_forward(tmp_path: Path, config:
     fs = CrashFS(first.parent)
     with logcore.open_dir(first, fs=fs):
         count = len(fs.operations)
-    for at in range(count):
+    for at in range(0, count, step):
         path = tmp_path / f"again{at}" / "data"
         broken(path)
         dying = CrashFS(path.parent, at)
