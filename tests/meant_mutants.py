@@ -102,7 +102,7 @@ MISTAKES: Final = (
         "seal_without_sync_of_the_data", "logcore/segment.py",
         "        self.fs.fsync(self.handle)\n        self._indexes.times.add(self.max_timestamp()",
         "        self._indexes.times.add(self.max_timestamp()",
-        "log/test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
@@ -120,7 +120,7 @@ MISTAKES: Final = (
     Mistake(
         "indexes_put_away_before_their_log", "logcore/partition/segmentfiles.py",
         "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
-        "log/test_log.py::test_what_goes_goes_with_its_log_file_first",
+        "log/test_segments_of_logs.py::test_what_goes_goes_with_its_log_file_first",
     ),
     Mistake(
         "seal_notes_another_size", "logcore/partition/seals.py",
@@ -145,7 +145,7 @@ MISTAKES: Final = (
         "                self._fs.sync_dir(self.path)\n"
         "                self._segments = [*self._segments[:-1], sealed, new]",
         "                self._segments = [*self._segments[:-1], sealed, new]",
-        "log/test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "recovery_point_stays_above_a_cut", "logcore/log.py",
@@ -158,13 +158,13 @@ MISTAKES: Final = (
         "            fs.close(handle)\n    except DiskFullError:",
         "            fs.pwrite(handle, content, 0)\n        finally:\n"
         "            fs.close(handle)\n    except DiskFullError:",
-        "log/test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "checkpoint_without_its_name_on_disk", "logcore/checkpoint.py",
         "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    if reserve",
         "    fs.rename(temporary, path)\n    if reserve",
-        "log/test_log.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "other_partitions_lose_their_entries", "logcore/checkpoint.py",
@@ -239,7 +239,7 @@ MISTAKES: Final = (
     Mistake(
         "assignment_of_an_older_generation", "logcore/coordination/membership.py",
         "if group.state != COMPLETING or group.generation != done.generation:", "if group.state != COMPLETING:",
-        "netshim/test_groups.py::test_an_assignment_of_an_older_generation_is_not_given_out",
+        "netshim/test_commits.py::test_an_assignment_of_an_older_generation_is_not_given_out",
     ),
     Mistake(
         "static_name_of_who_left_stays", "logcore/coordination/group.py",
@@ -249,19 +249,19 @@ MISTAKES: Final = (
     Mistake(
         "heartbeat_renews_nothing", "logcore/coordination/membership.py",
         "    step.renew(group.members[member_id])\n    return GroupError", "    return GroupError",
-        "netshim/test_groups.py::test_who_never_syncs_is_dropped",
+        "netshim/test_membership.py::test_who_never_syncs_is_dropped",
     ),
     Mistake(
         "commit_seen_before_it_is_on_disk", "logcore/coordination/offsets.py",
         "    group.storing.update(offsets.keys())\n",
         "    group.storing.update(offsets.keys())\n    for key, each in offsets.items():\n"
         "        group.put(key, each)\n",
-        "netshim/test_groups.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
+        "netshim/test_commits.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
     ),
     Mistake(
         "commit_outlives_its_topic", "logcore/coordination/offsets.py",
         "    keys += [key for key in group.storing if key[0] in names and key not in keys]\n", "",
-        "netshim/test_groups.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
+        "netshim/test_commits.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
     ),
     Mistake(
         "sync_timer_of_the_last_generation_stays", "logcore/coordination/membership.py",
@@ -271,12 +271,12 @@ MISTAKES: Final = (
     Mistake(
         "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
         "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n", "",
-        "netshim/test_groups.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
+        "netshim/test_commits.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
     ),
     Mistake(
         "waiting_member_expires", "logcore/coordination/membership.py",
         "elif member.is_new or not member.is_waiting:", "else:",
-        "netshim/test_groups.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
+        "netshim/test_membership.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
     ),
     Mistake(
         "replaced_member_keeps_others_waiting", "logcore/coordination/group.py",

@@ -47,7 +47,8 @@ CORE: Final = (
 )  # fmt: skip
 CHAIN: Final = (
     *(f"{folder}/test_{name}.py" for folder, name in (
-        ("format", "recordbatch"), ("format", "legacy"), ("log", "log"), ("log", "log_documents"),
+        ("format", "recordbatch"), ("format", "legacy"), ("log", "log"), ("log", "segments_of_logs"),
+        ("log", "shortening"), ("log", "refusals"), ("log", "log_documents"),
         ("partition", "recovery"), ("log", "properties"), ("log", "retention"), ("partition", "producers"),
         ("partition", "transactions"), ("partition", "seals"), ("log", "cleaner"), ("inspect", "verify"),
         ("directory", "copying"), ("staging", "staging"), ("faults", "disk_errors"), ("directory", "logdir"),

@@ -1,0 +1,626 @@
+"""Segments as a log makes them: rolls, indexes, recovery points, what is read across them."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import logcore
+from logcore.config import Durability
+from logcore.index import TXN_ENTRY
+from logcore.kernels import layout
+from logcore.recordbatch import encode, read_batches
+from logcore.segment import ActiveSegment, GrowingSegment, Segment
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from support.logs import SMALL, T0, done, segments, values
+
+# -- segments ------------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_is_rolled_by_size(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
+        for _ in range(6):
+            log.append(b"x" * 32)  # 100 bytes a batch
+        assert segments(partition) == [0, 2, 4]
+        with pytest.raises(logcore.RecordTooLargeError):
+            log.append(b"x" * 300)
+        with pytest.raises(logcore.RecordTooLargeError):
+            log.append_batch(encode([(None, b"x" * 300)]))
+        assert log.append(b"y").offset == 6
+
+
+@pytest.mark.parametrize("first", [0, T0])
+def test_a_segment_is_rolled_by_age_of_its_records(partition: Path, first: int) -> None:
+    with logcore.open(partition, create=True, config={"segment.ms": 1000}) as log:
+        for ms in (0, 1000, 1001, 2001, 2002, 0):
+            log.append(b"x", timestamp_ms=first + ms)
+        assert segments(partition) == [0, 2, 4]
+        log.roll()
+        log.append(b"x", timestamp_ms=first)
+        log.reconfigure({"segment.ms": 500})
+        for ms in (500, 501):
+            log.append(b"x", timestamp_ms=first + ms)
+        assert segments(partition) == [0, 2, 4, 6, 8]
+
+
+def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
+    disk = SimulatedDisk()
+    timeless = encode([(None, b"x", (), -1)])
+    with logcore.open("t-0", create=True, config={"segment.ms": 1000}, fs=disk) as log:
+        for wait_ms, segments_then in ((0, 1), (1000, 1), (1, 2), (1001, 3)):
+            disk.advance(wait_ms)
+            log.append_batch(timeless)
+            assert log.statistics().segments == segments_then, wait_ms
+        log.append(b"of 1970", timestamp_ms=0)
+        log.roll()
+        log.append(b"of 1970", timestamp_ms=0)
+        disk.advance(1001)
+        log.append(b"of 1970", timestamp_ms=1000)
+        assert log.statistics().segments == 4, "0 is a time"
+        log.truncate(4)
+    with logcore.open("t-0", config={"segment.ms": 1000}, fs=disk) as log:
+        assert [record.timestamp_ms for record in log.read(0)] == [-1] * 4
+        assert log.newest() is None
+
+
+@pytest.mark.parametrize("setting", ["segment.ms", "max.compaction.lag.ms"])
+@pytest.mark.parametrize("way", ["tick", "append", "reopen"])
+def test_a_compacted_log_rolls_within_its_compaction_lag(setting: str, way: str) -> None:
+    """What is in the active segment is not compacted, also when the log is opened again and again."""
+    disk = SimulatedDisk(now_ms=1_700_000_000_000)
+    config = {"cleanup.policy": "compact", setting: 500}
+    log = logcore.open("t-0", create=True, config=config, fs=disk)
+    log.append(b"old", key=b"k")
+    for _ in range(3):
+        disk.advance(200)
+        if way == "append":
+            log.append(b"new", key=b"k")
+        if way == "reopen":
+            log.close()
+            log = logcore.open("t-0", config=config, fs=disk)
+        if way != "append":
+            log.tick()
+    assert log.statistics().segments == 2
+    log.close()
+
+
+def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 60}
+    with logcore.open("t-0", create=True, config=config, fs=disk) as log:
+        for _ in range(20):
+            log.append_batch(encode([(None, b"x" * 50, (), -1)]))
+    with logcore.open("t-0", config=config, fs=disk) as log:
+        assert log._active.is_resumed
+        assert (log.log_end_offset, log.newest()) == (20, None)
+        log.reconfigure({**config, "segment.ms": 1000})
+        log.append(b"of 1970", timestamp_ms=1000)
+        assert log.statistics().segments == 1, "nothing in it is older"
+        log.truncate(20)
+        assert log.append(b"young", timestamp_ms=T0).offset == 20
+        assert log.newest() == (20, T0)
+        assert log.offset_for_timestamp(T0) == 20
+
+
+@pytest.mark.parametrize(("step_ms", "each"), [(1, 4), (0, 7)], ids=["times", "offsets"])
+def test_a_segment_is_rolled_when_an_index_is_full(partition: Path, step_ms: int, each: int) -> None:
+    """Six offset entries fit, or three time entries and the closing one; the first batch of a segment has none."""
+    with logcore.open(partition, create=True, config={"segment.index.bytes": 48, "index.interval.bytes": 0}) as log:
+        for at in range(28):
+            log.append(b"x", timestamp_ms=T0 + at * step_ms)
+        assert segments(partition) == list(range(0, 28, each))
+        assert values(log) == [b"x"] * 28
+
+
+def test_a_batch_may_be_as_large_as_a_segment_and_no_larger(partition: Path) -> None:
+    batch = encode([(None, b"x" * 500)])
+    with logcore.open(partition, create=True, config={"segment.bytes": len(batch)}) as log:
+        for at in range(2):
+            assert log.append_batch(batch).offset == at
+        with pytest.raises(logcore.SegmentTooSmallError):
+            log.append_batch(encode([(None, b"x" * 501)]))
+        assert (segments(partition), log.log_end_offset) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "create"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(operation: str, at: int) -> None:
+    """What is in the segment that was active before it is taken back; what stands in later ones stays, and is said."""
+    disk, config = SimulatedDisk(), {"segment.bytes": 1000, "batch.size": 300}
+    with logcore.open("t-0", create=True, durability="os", config=config, fs=disk) as log:
+        aborted = encode([(b"k", b"a")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        log.append_batch(aborted)
+        log.end_transaction(7, 0, commit=False)
+        rows = [(None, b"%d" % number * 200) for number in range(10)]
+        size = log.statistics().size_bytes
+        disk.faults = FaultPlan(Fault(operation, errno.ENOSPC, path="*.log", at=at))
+        with pytest.raises(logcore.DiskFullError):
+            log.append_many(rows)
+        stored = log.log_end_offset - 2
+        if log.statistics().segments == 1:
+            assert (stored, log.statistics().size_bytes, log.written_bytes) == (0, size, size)
+        log.append_many(rows[stored:])
+        log.roll()
+        assert values(log, 2) == [value for _, value in rows]
+        assert [record.value for record in log.read(0, isolation="read_committed")] == values(log, 2)
+    assert len(disk.content(f"t-0/{0:020d}.txnindex")) == TXN_ENTRY.itemsize
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["one", "many", "batch", "abort"]), st.integers(0, 2)), min_size=1, max_size=8),
+    st.sampled_from(["os", "always", "group"]),
+)
+@settings(max_examples=40)
+@example([("batch", 0), ("batch", 1), ("abort", 1), ("abort", 0), ("many", 1), ("one", 0)], "os")
+@example([("batch", 0), ("batch", 2), ("abort", 2), ("abort", 0), ("many", 2), ("one", 0)], "os")
+def test_an_append_that_failed_leaves_no_trace(calls: list[tuple[str, int]], policy: str) -> None:
+    """The files of a log are those of one in which it was never tried. With each call: 1 when the disk has no room for
+    it, 2 when it is interrupted once its bytes are written.
+    """
+
+    def interrupt(*_: object) -> None:
+        patch.undo()
+        raise KeyboardInterrupt
+
+    def lived(*, with_failures: bool) -> dict[str, bytes]:
+        disk = SimulatedDisk()
+        config = {"index.interval.bytes": 100, "batch.size": 200}
+        sequence = 1
+        with logcore.open("t-0", create=True, durability=policy, config=config, fs=disk) as log:
+            sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+            log.append_batch(encode([(b"k", b"v")], base_sequence=0, **sent))
+            log.end_transaction(7, 0, commit=False)
+            for at, (call, failing) in enumerate(calls):
+                rows = [(b"k%d" % at, b"x" * 90, (), T0 + at)] * 9
+                batch = encode(rows[:2], base_sequence=sequence, **sent)
+                do = {
+                    "one": lambda: log.append(b"v", timestamp_ms=T0 + at),  # noqa: B023
+                    "many": lambda: log.append_many(rows),  # noqa: B023
+                    "batch": lambda: log.append_batch(batch),  # noqa: B023
+                    "abort": lambda: log.end_transaction(7, 0, commit=False),
+                }[call]
+                if not failing:
+                    do()
+                    sequence += 2 * (call == "batch")
+                elif with_failures:
+                    before = log.statistics()
+                    if failing == 1:
+                        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
+                    else:
+                        patch.setattr(ActiveSegment, "note", interrupt)
+                    with pytest.raises(logcore.DiskFullError if failing == 1 else KeyboardInterrupt):
+                        do()
+                    assert attrs.evolve(log.statistics(), appends=before.appends) == before
+                    disk.faults = None
+        files = disk.files()  # a snapshot of producers that is missing costs a walk over heads
+        return {path: content for path, content in files.items() if not path.endswith(".snapshot")}
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert lived(with_failures=True) == lived(with_failures=False)
+
+
+def test_as_much_is_written_at_once_as_the_policy_lets_be_unsynced() -> None:
+    """And no more; a batch is never cut."""
+    rows = [(None, b"x" * 200)] * 10
+    for policy, most in (
+        ("os", 1 << 30),
+        ("every(2)", 1 << 30),
+        (Durability("group", max_bytes=600), 600),
+        ("always", 1),
+    ):
+        disk = SimulatedDisk()
+        with logcore.open("t-0", create=True, durability=policy, config={"batch.size": 1}, fs=disk) as log:
+            before = len(disk.operations)
+            log.append_many(rows)
+            size = log.statistics().size_bytes // 10
+        each = max(1, most // size)
+        writes = [one for one in disk.operations[before:] if one == ("pwrite", f"/t-0/{0:020d}.log")]
+        assert len(writes) == -(-10 // each), policy
+
+
+def test_what_each_call_asks_of_the_disk() -> None:
+    """And in which order, which is what a crash between any two of them relies on. What is done is not repeated."""
+    disk, config = SimulatedDisk(), {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
+    log = logcore.open("t-0", create=True, config=config, fs=disk)
+
+    def sent(sequence: int) -> bytes:
+        return encode([(b"k", b"")], producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+
+    synced, point = "; fdatasync {}.log; pwrite logcore.durable", "replace /recovery-point-offset-checkpoint"
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: log.append(b"x"), "pwrite 000.log" + synced.format("000")),
+        (lambda: log.append(b"x", durability="os"), "pwrite 000.log; pwrite 000.index; pwrite 000.timeindex"),
+        (log.flush, synced.format("000")[2:]),
+        (log.flush, ""),
+        (
+            log.roll,
+            "fsync 000.log; fsync 000.index; fsync 000.timeindex; create 002.log; sync_dir /t-0; create 002.index; "
+            f"create 002.timeindex; {point}; create 000.seal; pwrite 000.seal",
+        ),
+        (log.roll, ""),
+        (lambda: log.append_batch(sent(0)), "replace logcore.policy; pwrite 002.log" + synced.format("002")),
+        (lambda: log.append_batch(sent(1)), "pwrite 002.log; pwrite 002.index" + synced.format("002")),
+        (
+            lambda: log.end_transaction(7, 0, commit=False),
+            "pwrite 002.log; create 002.txnindex; pwrite 002.txnindex" + synced.format("002"),
+        ),
+        (
+            log.roll,
+            "fsync 002.log; pwrite 002.index; fsync 002.index; pwrite 002.timeindex; fsync 002.timeindex; "
+            "fsync 002.txnindex; sync_dir /t-0; create 005.log; sync_dir /t-0; replace 005.snapshot; create 005.index; "
+            f"create 005.timeindex; {point}; create 002.seal; pwrite 002.seal",
+        ),
+        (lambda: log.append(b"x"), "pwrite 005.log" + synced.format("005")),
+        (lambda: disk.advance(10_000), ""),
+        (log.tick, point),
+        (log.tick, ""),
+        (
+            lambda: log.delete_records(2),
+            "replace /log-start-offset-checkpoint; rename 000.log.deleted; rename 000.seal.deleted; "
+            "rename 000.index.deleted; rename 000.timeindex.deleted; sync_dir /t-0; replace leader-epoch-checkpoint",
+        ),
+        (lambda: log.delete_records(2), ""),
+        (
+            log.tick,
+            "unlink 000.log.deleted; unlink 000.seal.deleted; unlink 000.index.deleted; unlink 000.timeindex.deleted",
+        ),
+        (lambda: log.reconfigure(config), ""),
+        (
+            log.close,
+            "fsync 005.index; pwrite 005.timeindex; fsync 005.timeindex; sync_dir /t-0; replace 006.snapshot; "
+            "unlink logcore.durable; replace /.kafka_cleanshutdown",
+        ),
+    ]
+    for at, (call, expected) in enumerate(calls):
+        before = len(disk.operations)
+        call()
+        assert (at, sorted(done(disk.operations[before:]).split("; "))) == (at, sorted(expected.split("; ")))
+        if ".deleted" not in expected:  # the order of names in a listing is nobody's
+            assert done(disk.operations[before:]) == expected, at
+
+
+def test_opening_and_closing_a_log_that_was_closed_writes_next_to_nothing() -> None:
+    """The marker goes and comes, and what says how far readers may read; nothing else is touched."""
+    disk = SimulatedDisk()
+    for _ in range(3):
+        before, files = len(disk.operations), disk.files()
+        with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
+            if not files:
+                log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
+                for at in range(5):
+                    log.append(b"%d" % at)
+    assert disk.files() == files
+    paths = [one.path.removesuffix(".tmp") for one in disk.operations[before:]]
+    assert set(paths) == {"/", "/.kafka_cleanshutdown", "/t-0", "/t-0/logcore.durable"}
+    assert len(paths) <= 14
+
+
+def test_snapshots_are_kept_of_each_segment_and_of_the_end() -> None:
+    disk = SimulatedDisk()
+    for at in range(6):
+        with logcore.open("t-0", create=True, fs=disk) as log:
+            log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at))
+            if at == 3:
+                log.roll()
+    names = [path for path in disk.files() if path.endswith(".snapshot")]
+    assert sorted(names) == [f"/t-0/{offset:020d}.snapshot" for offset in (4, 6)]
+    with logcore.open("t-0", fs=disk) as log:
+        log.truncate(5)
+        assert not disk.exists(f"t-0/{6:020d}.snapshot")
+        log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=5))
+
+
+def test_what_goes_goes_with_its_log_file_first() -> None:
+    """A .log file that stayed without its .txnindex would show Kafka what was aborted."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        for at in range(3):
+            log.append_batch(
+                encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at, transactional=True)
+            )
+            log.end_transaction(7, 0, commit=False)
+            log.roll()
+        before = len(disk.operations)
+        log.delete_records(4)
+        renamed = [one.path for one in disk.operations[before:] if one.name == "rename"]
+        assert len(renamed) > 2 * len([path for path in renamed if ".log" in path])
+        for base in (0, 2):
+            assert next(path for path in renamed if f"{base:020d}" in path).endswith((".log", ".log.deleted"))
+
+
+def test_a_full_index_is_full_after_reopening_and_with_other_settings(tmp_path: Path) -> None:
+    """Entries beyond segment.index.bytes would make an index that Kafka does not open."""
+    config = {"segment.index.bytes": 24, "index.interval.bytes": 0}
+    for fill in range(1, 8):
+        path = tmp_path / f"t-{fill}"
+        with logcore.open(path, create=True, config=config) as log:
+            for at in range(fill):
+                log.append(b"x", timestamp_ms=T0 + at)
+        with logcore.open(path, config=config) as log:
+            log.append(b"x", timestamp_ms=T0 + fill)
+            log.reconfigure({**config, "segment.bytes": 1 << 20})
+            for at in range(fill + 1, 8):
+                log.append(b"x", timestamp_ms=T0 + at)
+            assert values(log) == [b"x"] * 8
+            log.roll()
+        assert {index.stat().st_size <= 24 for index in path.glob("*index")} == {True}, fill
+
+
+def test_a_segment_is_rolled_before_its_offsets_overflow(partition: Path) -> None:
+    partition.mkdir(parents=True)
+    (partition / f"{0:020d}.log").write_bytes(encode([(None, b"far")], base_offset=2**31 - 2, leader_epoch=0))
+    with logcore.open(partition) as log:
+        log.append(b"last that fits")
+        log.append(b"first that does not")
+        assert segments(partition) == [0, 2**31]
+        assert [record.offset for record in log.read(0)] == [2**31 - 2, 2**31 - 1, 2**31]
+
+
+def test_a_large_append_is_rolled_by_age_where_its_records_grow_too_young() -> None:
+    policy = Durability("group", max_bytes=600)
+    with logcore.open(
+        "t-0", create=True, durability=policy, config={"segment.ms": 1000, "batch.size": 1}, fs=SimulatedDisk()
+    ) as log:
+        times = [T0, T0, T0, T0 + 5000, T0, T0]  # three batches at a time may be unsynced
+        log.append_many([(None, b"x" * 120, (), time) for time in times])
+        assert [one.base_offset for one in log.segments_between(0, 6)] == [0, 3]
+
+
+@pytest.mark.parametrize("rolls", [True, False])
+def test_index_files_hold_the_last_offset_and_start_of_batches(partition: Path, rolls: bool) -> None:
+    with logcore.open(partition, create=True, config={"index.interval.bytes": 100}) as log:
+        for at in range(10):
+            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        if rolls:
+            log.roll()
+    entries = np.fromfile(partition / f"{0:020d}.index", ">i4").reshape(-1, 2).tolist()
+    assert entries == [[2, 200], [4, 400], [6, 600], [8, 800]]
+    times = (partition / f"{0:020d}.timeindex").read_bytes()
+    assert [int.from_bytes(times[at : at + 8], "big") for at in range(0, len(times), 12)] == [
+        T0 + 2,
+        T0 + 4,
+        T0 + 6,
+        T0 + 8,
+        T0 + 9,
+    ]
+
+
+def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> None:
+    with logcore.open(partition, create=True, durability="os") as log:
+        for at in range(5_000):
+            log.append(b"%04d" % at, timestamp_ms=T0 + at)
+        data = (partition / f"{0:020d}.log").read_bytes()
+        step = len(data) // 5_000
+        assert b"".join(log.stored(0, max_bytes=1 << 30)) == data, "more batches than are walked at once"
+        assert b"".join(log.stored(10, 20, max_bytes=1 << 30)) == data[10 * step : 20 * step]
+        assert b"".join(log.stored(0, 4_500, max_bytes=1 << 30)) == data[: 4_500 * step]
+        assert log.stored(20, 20, max_bytes=1 << 30) == []
+        assert b"".join(log.stored(7, max_bytes=1)) == data[7 * step : 8 * step], "never less than one"
+        assert log.stored(7, max_bytes=1, at_least_one=False) == []
+        assert log.offset_for_timestamp(T0 + 4_999) == 4_999
+        with (partition / f"{0:020d}.log").open("r+b") as file:
+            file.seek(7 * step + 16)
+            file.write(b"\x09")  # a magic that no batch has
+        for _ in range(2):  # growing, and sealed
+            with pytest.raises(logcore.CorruptBatchError) as met:
+                log.stored(7, max_bytes=1 << 30)
+            assert met.value.position == 7 * step
+            assert b"".join(log.stored(5, max_bytes=1 << 30)) == data[5 * step : 7 * step], "what is whole before it"
+            log.roll()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=12),
+    is_sealed=st.booleans(),
+    at=st.integers(0, 40),
+    end=st.integers(0, 40),
+    max_bytes=st.integers(-1, 450),
+    at_least_one=st.booleans(),
+    tail=st.sampled_from([0, 5, 40]),
+)
+@example(sizes=[1, 2, 3], is_sealed=True, at=0, end=9, max_bytes=1, at_least_one=True, tail=0)
+@example(sizes=[1, 2, 3], is_sealed=False, at=1, end=9, max_bytes=1, at_least_one=True, tail=0)
+@example(sizes=[1, 2, 3], is_sealed=True, at=2, end=9, max_bytes=1, at_least_one=True, tail=5)
+@example(sizes=[1, 2, 3], is_sealed=False, at=0, end=1, max_bytes=1, at_least_one=True, tail=5)
+def test_a_fetch_gets_as_many_whole_batches_as_fit(
+    sizes: list[int], is_sealed: bool, at: int, end: int, max_bytes: int, at_least_one: bool, tail: int
+) -> None:
+    """Of one segment, behind which may stand a batch that is not whole."""
+    at_least_one &= max_bytes > 0
+    data, starts = b"", [0]
+    for size in sizes:
+        data += encode([(None, b"x" * (40 * size % 70))] * size, base_offset=starts[-1])
+        starts.append(starts[-1] + size)
+    batches = list(read_batches(data))
+    path = f"t-0/{0:020d}.log"
+    disk = SimulatedDisk({path: data + encode([(None, b"torn")])[:tail]})
+    segment = Segment(disk, "t-0", 0) if is_sealed else GrowingSegment(disk, "t-0", 0)
+    slot = min(at, len(batches) - 1)
+    want = b""
+    for batch in batches[slot:]:
+        is_first_of_all = at_least_one and not want
+        if batch.last_offset >= end or (len(want) + batch.size_bytes > max_bytes and not is_first_of_all):
+            break
+        want += batch.data
+    position = batches[slot].position
+    found, is_all = segment.stored(position, max_bytes, end, at_least_one, lambda facts: None)
+    assert (bytes(found), is_all) == (want, position + len(want) == len(data) + tail)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 90), max_size=10),
+    step_bytes=st.integers(1, 400),
+    start=st.integers(0, 10),
+    stop=st.none() | st.integers(0, 11),
+    damage=st.none() | st.tuples(st.integers(0, 9), st.sampled_from([8, 16, 61]), st.sampled_from([0x01, 0x80])),
+    crc=st.booleans(),
+)
+def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
+    sizes: list[int],
+    step_bytes: int,
+    start: int,
+    stop: int | None,
+    damage: tuple[int, int, int] | None,
+    crc: bool,
+) -> None:
+    """However little is read at once, up to any batch, and as far as damage: of a length, of a magic, of a record."""
+
+    def walked(segment: Segment) -> tuple[list[Any], int, int]:
+        steps = list(segment.walk(positions[begin], crc=crc, stop=until, step_bytes=step_bytes))
+        return [row for facts, _, _ in steps for row in facts.tolist()], *steps[-1][1:]
+
+    data, positions = bytearray(), [0]
+    for at, size in enumerate(sizes):
+        data += encode([(None, b"x" * size)], base_offset=at)
+        positions.append(len(data))
+    begin = min(start, len(sizes))
+    until = None if stop is None else positions[max(begin, min(stop, len(sizes)))]
+    if damage is not None and damage[0] < len(sizes):
+        data[positions[damage[0]] + damage[1]] ^= damage[2]
+    disk = SimulatedDisk({f"t-0/{0:020d}.log": bytes(data)})
+    mapped, growing = walked(Segment(disk, "t-0", 0)), walked(GrowingSegment(disk, "t-0", 0))
+    assert growing == mapped
+    if damage is None:
+        rows, position, why = growing
+        end = len(data) if until is None else until
+        assert [row[0] for row in rows] == [one for one in positions[:-1] if positions[begin] <= one < end]
+        assert (position, why) == (end, layout.WALK_END)
+
+
+@given(
+    counts=st.lists(st.integers(1, 3), min_size=1, max_size=10),
+    base=st.sampled_from([0, 1_000]),
+    index=st.none() | st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 1, -1])), max_size=5),
+    lengths=st.lists(st.tuples(st.integers(0, 10), st.sampled_from([0, 0, 11, 40])), max_size=5),
+    seek_bytes=st.sampled_from([61, 100, 300]),
+)
+@example(counts=[1] * 9, base=1_000, index=[(2, 0), (4, 0), (7, 0)], lengths=[(9, 0), (3, 0), (6, 11)], seek_bytes=61)
+@example(counts=[3] * 9, base=0, index=[(2, 0), (4, 1), (7, -1)], lengths=[(9, 0), (3, 0), (6, 11)], seek_bytes=300)
+def test_a_growing_segment_finds_what_is_there(
+    counts: list[int],
+    base: int,
+    index: list[tuple[int, int]] | None,
+    lengths: list[tuple[int, int]],
+    seek_bytes: int,
+) -> None:
+    """However little is read at once, whatever its index says, and however often it grew, was cut, or ends torn.
+
+    index: the slots of batches that have entries, and how far these are wrong. lengths: how many batches are there, and
+    how many bytes of the next.
+    """
+    name, data, batches, end = f"t-0/{base:020d}", b"", list[tuple[int, int]](), base
+    for count in counts:
+        data += encode([(None, b"x" * 50)] * count, base_offset=end)
+        end += count
+        batches.append((end - 1, len(data)))
+    entries = [
+        (batches[slot][0] - base, batches[slot - 1][1] + wrong)
+        for slot, wrong in index or ()
+        if 0 < slot < len(batches)
+    ]
+    disk = SimulatedDisk({f"{name}.log": b""})
+    if index is not None:
+        disk.replace(f"{name}.index", b"".join(struct.pack(">ii", *entry) for entry in sorted(entries)) + bytes(16))
+    segment, handle = GrowingSegment(disk, "t-0", base), disk.open(f"{name}.log", write=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("logcore.segment._SEEK_BYTES", seek_bytes)
+        for number, torn in lengths:
+            there = batches[:number]
+            size = there[-1][1] if there else 0
+            disk.truncate(handle, 0)
+            disk.pwrite(handle, data[: size + torn], 0)
+            assert segment.refresh() == len(data[: size + torn])
+            assert segment.next_offset() == (there[-1][0] + 1 if there else base)
+            for offset in range(base - 1, end + 2):
+                starts = [0, *(after for _, after in there)]
+                found = next((at for at, (last, _) in enumerate(there) if last >= offset), len(there))
+                assert segment.find(offset) == starts[found] or (
+                    torn and found == len(there) and segment.find(offset) >= size
+                )
+                one = segment.read_one(offset, segment.next_offset(), True)
+                assert isinstance(one, int) or one.offset == max(offset, base) <= there[-1][0]
+                if found < len(there) and starts[found + 1] <= seek_bytes and not entries:
+                    assert not isinstance(one, int), "what is read at once has it"
+                if found < len(there) and not entries:
+                    assert segment.batch(starts[found]).last_offset == there[found][0]  # type: ignore[union-attr]
+    disk.close(handle)
+    assert disk.open_handles == [f"{name}.log"]
+
+
+def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> None:
+    class Counting(SimulatedDisk):
+        maps = 0
+
+        def map(self, handle: int, size: int) -> memoryview:
+            self.maps += 1
+            return super().map(handle, size)
+
+    disk = Counting()
+    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
+        for at in range(10):
+            log.append(b"%d" % at * 50_000)
+        data = disk.content(f"t-0/{0:020d}.log")
+        for start in (0, 1, 2):
+            assert b"".join(log.stored(start, max_bytes=1 << 20)) == data[len(data) // 10 * start :]
+        assert disk.maps == 1
+        log.append(b"more" * 50_000)
+        assert b"".join(log.stored(0, max_bytes=1 << 20)) == disk.content(f"t-0/{0:020d}.log")
+        assert disk.maps == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "random", "shifted", "moved"])
+def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
+    with logcore.open(partition, create=True, config={**SMALL, "segment.bytes": 3000}) as log:
+        log.append_many([(None, b"%d" % at, (), T0 + at) for at in range(300)])
+        want = list(log.read(0))
+    rng = np.random.default_rng(5)
+    for path in partition.glob("*.index"):
+        size = path.stat().st_size
+        old = path.read_bytes()
+        path.unlink()
+        if damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "zeros":
+            path.write_bytes(bytes(size + 80))
+        elif damage == "random":
+            path.write_bytes(rng.bytes(size))
+        elif damage == "shifted":
+            path.write_bytes(old[4:] + old[:4])
+        elif damage == "moved":  # rising, and none of them points at its batch
+            entries = np.frombuffer(old, ">i4").reshape(-1, 2) + np.array([0, 1])
+            path.write_bytes(entries.astype(">i4").tobytes())
+    for read_only in (True, False):
+        with logcore.open(partition, read_only=read_only) as log:
+            assert log.log_end_offset == 300
+            for start in range(0, 300, 7):
+                assert next(log.read(start)) == want[start]
+                assert log.get(start) == want[start]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_offset_for_timestamp_is_the_first_record_as_young(
+    tmp_path_factory: pytest.TempPathFactory, times: list[int], seed: int
+) -> None:
+    partition = tmp_path_factory.mktemp("times") / "orders-0"
+    rng = np.random.default_rng(seed)
+    with logcore.open(partition, create=True, config={**SMALL, "segment.ms": 1 << 60}, durability="os") as log:
+        at = 0
+        while at < len(times):
+            step = int(rng.integers(1, 5))
+            log.append_many([(None, b"x", (), T0 + time) for time in times[at : at + step]])
+            at += step
+        for log_ in (log, logcore.open(partition, read_only=True)):
+            for time in range(-1, 42):
+                want = next((at for at, other in enumerate(times) if other >= time), None)
+                assert log_.offset_for_timestamp(T0 + time) == want, time
+            if log_ is not log:
+                log_.close()

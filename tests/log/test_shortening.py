@@ -1,0 +1,251 @@
+"""A log that becomes shorter: truncation at the end, deletion at the front."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logcore
+from logcore import checkpoint
+from logcore.recordbatch import encode
+from logcore.testing import SimulatedDisk
+from support.logs import SMALL, T0, segments, values
+
+# -- shortening ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_truncating_anywhere_keeps_exactly_what_is_below(tmp_path: Path, codec: str) -> None:
+    for offset in range(0, 41, 3):
+        partition = tmp_path / f"t-{offset}"
+        with logcore.open(partition, create=True, config={**SMALL, "compression.type": codec}) as log:
+            log.append_many([(b"k%d" % at, b"%d" % at, (("h", b"%d" % at),), T0 + at) for at in range(40)])
+            log.truncate(offset)
+            assert (log.log_end_offset, log.high_watermark) == (offset, offset)
+            assert values(log) == [b"%d" % at for at in range(offset)]
+            assert log.append(b"new").offset == offset
+        with logcore.open(partition) as log:
+            assert values(log) == [b"%d" % at for at in range(offset)] + [b"new"]
+            assert log.recovery_report is not None
+            assert log.recovery_report.cut_position is None
+        assert not list(partition.glob("*.tmp"))
+
+
+def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(partition: Path) -> None:
+    """A crash has taken batches that a reader elsewhere saw under `os`, and others were appended in their place."""
+
+    def batch(base: int, size: int) -> bytes:
+        tries = (encode([(None, b"%d" % base * count)], base_offset=base, leader_epoch=0) for count in range(size))
+        return next(data for data in tries if len(data) == size)
+
+    def found() -> list[tuple[int, int]]:
+        return [(one.base_offset, one.size_bytes) for one in reader.batches(0) if one.records()]
+
+    partition.mkdir(parents=True)
+    file = partition / f"{0:020d}.log"
+    file.write_bytes(batch(0, 100) + batch(1, 100) + batch(2, 100))
+    with logcore.open(partition, read_only=True) as reader, file.open("ab") as writer:
+        assert found() == [(0, 100), (1, 100), (2, 100)]
+        for kept, now in (
+            (100, [(0, 100)]),
+            (100, [(0, 100), (1, 200)]),
+            (300, [(0, 100), (1, 200), (2, 100), (3, 100)]),
+            (100, [(0, 100), (1, 200), (2, 200), (3, 100)]),  # where the last look ended another batch begins
+        ):
+            os.truncate(file, kept)
+            for base, size in now[1 if kept == 100 else 2 :]:
+                writer.write(batch(base, size))
+            writer.flush()
+            reader.refresh()
+            assert found() == now
+            assert reader.log_end_offset == len(now)
+
+
+def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(partition: Path) -> None:
+    config = {"file.delete.delay.ms": 0}
+    with logcore.open(partition, create=True, config=config) as log:
+        for at in range(3):
+            log.append(b"%d" % at)
+            log.roll()
+        with logcore.open(partition, read_only=True) as reader:
+            log.delete_records(2)
+            log.tick()
+            assert segments(partition) == [2, 3]
+            with pytest.raises(logcore.OffsetOutOfRangeError, match="removed by its writer"):
+                list(reader.read(0))
+            assert [record.value for record in reader.read(2)] == [b"2"]
+
+
+def test_a_seal_of_another_file_is_not_believed(partition: Path) -> None:
+    """It says that a segment follows; of a file that was put in the place of the sealed one, that is not known."""
+    with logcore.open(partition, create=True) as log:
+        log.append(b"x")
+        log.roll()
+        log.append(b"y")
+        log.scrub()
+    (partition.parent / checkpoint.RECOVERY_POINT).unlink()
+    for file in partition.glob(f"{1:020d}.*"):
+        file.unlink()
+    with pytest.raises(logcore.CorruptLogError, match="the one that followed is gone"):
+        logcore.open(partition)
+    os.utime(partition / f"{0:020d}.log", (1, 1))
+    with logcore.open(partition) as log:
+        assert values(log) == [b"x"]
+        assert not list(partition.glob("*.seal"))
+
+
+def test_a_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        for at in range(4):
+            log.append(b"%d" % at)
+            log.roll()
+        with logcore.open(partition, read_only=True) as reader:
+            assert values(reader) == [b"0", b"1", b"2", b"3"]
+            log.truncate(1)
+            log.append(b"new")
+            assert reader.refresh()
+            assert values(reader) == [b"0", b"new"]
+            assert reader.times_truncated == 1
+            shape = reader.statistics()
+            assert (shape.segments, shape.log_end_offset, shape.appends, shape.syncs) == (
+                len(segments(partition)),
+                2,
+                0,
+                0,
+            )
+            assert shape.size_bytes == sum(file.stat().st_size for file in partition.glob("*.log"))
+
+
+def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(partition: Path) -> None:
+    """Its writer takes back an append that was interrupted: what the reader knows of the size is too much."""
+    calls: list[Callable[[logcore.Log], object]] = [
+        lambda reader: list(reader.read(0)),
+        lambda reader: list(reader.read(0, isolation="read_committed")),
+        lambda reader: reader.get(4),
+        lambda reader: reader.newest(),
+        lambda reader: reader.offset_for_timestamp(T0 + 99),
+        lambda reader: reader.stored(4, max_bytes=100),
+    ]
+    with logcore.open(partition, create=True, durability="os") as log:
+        for at in range(5):
+            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        data = (partition / f"{0:020d}.log").read_bytes()
+        for call in calls:
+            with logcore.open(partition, read_only=True) as reader:
+                os.truncate(partition / f"{0:020d}.log", len(data) // 5 * 3)
+                with contextlib.suppress(logcore.LogcoreError):
+                    call(reader)
+                reader.refresh()
+                assert [record.offset for record in reader.read(0)] == [0, 1, 2]
+                assert reader.offset_for_timestamp(T0 + 99) is None
+            (partition / f"{0:020d}.log").write_bytes(data)
+
+
+def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"index.interval.bytes": 10_000}) as log:
+        log.append(b"first")
+        with logcore.open(partition, read_only=True) as reader:
+            assert reader.get(0).value == b"first"
+            (segment,) = reader.segments_between(0, 1)
+            known = segment.offset_index
+            log.append(b"little")
+            assert reader.refresh() and segment.offset_index is known
+            log.truncate(1)
+            for at in range(1, 200):
+                log.append(b"%03d" % at * 5_000)
+            log._active.offer_indexes()
+            assert reader.refresh()
+            (segment,) = reader.segments_between(0, 200)
+            assert reader.get(199).value == b"199" * 5_000
+            assert len(segment.offset_index) > 100, "without it each lookup would walk three megabytes"
+
+
+def test_what_a_reader_takes_of_a_growing_segment_is_a_copy(partition: Path) -> None:
+    """Its writer may shorten the files, after which a mapping of them would end the process."""
+    with logcore.open(partition, create=True, config={"index.interval.bytes": 0}) as log:
+        for at in range(10):
+            log.append(b"x" * 1_000, timestamp_ms=T0 + at)
+        log._active.offer_indexes()
+        with logcore.open(partition, read_only=True) as reader:
+            (segment,) = reader.segments_between(0, 10)
+            taken = segment.view(), segment.offset_index.data, segment.time_index.data
+            files = [partition / f"{0:020d}{suffix}" for suffix in (".log", ".index", ".timeindex")]
+            before = [file.read_bytes() for file in files]
+            for file in files:
+                os.truncate(file, 0)
+            assert [bytes(piece) for piece in taken] == before
+            assert (before[1], before[2]) != (b"", b"")
+            for file, content in zip(files, before, strict=True):
+                file.write_bytes(content)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_damage_that_may_hide_a_time_is_an_error(partition: Path, sealed: bool) -> None:
+    with logcore.open(partition, create=True) as log:
+        for at in range(3):
+            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        if sealed:
+            log.roll()
+            log.append(b"last", timestamp_ms=T0)
+    (partition / f"{0:020d}.timeindex").unlink()
+    file = partition / f"{0:020d}.log"
+    data = bytearray(file.read_bytes())
+    data[150] ^= 1
+    file.write_bytes(data)
+    with logcore.open(partition, read_only=True) as log:
+        with pytest.raises(logcore.CorruptBatchError) as met:
+            log.offset_for_timestamp(T0 + 99)
+        assert met.value.position == 100
+
+
+def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
+    with logcore.open(partition, create=True) as log:
+        log.append(b"x")
+        for offset in (-1, 2):
+            with pytest.raises(logcore.OffsetOutOfRangeError):
+                log.truncate(offset)
+        log.truncate(1)
+        assert (log.log_end_offset, log.times_truncated) == (1, 0), "nothing is cut at the end"
+
+
+@pytest.mark.parametrize("policy", ["group", "always"])
+def test_what_comes_behind_a_truncation_is_not_shown_before_it_is_on_disk(policy: str) -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, durability=policy, fs=disk) as log:
+        for _ in range(3):
+            log.append(b"gone")
+        log.truncate(1)
+        log.append(b"new", durability="os")
+        with logcore.open("t-0", read_only=True, fs=disk) as reader:
+            assert (log.high_watermark, reader.high_watermark) == (1, 1)
+            log.flush()
+            reader.refresh()
+            assert values(reader) == values(log) == [b"gone", b"new"]
+
+
+def test_deleting_records_moves_the_start_and_frees_whole_segments(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(8):
+            log.append(b"%d" % at * 32)
+        iterator = log.read(0)
+        first = next(iterator)
+        assert log.delete_records(5) == 5
+        assert segments(partition) == [4, 6]
+        assert log.delete_records(3) == 5
+        assert [record.offset for record in log.read(5)] == [5, 6, 7]
+        assert [first.offset, *(record.offset for record in iterator)] == list(range(8)), "readers keep what they hold"
+        with pytest.raises(logcore.OffsetOutOfRangeError):
+            log.read(4)
+        for outside in (-1, 9):
+            with pytest.raises(logcore.OffsetOutOfRangeError):
+                log.delete_records(outside)
+    with logcore.open(partition) as log:
+        assert (log.log_start_offset, log.log_end_offset) == (5, 8)
+        log.delete_records(8)
+        assert log.append(b"x").offset == 8
+    with logcore.open(partition, read_only=True) as log:
+        assert (log.log_start_offset, values(log)) == (8, [b"x"])

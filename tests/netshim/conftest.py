@@ -1,0 +1,18 @@
+"""A directory with two topics, and the groups over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.rig import Rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with Rig(tmp_path / "data") as made:
+        made.logdir.create_topic("orders", 3)
+        made.logdir.create_topic("other", 1)
+        yield made

@@ -1,0 +1,556 @@
+"""Offsets that groups commit: when they are answered, what is stored, when they expire.
+
+Without sockets: time is a number, the disk is done when the test says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import pytest
+
+import logcore
+from logcore import LogDir
+from logcore.coordination import group as machine
+from logcore.format.grouprecords import (
+    OFFSETS_TOPIC,
+    Committed,
+    StoredGroup,
+    StoredMember,
+    commit_key,
+    commit_value,
+    group_key,
+    group_value,
+)
+from netshim import wire
+from netshim.wire import codes
+from support import group_messages
+from support.rig import REBALANCE_MS, SESSION_MS, T0, Rig, code_of, form_static
+
+DAY_MS = 24 * 3_600_000
+
+
+def subscription(*topics: str) -> bytes:
+    value = wire.CONSUMER_PROTOCOL_SUBSCRIPTION.Value(topics=list(topics))
+    return wire.encode_versioned(wire.CONSUMER_PROTOCOL_SUBSCRIPTION, 0, value)
+
+
+# -- committing ----------------------------------------------------------------------------------------------------
+
+
+def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
+    assert code_of(rig.commit({("orders", 0): 5}, metadata="é\U0001f600", epoch=3)) == 0
+    assert code_of(rig.commit({("orders", 2): 0}, metadata=None)) == 0
+    topic_type = wire.OFFSET_FETCH.Request.Topic
+    asked = [topic_type(name="orders", partition_indexes=[0, 1, 2, 9]), topic_type(name="none", partition_indexes=[0])]
+    expected = [
+        [(0, 5, 3, "é\U0001f600", 0), (1, -1, -1, "", 0), (2, 0, -1, "", 0), (9, -1, -1, "", 0)],
+        [(0, -1, -1, "", 0)],
+    ]
+
+    def facts(topics: Any) -> Any:
+        return [
+            [
+                (p.partition_index, p.committed_offset, p.committed_leader_epoch, p.metadata, p.error_code)
+                for p in topic.partitions
+            ]
+            for topic in topics
+        ]
+
+    assert facts(rig.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=asked).topics) == expected
+    group_type = wire.OFFSET_FETCH.Request.Group
+    asked8 = [group_type.Topic(name=topic.name, partition_indexes=topic.partition_indexes) for topic in asked]
+    response = rig.ask(
+        wire.OFFSET_FETCH,
+        9,
+        groups=[
+            group_type(group_id="g", topics=asked8),
+            group_type(group_id="nobody", topics=None),
+            group_type(group_id="g", topics=None),
+        ],
+        require_stable=True,
+    )
+    assert [group.group_id for group in response.groups] == ["g", "nobody", "g"]
+    assert facts(response.groups[0].topics) == expected
+    assert response.groups[1].topics == []
+    assert [len(partitions) for partitions in facts(response.groups[2].topics)] == [2]
+    assert rig.committed("nobody") == {}
+
+
+def test_P59_errors_of_commits(rig: Rig) -> None:
+    assert code_of(rig.commit({("orders", 0): 1}, group="x" * 32_760)) == codes.INVALID_GROUP_ID
+    assert code_of(rig.commit({("orders", 0): 1}, generation=1)) == codes.ILLEGAL_GENERATION
+    assert code_of(rig.commit({("orders", 0): 1}, generation=1, version=9)) == codes.GROUP_ID_NOT_FOUND
+    assert code_of(rig.commit({("orders", 3): 1}, group="")) == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert code_of(rig.commit({("nothing", 0): 1})) == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_097)) == codes.OFFSET_METADATA_TOO_LARGE
+    assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_096)) == 0
+    ids, generation = rig.form(1)
+    assert code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID  # only while nobody is in the group
+    assert code_of(rig.commit({("orders", 0): 1}, member_id="x", generation=1)) == codes.UNKNOWN_MEMBER_ID
+    wrong = rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation + 1)
+    assert code_of(wrong) == codes.ILLEGAL_GENERATION
+    fenced = rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation, group_instance_id="i")
+    assert code_of(fenced) == codes.UNKNOWN_MEMBER_ID
+    mixed = rig.commit({("orders", 1): 7, ("nothing", 0): 1}, member_id=ids[0], generation=generation).value
+    assert [topic.partitions[0].error_code for topic in mixed.topics] == [0, codes.UNKNOWN_TOPIC_OR_PARTITION]
+    newcomer = rig.join()
+    during = rig.commit({("orders", 1): 8}, member_id=ids[0], generation=generation)
+    assert code_of(during) == 0  # what it has done before it rejoins
+    rig.join(ids[0])
+    late = rig.commit({("orders", 1): 9}, member_id=newcomer.value.member_id, generation=generation + 1)
+    assert code_of(late) == codes.REBALANCE_IN_PROGRESS
+    assert rig.committed() == {("orders", 0): 1, ("orders", 1): 8}
+
+
+def test_a_commit_renews_the_session(rig: Rig) -> None:
+    ids, generation = rig.form(1)
+    for _ in range(5):
+        rig.sleep(SESSION_MS - 1)
+        assert code_of(rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)) == 0
+    assert rig.beat(ids[0], generation) == 0
+
+
+def test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk(rig: Rig) -> None:
+    rig.commit({("orders", 0): 1})
+    rig.holds_disk = True
+    second = rig.commit({("orders", 0): 2})
+    third = rig.commit({("orders", 0): 3})
+    assert not second.is_set and not third.is_set
+    assert rig.committed() == {("orders", 0): 1}
+    rig.finish_disk()
+    assert code_of(second) == code_of(third) == 0
+    assert rig.committed() == {("orders", 0): 3}
+
+
+def test_an_assignment_is_given_out_when_it_is_on_disk(rig: Rig) -> None:
+    first = rig.join().value.member_id
+    rig.join(group="h")  # makes the topic
+    rig.sync("cli-0002", 1, group="h")
+    rig.holds_disk = True
+    answer = rig.sync(first, 1, {first: b"1"})
+    assert not answer.is_set and rig.describe().group_state == machine.COMPLETING
+    newcomer = rig.join()  # comes first, so the assignment is of no use any more
+    assert code_of(answer) == codes.REBALANCE_IN_PROGRESS
+    rig.finish_disk()
+    assert rig.describe().group_state == machine.PREPARING and not newcomer.is_set
+
+
+def test_an_assignment_of_an_older_generation_is_not_given_out(rig: Rig) -> None:
+    """It comes to the disk when others have joined since, and a newer assignment is being made."""
+    leader = rig.join().value.member_id
+    rig.holds_disk = True
+    first = rig.sync(leader, 1, {leader: b"all"})
+    newcomer = rig.join()
+    assert code_of(first) == codes.REBALANCE_IN_PROGRESS
+    assert rig.join(leader).value.generation_id == newcomer.value.generation_id == 2
+    follower = rig.sync(newcomer.value.member_id, 2)
+    rig.finish_disk()
+    assert not follower.is_set
+    rig.sync(leader, 2, {leader: b"half", newcomer.value.member_id: b"other half"})
+    assert follower.value.assignment == b"other half"
+
+
+def test_a_disk_that_fails_is_told_as_something_to_try_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.form(1)
+    rig.commit({("orders", 0): 1}, group="h")
+    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise logcore.DiskFullError("no space left", path="x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(log), "append_many", full)
+        assert code_of(rig.commit({("orders", 0): 2}, group="h")) == codes.COORDINATOR_NOT_AVAILABLE
+        assert code_of(rig.commit({("orders", 0): 2}, group="new")) == codes.COORDINATOR_NOT_AVAILABLE
+        assert rig.groups.get("new") is None
+        member_id = rig.join(group="j").value.member_id
+        assert code_of(rig.sync(member_id, 1, group="j")) == codes.COORDINATOR_NOT_AVAILABLE
+        assert rig.describe("j").group_state == machine.PREPARING
+    assert rig.committed("h") == {("orders", 0): 1}
+    assert rig.join(member_id, group="j").value.generation_id == 2
+    assert code_of(rig.sync(member_id, 2, group="j")) == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(log), "flush", full)
+        assert code_of(rig.commit({("orders", 0): 3}, group="h")) == codes.COORDINATOR_NOT_AVAILABLE
+        assert rig.committed("h") == {("orders", 0): 1}
+
+
+def test_a_static_member_is_put_back_when_its_return_cannot_be_stored(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, follower = form_static(rig)
+    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise logcore.DiskFullError("no space left", path="x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(log), "append_many", full)
+        assert code_of(rig.join(instance="b", version=5)) == codes.COORDINATOR_NOT_AVAILABLE
+    assert rig.beat(follower, 2, instance="b") == 0
+
+
+# -- what is stored ------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_is_not_noticed_by_who_comes_back_in_time(rig: Rig) -> None:
+    ids, generation = rig.form(2)
+    rig.commit({("orders", 1): 7}, member_id=ids[0], generation=generation, metadata="m", epoch=2)
+    rig.commit({("orders", 0): 9}, group="simple")
+    before = rig.describe()
+    rig.restart()
+    assert rig.describe() == before
+    assert rig.committed() == {("orders", 1): 7}
+    assert rig.committed("simple") == {("orders", 0): 9}
+    assert rig.beat(ids[0], generation) == rig.beat(ids[1], generation) == 0
+    assert rig.sync(ids[1], generation).value.assignment == ids[1].encode()
+    assert code_of(rig.commit({("orders", 1): 8}, member_id=ids[1], generation=generation)) == 0
+    rig.sleep(SESSION_MS)
+    assert rig.describe().group_state == machine.EMPTY
+    rig.restart()
+    assert rig.describe().group_state == machine.EMPTY
+    assert rig.join().value.generation_id == generation + 2
+    assert rig.committed() == {("orders", 1): 8}
+
+
+def test_a_member_that_does_not_come_back_after_a_restart_expires(rig: Rig) -> None:
+    rig.form()
+    rig.restart()
+    assert rig.describe().group_state == "Stable"
+    rig.sleep(SESSION_MS)
+    assert rig.describe().group_state == "Empty"
+
+
+def test_requests_wait_while_what_is_stored_is_read(rig: Rig) -> None:
+    ids, generation = rig.form(1)
+    rig.restart()
+    rig.holds_disk = True
+    answers = [
+        rig.send(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="g", generation_id=generation, member_id=ids[0])),
+        rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation),
+        rig.send(wire.LIST_GROUPS, 4, wire.LIST_GROUPS.Request()),
+    ]
+    assert not any(answer.is_set for answer in answers) and len(rig.held) == 1
+    rig.finish_disk()
+    assert code_of(answers[0]) == code_of(answers[1]) == 0
+    assert [group.group_id for group in answers[2].value.groups] == ["g"]
+
+
+def test_what_cannot_be_read_is_told_as_something_to_try_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.form(1)
+    rig.restart()
+
+    def damaged(*_: Any, **__: Any) -> Any:
+        raise logcore.CorruptLogError("damaged", path="x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogDir, "partition", damaged)
+        topic = wire.OFFSET_FETCH.Request.Topic(name="orders", partition_indexes=[0])
+        group_type = wire.OFFSET_FETCH.Request.Group
+        assert code_of(rig.join(version=7)) == codes.COORDINATOR_NOT_AVAILABLE
+        assert code_of(rig.sync("m", 1)) == codes.COORDINATOR_NOT_AVAILABLE
+        assert rig.beat("m", 1) == codes.COORDINATOR_NOT_AVAILABLE
+        assert code_of(rig.commit({("orders", 0): 1})) == codes.COORDINATOR_NOT_AVAILABLE
+        old = rig.send(wire.OFFSET_FETCH, 1, wire.OFFSET_FETCH.Request(group_id="g", topics=[topic]))
+        assert old.value.topics[0].partitions[0].error_code == codes.COORDINATOR_NOT_AVAILABLE
+        asked = group_type(group_id="g", topics=None)
+        for answer in (
+            rig.ask(wire.OFFSET_FETCH, 7, group_id="g", topics=[topic]),
+            rig.ask(wire.OFFSET_FETCH, 8, groups=[asked]).groups[0],
+            rig.ask(wire.LEAVE_GROUP, 3, group_id="g", members=[]),
+            rig.ask(wire.DESCRIBE_GROUPS, 5, groups=["g"]).groups[0],
+            rig.ask(wire.LIST_GROUPS, 5),
+            rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results[0],
+            rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[]),
+        ):
+            assert answer.error_code == codes.COORDINATOR_NOT_AVAILABLE
+    assert rig.describe().group_state == machine.STABLE
+
+
+def test_records_of_other_kinds_and_versions_are_passed_over(rig: Rig) -> None:
+    rig.commit({("orders", 0): 1})
+    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+    v4 = bytes.fromhex("0004000000000000001d00000004026d0000018bcfe5680000")
+    log.append_many(
+        [
+            (b"\0\3\0\1g", b"\0\0\0\0\0\1\0"),
+            (b"\0\x63new", b"?"),
+            (b"", b""),
+            (b"\0\1\0\1g\0\6orders\0\0\0\1", b"\0\x09future"),
+            (b"\0\1\0\1g\0\6or", b"cut"),
+            (b"\0\2\0\1h", b"\0\3cut"),
+            (commit_key("v4", "orders", 0), v4),
+            (b"\0\0" + commit_key("v0", "orders", 0)[2:], b"\0\0" + bytes(7) + b"\5\0\1m" + bytes(8)),
+            (b"\0\0" + commit_key("g", "orders", 0)[2:], b"\0\0" + bytes(7) + b"\5\0\1m" + bytes(8)),
+        ]
+    )
+    before = rig.records()
+    rig.restart()
+    assert rig.committed() == {("orders", 0): 1}
+    assert rig.committed("v4") == {("orders", 0): 29}
+    assert rig.committed("v0") == {("orders", 0): 5}
+    assert rig.records() == before
+
+
+def test_a_group_record_without_a_rebalance_timeout(rig: Rig) -> None:
+    value_type = group_messages.GROUP_METADATA_VALUE.Value
+    member = value_type.Member(
+        member_id="m", client_id="c", client_host="/h", session_timeout=777, subscription=b"s", assignment=b"a"
+    )
+    value = value_type(protocol_type="consumer", generation=4, protocol="range", leader="m", members=[member])
+    rig.logdir.create_topic(OFFSETS_TOPIC)
+    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+    log.append(wire.encode_versioned(group_messages.GROUP_METADATA_VALUE, 0, value), key=group_key("old"))
+    assert rig.beat("m", 4, group="old") == 0
+    group = rig.groups.get("old")
+    assert group is not None and group.members["m"].rebalance_timeout_ms == 777
+    rig.sleep(777)
+    assert rig.describe("old").group_state == machine.EMPTY
+
+
+def test_a_stored_leader_that_is_no_member(rig: Rig) -> None:
+    member = StoredMember(
+        member_id="m", client_id="c", client_host="/h", session_timeout_ms=777, rebalance_timeout_ms=1
+    )
+    value = StoredGroup(protocol_type="consumer", generation=4, protocol=None, leader="x", members=(member,))
+    rig.logdir.create_topic(OFFSETS_TOPIC)
+    rig.logdir.partition(OFFSETS_TOPIC, 0).append(group_value(value), key=group_key("g"))
+    assert rig.beat("m", 4) == 0
+    assert code_of(rig.join("m")) == codes.INCONSISTENT_GROUP_PROTOCOL
+    group = rig.groups.get("g")
+    assert group is not None and group.leader == "m"
+
+
+def test_a_group_that_no_record_can_hold(rig: Rig) -> None:
+    """As Kafka says it: an error that is not worth repeating; a commit cannot be that large."""
+    member_id = rig.join(protocols={"range": b"x" * 2_000_000}).value.member_id
+    assert code_of(rig.sync(member_id, 1, {member_id: b"1"})) == codes.UNKNOWN_SERVER_ERROR
+    assert rig.beat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
+
+
+def test_transactional_commits_of_others_count_when_they_are_committed(tmp_path: Path) -> None:
+    """As Kafka loads them: a commit counts from where it stands, an aborted or open one not at all."""
+
+    def commit(producer_id: int, partition: int, offset: int) -> bytes:
+        record = commit_key("g", "orders", partition), commit_value(Committed(offset, -1, "", T0))
+        return batch_of(record, producer_id, 0 if producer_id < 0 else TRANSACTIONAL)
+
+    def marker(producer_id: int, kind: int) -> bytes:
+        return batch_of((b"\0\0" + kind.to_bytes(2, "big"), bytes(6)), producer_id, TRANSACTIONAL | CONTROL)
+
+    batches = [
+        *(commit(-1, 0, 1), commit(-1, 1, 1), commit(-1, 2, 1)),
+        *(commit(1, 0, 10), commit(2, 1, 11), commit(3, 2, 12)),
+        commit(-1, 0, 20),
+        *(marker(1, 1), marker(2, 0)),
+        *(commit(4, 2, 14), marker(4, 1)),
+        *(commit(5, 1, 15), commit(-1, 3, 30)),
+    ]
+    directory = tmp_path / f"{OFFSETS_TOPIC}-0"
+    directory.mkdir()
+    stored = b"".join(offset.to_bytes(8, "big") + batch[8:] for offset, batch in enumerate(batches))
+    (directory / f"{0:020}.log").write_bytes(stored)
+    with Rig(tmp_path) as rig:
+        expected = {("orders", 0): 20, ("orders", 1): 1, ("orders", 2): 14, ("orders", 3): 30}
+        assert rig.committed() == expected
+        for (topic, partition), offset in expected.items():
+            assert rig.logdir.committed_offsets(topic, partition) == {"g": offset}, "retention gets the same answer"
+
+
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+
+
+def batch_of(record: tuple[bytes, bytes], producer_id: int, attributes: int) -> bytes:
+    key, value = record
+    body = b"\0" + zigzag(0) + zigzag(0) + zigzag(len(key)) + key + zigzag(len(value)) + value + zigzag(0)
+    tail = (
+        attributes.to_bytes(2, "big")
+        + bytes(4)
+        + T0.to_bytes(8, "big") * 2
+        + producer_id.to_bytes(8, "big", signed=True)
+        + (0 if producer_id >= 0 else -1).to_bytes(2, "big", signed=True)
+        + (-1 if producer_id < 0 or attributes & CONTROL else 0).to_bytes(4, "big", signed=True)
+        + (1).to_bytes(4, "big")
+        + zigzag(len(body))
+        + body
+    )
+    head = bytes(8) + (len(tail) + 9).to_bytes(4, "big") + bytes(4) + b"\2"
+    return head + crc32c.crc32c(tail).to_bytes(4, "big") + tail
+
+
+def zigzag(number: int) -> bytes:
+    value = number << 1 if number >= 0 else (-number << 1) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def test_groups_are_spread_over_the_partitions_that_there_are(tmp_path: Path) -> None:
+    with Rig(tmp_path, offsets_partitions=50) as rig:
+        rig.logdir.create_topic("orders")
+        rig.commit({("orders", 0): 3}, group="my-group")
+        assert rig.records(12)[0][0] == commit_key("my-group", "orders", 0)
+        rig.settings["offsets_partitions"] = 1
+        rig.restart()
+        rig.commit({("orders", 0): 4}, group="my-group")
+        assert len(rig.records(12)) == 2
+        assert rig.logdir.describe_topic(OFFSETS_TOPIC).overrides == {
+            "cleanup.policy": "compact",
+            "segment.bytes": "104857600",
+            "compression.type": "producer",
+        }
+
+
+# -- deleting and expiring -----------------------------------------------------------------------------------------
+
+
+def test_deleting_groups(rig: Rig) -> None:
+    ids, _ = rig.form(1)
+    rig.commit({("orders", 0): 1}, member_id=ids[0], generation=1)
+    rig.commit({("orders", 0): 2}, group="other")
+
+    def delete(*names: str) -> list[tuple[str, int]]:
+        results = rig.ask(wire.DELETE_GROUPS, 2, groups_names=list(names)).results
+        return [(result.group_id, result.error_code) for result in results]
+
+    assert delete("g", "nobody") == [("g", codes.NON_EMPTY_GROUP), ("nobody", codes.GROUP_ID_NOT_FOUND)]
+    assert delete() == []
+    rig.leave((ids[0], None))
+    rig.join(version=4)  # somebody who was told an id does not keep it
+    assert delete("g") == [("g", 0)]
+    assert rig.records()[-2:] == [(commit_key("g", "orders", 0), None), (group_key("g"), None)]
+    for _ in range(2):
+        assert rig.committed() == {}
+        assert rig.describe().group_state == machine.DEAD
+        assert [group.group_id for group in rig.ask(wire.LIST_GROUPS, 0).groups] == ["other"]
+        rig.restart()
+    assert rig.join().value.generation_id == 1
+
+
+def test_what_is_committed_while_a_group_is_deleted_goes_with_it(rig: Rig) -> None:
+    rig.commit({("orders", 0): 1})
+    rig.holds_disk = True
+    commit = rig.commit({("orders", 1): 1})
+    deleted = rig.send(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"]))
+    again = rig.commit({("orders", 2): 5})
+    rig.finish_disk()
+    assert code_of(commit) == code_of(again) == 0 and deleted.value.results[0].error_code == 0
+    for _ in range(2):
+        assert rig.committed() == {("orders", 2): 5}
+        rig.restart()
+
+
+def delete_offsets(rig: Rig, **topics: list[int]) -> Any:
+    topic_type = wire.OFFSET_DELETE.Request.Topic
+    response = rig.ask(
+        wire.OFFSET_DELETE,
+        0,
+        group_id="g",
+        topics=[
+            topic_type(name=name, partitions=[topic_type.Partition(partition_index=number) for number in numbers])
+            for name, numbers in topics.items()
+        ],
+    )
+    if response.error_code:
+        return response.error_code
+    return [partition.error_code for topic in response.topics for partition in topic.partitions]
+
+
+def test_deleting_offsets(rig: Rig) -> None:
+    assert delete_offsets(rig, orders=[0]) == codes.GROUP_ID_NOT_FOUND
+    rig.commit({("orders", 0): 1, ("orders", 1): 2, ("other", 0): 3})
+    assert delete_offsets(rig, orders=[0, 2, 9], nothing=[0]) == [0, 0, 3, 3]
+    assert rig.committed() == {("orders", 1): 2, ("other", 0): 3}
+    rig.form(1, protocols={"range": subscription("other")})
+    assert delete_offsets(rig, orders=[1], other=[0]) == [0, codes.GROUP_SUBSCRIBED_TO_TOPIC]
+    for _ in range(2):
+        assert rig.committed() == {("other", 0): 3}
+        rig.restart()
+
+
+def test_offsets_of_a_group_that_does_not_tell_its_topics_stay(rig: Rig) -> None:
+    rig.commit({("orders", 0): 1})
+    rig.form(1, protocols={"range": b"no subscription"})
+    assert delete_offsets(rig, orders=[0]) == [codes.GROUP_SUBSCRIBED_TO_TOPIC]
+    rig.leave(("cli-0001", None))
+    rig.form(1, kind="connect")
+    assert delete_offsets(rig, orders=[0]) == codes.NON_EMPTY_GROUP
+
+
+def test_deleting_a_topic_deletes_what_was_committed_for_it(rig: Rig) -> None:
+    rig.commit({("orders", 0): 1, ("other", 0): 3})
+    rig.restart()  # also when nothing was asked of groups before
+    rig.holds_disk = True
+    rig.groups.topics_deleted({"orders", "third"}, rig.now_ms)
+    rig.finish_disk()
+    assert rig.committed() == {("other", 0): 3}
+    rig.holds_disk = True
+    rig.commit({("orders", 1): 1})
+    rig.groups.topics_deleted({"orders"}, rig.now_ms)
+    late = rig.commit({("orders", 2): 1})
+    rig.finish_disk()
+    assert code_of(late) == 0
+    for _ in range(2):
+        assert rig.committed() == {("other", 0): 3, ("orders", 2): 1}
+        rig.restart()
+
+
+def test_deleting_the_topic_of_offsets_forgets_all_groups(rig: Rig) -> None:
+    rig.form(1)
+    parked = rig.join()
+    rig.logdir.delete_topic(OFFSETS_TOPIC)
+    rig.groups.topics_deleted({OFFSETS_TOPIC}, rig.now_ms)
+    assert code_of(parked) == codes.NOT_COORDINATOR
+    assert rig.describe().group_state == machine.DEAD
+    assert code_of(rig.commit({("orders", 0): 1})) == 0
+    assert rig.committed() == {("orders", 0): 1}
+    rig.sleep(10 * REBALANCE_MS)
+
+
+def test_offsets_expire_a_week_after_the_last_member_left(rig: Rig) -> None:
+    ids, generation = rig.form(1, session_ms=1_800_000)
+    rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)
+    for _ in range(8 * 48):
+        rig.sleep(1_800_000)
+        rig.beat(ids[0], generation)
+        if rig.describe().group_state != machine.STABLE:
+            break
+        rig.beat(ids[0], generation)
+    assert rig.committed() == {("orders", 0): 1}
+    rig.leave((ids[0], None))
+    rig.sleep(7 * DAY_MS - 600_000)
+    assert rig.committed() == {("orders", 0): 1}
+    rig.sleep(1_200_000)
+    assert rig.committed() == {} and rig.describe().group_state == machine.DEAD
+    rig.restart()
+    assert rig.committed() == {} and rig.describe().group_state == machine.DEAD
+
+
+def test_what_else_expires(rig: Rig) -> None:
+    """Simple commits by their own time, with a retention asked for by that, topics nobody subscribes to any more."""
+    rig.commit({("orders", 0): 1}, group="simple")
+    rig.commit({("orders", 0): 1}, group="brief", version=2, retention_time_ms=DAY_MS)
+    rig.commit({("orders", 0): 1, ("other", 0): 1}, group="mixed")
+    rig.restart()
+    rig.join(group="mixed", protocols={"range": subscription("other")}, session_ms=1_800_000)
+    rig.sync("cli-0001", 1, group="mixed")
+
+    def pass_days(days: int) -> None:
+        for _ in range(days * 72):
+            rig.sleep(1_200_000)
+            rig.beat("cli-0001", 1, group="mixed")
+
+    pass_days(2)
+    assert rig.committed("simple") and not rig.committed("brief")
+    rig.commit({("orders", 1): 1}, group="simple")
+    pass_days(6)
+    assert rig.committed("simple") == {("orders", 1): 1}
+    assert rig.committed("mixed") == {("other", 0): 1}
+    rig.join(group="mixed", protocols={"range": b"?"})
+    assert rig.committed("mixed") == {("other", 0): 1}

@@ -1,0 +1,81 @@
+"""Explores programs of calls on a log, and lets single operations of the disk fail."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import logcore
+from logcore.testing import (
+    Fault,
+    FaultPlan,
+    Report,
+    SimulatedDisk,
+)
+from support.programs import (
+    CONFIG,
+    Program,
+    Recoveries,
+)
+
+LARGE = (
+    *("append",) * 4, "append_two", *("append_big",) * 2, "append_os", "append_os", "append_disk", "flush", "roll",
+    "delete", "delete_all", "truncate", "truncate_all", "tick", "reopen", "kill", "append_in_sync", "write_back",
+)  # fmt: skip
+
+
+#: What happens to data after it was written.
+LIVES = (
+    "append", "append_big", "transact", "commit", "abort", "compact", "retain", "idempotent", "again", "truncate",
+    "reopen", "kill",
+)  # fmt: skip
+
+
+def explored(actions: Sequence[str], durability: str, **options: Any) -> Report:
+    program = Program(durability, **options)
+    try:
+        return program.run(actions)
+    except BaseException as error:
+        program.disk.crash()  # what was not closed stays silent
+        error.add_note(f"program: durability {durability!r}, {options.get('config', CONFIG)}, {list(actions)}")
+        raise
+
+
+SCRIPT = ("append", "append_big", "flush", "append_os", "roll", "delete", "append", "truncate", "append", "reopen")
+
+
+def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
+    """Runs the script with a fault, then heals the disk; whether the fault came to pass."""
+    plan = FaultPlan(fault)
+    program = Program(durability, explore=False, disk=SimulatedDisk(faults=plan))
+    history = program.history
+    try:
+        for action in ["open", *SCRIPT, "close"]:
+            try:
+                getattr(program, action)()
+            except logcore.LogcoreError:
+                log = program.log
+                if log is not None and log._commit.failure is None and not log.is_closed:
+                    history.take_end(log.log_end_offset)
+        program.disk.faults = None
+        for state in program.disk.crash_states(limit=2):
+            history.judge(recoveries.find(state.disk()), state.kind)
+        if program.log is not None:
+            with contextlib.suppress(logcore.LogcoreError):
+                program.log.close()
+        program.disk.kill()
+        found = recoveries.run(program.disk)
+        history.judge(found, "kill")
+        for after in program.disk.after_crash(limit=2, kind="power"):
+            again = recoveries.find(after)
+            assert again.records[: len(found.records)] == found.records, "what was served after an opening is lost"
+    except BaseException as error:
+        program.disk.crash()
+        error.add_note(f"repeat with failing({fault!r}, {durability!r})")
+        raise
+    return bool(plan.hits)
+
+
+def is_log(path: str) -> bool:
+    return path.endswith(".log")

@@ -1,0 +1,272 @@
+"""A broker's groups without sockets: time is a number, the disk is done when the test says so.
+
+Requests and responses pass through their wire forms in the version that a client would use, so what a version cannot
+say fails here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import logcore
+from logcore import LogDir
+from logcore.format.grouprecords import (
+    OFFSETS_TOPIC,
+)
+from netshim import wire
+from netshim.groups import Groups
+from netshim.handlers import HANDLERS
+from netshim.session import Session
+from netshim.settings import Settings
+from netshim.state import Call, State
+from netshim.waiting import Answer
+
+T0 = 1_700_000_000_000
+SESSION_MS = 10_000
+REBALANCE_MS = 20_000
+
+
+class Rig:
+    """A broker's groups over a directory. With holds_disk set, syncs are done when finish_disk() is called."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.path, self.settings = path, settings
+        self.now_ms = T0
+        self.session = Session("broker", 9092, "10.0.0.1")
+        self.holds_disk = False
+        self.held: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.ids = 0
+        self.start()
+
+    def start(self) -> None:
+        self.logdir: LogDir = logcore.open_dir(self.path, create=True)
+        self.state = State(self.logdir, Settings(**self.settings), self._submit)
+        self.groups = self.state.groups = Groups(self.state, self._new_id)
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self.finish_disk()
+        self.groups.stop(self.now_ms)
+        self.logdir.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _new_id(self) -> str:
+        self.ids += 1
+        return f"{self.ids:04}"
+
+    def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        if self.holds_disk:
+            self.held.append((work, done))
+        else:
+            self._run(work, done)
+
+    @staticmethod
+    def _run(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            result = error
+        done(result)
+
+    def finish_disk(self) -> None:
+        self.holds_disk = False
+        while self.held:
+            self._run(*self.held.pop(0))
+
+    def sleep(self, ms: int) -> None:
+        end = self.now_ms + ms
+        while True:
+            next_ms = self.state.timers.next_ms
+            if next_ms is None or next_ms > end:
+                break
+            self.now_ms = max(self.now_ms, next_ms)
+            self.state.timers.run(self.now_ms)
+        self.now_ms = end
+
+    def send(self, api: Any, version: int, request: Any, *, client_id: str = "cli") -> Answer:
+        """The answer to a request, both in the form that the wire gives them."""
+        frame = memoryview(wire.encode_request(api, version, 7, client_id, request))[4:]
+        header = wire.decode_header(frame)
+        call = Call(self.session, api.key, version, header.client_id, self.now_ms)
+        result = HANDLERS[api.key](wire.decode_request(header, frame), call, self.state)
+        reply = Answer()
+
+        def told(response: Any) -> None:
+            if isinstance(response, BaseException):
+                raise response
+            pieces = b"".join(bytes(piece) for piece in wire.encode_response(api, version, 7, response))
+            reply.set(wire.decode_response(api, version, pieces[4:])[1])
+
+        if isinstance(result, Answer):
+            result.then(told)
+        else:
+            told(result)
+        return reply
+
+    def ask(self, api: Any, version: int, **fields: Any) -> Any:
+        """The response to a request that does not have to wait."""
+        answer = self.send(api, version, api.Request(**fields))
+        assert answer.is_set, f"{api.name} waits"
+        return answer.value
+
+    # -- what clients send
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        group: str = "g",
+        version: int = 3,
+        instance: str | None = None,
+        protocols: dict[str, bytes] | None = None,
+        kind: str = "consumer",
+        session_ms: int = SESSION_MS,
+        rebalance_ms: int = REBALANCE_MS,
+    ) -> Answer:
+        request_type = wire.JOIN_GROUP.Request
+        offered = {"range": b"x"} if protocols is None else protocols
+        request = request_type(
+            group_id=group,
+            session_timeout_ms=session_ms,
+            rebalance_timeout_ms=rebalance_ms,
+            member_id=member_id,
+            group_instance_id=instance,
+            protocol_type=kind,
+            protocols=[request_type.Protocol(name=name, metadata=data) for name, data in offered.items()],
+        )
+        return self.send(wire.JOIN_GROUP, version, request)
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: dict[str, bytes] | None = None,
+        *,
+        group: str = "g",
+        version: int = 3,
+        **more: Any,
+    ) -> Answer:
+        request_type = wire.SYNC_GROUP.Request
+        request = request_type(
+            group_id=group,
+            generation_id=generation,
+            member_id=member_id,
+            assignments=[
+                request_type.Assignment(member_id=name, assignment=data) for name, data in (assignments or {}).items()
+            ],
+            **more,
+        )
+        return self.send(wire.SYNC_GROUP, version, request)
+
+    def beat(self, member_id: str, generation: int, *, group: str = "g", instance: str | None = None) -> int:
+        response = self.ask(
+            wire.HEARTBEAT,
+            3,
+            group_id=group,
+            generation_id=generation,
+            member_id=member_id,
+            group_instance_id=instance,
+        )
+        return int(response.error_code)
+
+    def leave(self, *members: tuple[str, str | None], group: str = "g") -> list[int]:
+        member_type = wire.LEAVE_GROUP.Request.Member
+        asked = [member_type(member_id=member_id, group_instance_id=instance) for member_id, instance in members]
+        return [member.error_code for member in self.ask(wire.LEAVE_GROUP, 3, group_id=group, members=asked).members]
+
+    def commit(
+        self,
+        offsets: dict[tuple[str, int], int],
+        *,
+        member_id: str = "",
+        generation: int = -1,
+        group: str = "g",
+        version: int = 7,
+        metadata: str | None = "",
+        epoch: int = -1,
+        **more: Any,
+    ) -> Answer:
+        topic_type = wire.OFFSET_COMMIT.Request.Topic
+        request = wire.OFFSET_COMMIT.Request(
+            group_id=group,
+            generation_id_or_member_epoch=generation,
+            member_id=member_id,
+            topics=[
+                topic_type(
+                    name=topic,
+                    partitions=[
+                        topic_type.Partition(
+                            partition_index=partition,
+                            committed_offset=offset,
+                            committed_leader_epoch=epoch,
+                            committed_metadata=metadata,
+                        )
+                    ],
+                )
+                for (topic, partition), offset in offsets.items()
+            ],
+            **more,
+        )
+        return self.send(wire.OFFSET_COMMIT, version, request)
+
+    def committed(self, group: str = "g") -> dict[tuple[str, int], int]:
+        response = self.ask(wire.OFFSET_FETCH, 5, group_id=group, topics=None)
+        assert response.error_code == 0
+        return {
+            (topic.name, partition.partition_index): partition.committed_offset
+            for topic in response.topics
+            for partition in topic.partitions
+        }
+
+    def describe(self, group: str = "g") -> Any:
+        (described,) = self.ask(wire.DESCRIBE_GROUPS, 4, groups=[group]).groups
+        assert described.error_code == 0
+        return described
+
+    def form(self, count: int = 1, *, group: str = "g", **more: Any) -> tuple[list[str], int]:
+        """A Stable group of so many members, the first of them its leader: (ids, generation)."""
+        first = self.join(group=group, **more).value
+        ids = [first.member_id]
+        while len(ids) < count:
+            newcomer = self.join(group=group, **more)
+            others = [self.join(member_id, group=group, **more) for member_id in ids]
+            assert newcomer.is_set and all(other.is_set for other in others)
+            ids.append(newcomer.value.member_id)
+            first = others[0].value
+        generation = first.generation_id
+        parked = [self.sync(member_id, generation, group=group) for member_id in ids[1:]]
+        lead = self.sync(ids[0], generation, {name: name.encode() for name in ids}, group=group)
+        assert [answer.value.assignment for answer in (lead, *parked)] == [name.encode() for name in ids]
+        return ids, generation
+
+    def records(self, partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:
+        return [(record.key, record.value) for record in self.logdir.partition(OFFSETS_TOPIC, partition).read(0)]
+
+
+def code_of(answer: Answer) -> int:
+    assert answer.is_set
+    if hasattr(answer.value, "error_code"):
+        return int(answer.value.error_code)
+    (code,) = {partition.error_code for topic in answer.value.topics for partition in topic.partitions}
+    return int(code)
+
+
+def form_static(rig: Rig, version: int = 5, **more: Any) -> tuple[str, str]:
+    """A Stable group of two static members in generation 2: ids of leader and follower."""
+    first = rig.join(instance="a", version=version, **more).value.member_id
+    second = rig.join(instance="b", version=version, **more)
+    assert len(rig.join(first, instance="a", version=version, **more).value.members) == 2
+    follower = rig.sync(second.value.member_id, 2)
+    rig.sync(first, 2, {first: b"1", second.value.member_id: b"2"})
+    assert follower.value.assignment == b"2"
+    return first, second.value.member_id
