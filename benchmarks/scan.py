@@ -143,7 +143,7 @@ def beside_memory(settings: Settings) -> Iterator[Result]:
             common.fill(log, rows, size - (8 << 20))
             log.roll()
         with logcore.open(path / "large-0", read_only=True) as log:
-            segment = log._segments[0]  # the public surface has no walk that keeps nothing
+            segment = log._state.segments[0]  # the public surface has no walk that keeps nothing
             view = segment.view()
             total = len(view)
             copy = np.empty(PIECE_BYTES, np.uint8)

@@ -45,7 +45,7 @@ MISTAKES: Final = (
     # -- what readers see
     Mistake(
         "bound_without_second_look", "logcore/reader.py",
-        "if segments is self._segments:\n                break",
+        "if segments is self._state.segments:\n                break",
         "if segments is not None:\n                break",
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
@@ -58,26 +58,26 @@ MISTAKES: Final = (
     Mistake(
         "committed_bound_is_read_later", "logcore/reader.py",
         "committed, bound, segments = self._scan_transactions()\n",
-        "committed, bound, segments = self._scan_transactions()\n            bound = self._visible\n",
+        "committed, bound, segments = self._scan_transactions()\n            bound = self._state.visible\n",
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
         "log_start_checked_before_the_look", "logcore/reader.py",
         "            segments, bound = self._bounded()\n"
         "        # Behind the look at the segments: a deletion moves the start before it takes segments out.\n"
-        "        if not self._log_start <= start",
-        "            log_start = self._log_start\n            segments, bound = self._bounded()\n"
-        "        if not (self._log_start if committed else log_start) <= start",
+        "        if not self._state.log_start <= start",
+        "            log_start = self._state.log_start\n            segments, bound = self._bounded()\n"
+        "        if not (self._state.log_start if committed else log_start) <= start",
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
         "durable_end_read_before_the_size", "logcore/reader.py",
-        "        last.refresh()\n        self._end = max(self._log_start, last.next_offset())\n"
+        "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n"
         "        # Read after the size: a writer makes this file before its first write, so unsynced bytes "
         "imply the file.\n"
         "        shown = checkpoint.read_shown_end(self._fs, self.path)\n",
         "        shown = checkpoint.read_shown_end(self._fs, self.path)\n"
-        "        last.refresh()\n        self._end = max(self._log_start, last.next_offset())\n",
+        "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n",
         "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
     ),
     Mistake(
@@ -87,7 +87,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
-        "if offset > min([bound, *self._cuts[cuts:]]):", "if offset > bound:",
+        "if offset > min([bound, *self._state.cuts[cuts:]]):", "if offset > bound:",
         "log/test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
     ),
     Mistake(
@@ -112,9 +112,9 @@ MISTAKES: Final = (
     ),
     # -- files that go and come
     Mistake(
-        "newest_retired_segment_not_kept", "logcore/log.py",
-        "        for segment in old:\n            segment.keep()\n        self._segments = list(remaining)",
-        "        for segment in old[:-1]:\n            segment.keep()\n        self._segments = list(remaining)",
+        "newest_retired_segment_not_kept", "logcore/partition/cutting.py",
+        "    for segment in old:\n        segment.keep()\n    writer.state.segments = list(remaining)",
+        "    for segment in old[:-1]:\n        segment.keep()\n    writer.state.segments = list(remaining)",
         "log/test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
     ),
     Mistake(
@@ -141,23 +141,21 @@ MISTAKES: Final = (
         "partition/test_recovery.py::test_epochs_that_begin_above_the_end_begin_there",
     ),
     Mistake(
-        "new_segment_without_its_name_on_disk", "logcore/log.py",
-        "                self._fs.sync_dir(self.path)\n"
-        "                self._segments = [*self._segments[:-1], sealed, new]",
-        "                self._segments = [*self._segments[:-1], sealed, new]",
+        "new_segment_without_its_name_on_disk", "logcore/partition/writer.py",
+        "                self.fs.sync_dir(self.path)\n"
+        "                self.state.segments = [*self.state.segments[:-1], sealed, new]",
+        "                self.state.segments = [*self.state.segments[:-1], sealed, new]",
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
-        "recovery_point_stays_above_a_cut", "logcore/log.py",
-        "            self._recovery_point = offset  # first:", "            pass  # first:",
+        "recovery_point_stays_above_a_cut", "logcore/partition/cutting.py",
+        "        writer.recovery_point = offset  # first:", "        pass  # first:",
         "directory/test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
     ),
     Mistake(
         "name_before_content", "logcore/checkpoint.py",
-        "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n        finally:\n"
-        "            fs.close(handle)\n    except DiskFullError:",
-        "            fs.pwrite(handle, content, 0)\n        finally:\n"
-        "            fs.close(handle)\n    except DiskFullError:",
+        "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n    except DiskFullError:",
+        "            fs.pwrite(handle, content, 0)\n    except DiskFullError:",
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
@@ -177,8 +175,8 @@ MISTAKES: Final = (
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(
-        "producers_stay_over_a_truncation", "logcore/log.py",
-        "        self._transactions = None\n        self._producers.forget()", "        self._transactions = None",
+        "producers_stay_over_a_truncation", "logcore/partition/cutting.py",
+        "    state.transactions = None\n    writer.producers.forget()", "    state.transactions = None",
         "partition/test_producers.py::test_P50_what_was_known_is_known_after",
     ),
     Mistake(
@@ -197,9 +195,9 @@ MISTAKES: Final = (
         "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
     ),
     Mistake(
-        "notes_of_copies_before_the_high_watermark", "logcore/log.py",
-        "        self._durable_handle = self._open_durable_end()\n        self._note(opened.own_notes)\n",
-        "        self._note(opened.own_notes)\n        self._durable_handle = self._open_durable_end()\n",
+        "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
+        "        self._durable_handle = self._open_durable_end()\n        self._note_locked(opened.own_notes)\n",
+        "        self._note_locked(opened.own_notes)\n        self._durable_handle = self._open_durable_end()\n",
         "partition/test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
     ),
     # -- recovery

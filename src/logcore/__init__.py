@@ -47,13 +47,14 @@ from logcore.errors import (
 )
 from logcore.format.columns import RecordColumns
 from logcore.kernels import Record
-from logcore.log import Log, LogStatistics, Receipt
+from logcore.log import Log, LogStatistics
 from logcore.log import open_log as open
 from logcore.logdir import LogDir, TopicDescription, open_dir
 from logcore.notices import Incident
 from logcore.partition.recovery import RecoveryReport
 from logcore.partition.scan import Scan
 from logcore.partition.seals import ScrubReport
+from logcore.partition.writer import Receipt
 from logcore.recordbatch import RecordBatch
 from logcore.table import Table, TopicTable
 

@@ -1,32 +1,29 @@
-"""Who writes to a log directory: its lock, and the marker that says that the last writer closed it cleanly.
+"""The right to write to a log directory, which the members of one process share.
 
 Rules:
 - One process at a time writes to a directory; it holds Kafka's lock. Members (logs by the names of their directories,
-  a LogDir) of one process share it, and what is known of the directory.
-- The marker of a clean shutdown (.kafka_cleanshutdown) is removed, durably, before the first write, so that Kafka
-  checks what a crash of ours would leave. The last member that leaves puts it back, if all of them closed well.
-- Staged writes that were under way when the last writer ended are rolled forward first.
+  a LogDir) share it, and what is known of the directory.
+- The last member that leaves puts the marker of a clean shutdown (.kafka_cleanshutdown) back, if all of them closed
+  well.
 
-This module opens no log.
+claiming.py takes the lock. This module opens no log.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Generator, Mapping
 
 import attrs
 
 from logcore import checkpoint
 from logcore.checkpoint import Key, OffsetCheckpoints
-from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageWriteError
+from logcore.errors import DiskFullError, LogcoreError, ResourceError
 from logcore.fs import FS, Lock
-from logcore.staging import applying
 
 
 @attrs.define(eq=False)
-class _Common:
+class Common:
     """What all members know of their directory. Lives as long as this process holds its lock.
 
     Written under the mutex of the lock; has_failed and is_unfinished also without, but then only ever set to True.
@@ -43,7 +40,7 @@ class _Common:
 class Claim:
     """The right of one member to write to its directory, from claim_directory() until release()."""
 
-    def __init__(self, fs: FS, directory: str, lock: Lock, common: _Common) -> None:
+    def __init__(self, fs: FS, directory: str, lock: Lock, common: Common) -> None:
         self.directory = directory
         self.checkpoints = common.checkpoints
         self._mutex = lock.shared.mutex
@@ -102,57 +99,3 @@ class Claim:
     def release(self) -> None:
         """Gives the member up; the last one gives up the lock. Needs no memory."""
         self._lock.release()
-
-
-def claim_directory(fs: FS, directory: str, member: str) -> Claim:
-    """Takes the lock on a log directory, or a share of it when this process holds it already.
-
-    The first member removes the marker of a clean shutdown, so that Kafka checks what a crash of ours would leave.
-    Raises LogLockedError, and what keeps staged writes from being rolled forward into the member.
-    """
-    lock = fs.lock(directory, member)
-    try:
-        with lock.shared.mutex:
-            common: _Common | None = lock.shared.state
-            if common is None:
-                common = _Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory))
-                lock.shared.state = common
-                checkpoint.keep_reserve(fs, directory)
-            if common.is_unfinished:  # also of this process, when it failed in the middle
-                common.blocked = applying.roll_forward(fs, directory)
-                common.is_unfinished = bool(common.blocked)
-            blocked = common.blocked.get(member)
-            if blocked is not None:  # offsets are given out in it for records that cannot be put in place
-                raise blocked
-    except BaseException:
-        lock.release()
-        raise
-    return Claim(fs, directory, lock, common)
-
-
-def _take_marker(fs: FS, directory: str) -> bool:
-    """Removes the marker of a clean shutdown; returns whether nothing in the directory needs checking."""
-    marker = os.path.join(directory, checkpoint.CLEAN_SHUTDOWN)
-    if fs.exists(marker):
-        fs.unlink(marker)
-        fs.sync_dir(directory)
-        return True
-    return not any(fs.is_directory(os.path.join(directory, name)) for name in fs.listdir(directory))
-
-
-def make_directories(fs: FS, path: str) -> None:
-    """mkdir -p, each new name made durable in its parent."""
-    parent = os.path.dirname(path)
-    if parent not in ("", path) and not fs.is_directory(parent):
-        make_directories(fs, parent)
-    try:
-        fs.mkdir(path)
-    except FileExistsError:
-        if not fs.is_directory(path):
-            raise StorageWriteError("the directory cannot be made: there is a file of that name", path=path) from None
-    except FileNotFoundError as error:
-        raise StorageWriteError("the directory cannot be made: not here", path=path) from error
-    except StorageWriteError as error:
-        error.reason = f"the directory cannot be made: {error.reason}"
-        raise
-    fs.sync_dir(parent)

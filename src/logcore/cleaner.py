@@ -39,9 +39,10 @@ from logcore.kernels.layout import (
     LOG_OVERHEAD,
     TRANSACTIONAL_BIT,
 )
-from logcore.log import Log, Rewriting
+from logcore.log import Log
 from logcore.notices import INFO, tell
 from logcore.partition.order import in_order
+from logcore.partition.rewriting import Rewriting
 from logcore.partition.scan import Run
 from logcore.partition.seals import Progress
 from logcore.partition.transactions import Transactions

@@ -25,7 +25,8 @@ import attrs
 
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key, OffsetCheckpoints
-from logcore.claim import Claim, claim_directory, make_directories
+from logcore.claim import Claim
+from logcore.claiming import claim_directory, make_directories
 from logcore.config import INT32_MAX, Durability, LogConfig
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
@@ -612,11 +613,11 @@ class LogDir:
                     fs=self._fs,
                 )
                 committed = self._upkeeper.settings.committed or self.committed_offsets
-                log.retain_by(self._upkeeper.settings.retention, lambda: committed(topic, number))
+                log.upkeep.retain_by(self._upkeeper.settings.retention, lambda: committed(topic, number))
                 self._upkeeper.admit((topic, number), log)
             self._logs[topic, number] = log
-            if log.on_stir is not None:
-                log.on_stir()  # last: tick(), in another thread, drops what is not among the open logs
+            if self._claim is not None:
+                self._upkeeper.visit((topic, number), log)  # last: a tick() drops what is not among the open logs
             self._leader_epochs.pop((topic, number), None)  # from now on the log knows, and it may rise
             return log
 

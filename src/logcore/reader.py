@@ -14,7 +14,6 @@ import functools
 import itertools
 import operator
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
@@ -40,6 +39,7 @@ from logcore.partition.gaps import Gaps, check_growing
 from logcore.partition.noted import begin, noted_gaps, noted_offset
 from logcore.partition.scan import Scan, Stretch, slot_of
 from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
+from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions, control_types
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import GrowingSegment, Segment
@@ -89,49 +89,40 @@ def check_is_partition(fs: FS, directory: str) -> None:
 class LogReader:
     """The reading half of a log. Users meet it as Log; all methods may be called from several threads."""
 
-    def __init__(self, fs: FS, directory: str, config: LogConfig, policy: Durability) -> None:
-        """Not for users: the state that reader and writer share, before anything was opened."""
+    def __init__(
+        self, fs: FS, directory: str, state: PartitionState, policy: Durability, *, is_writing: bool = False
+    ) -> None:
+        """Not for users. state: as a writer has opened it, or empty; then refresh() fills it."""
         self.path = directory
-        self.config = config
         self.durability = policy
         self._fs = fs
-        self._segments: list[Segment] = []  # in order; the last one is growing
-        self._log_start = 0
-        self._end = 0
-        self._visible = 0
+        self._state = state
+        self._is_writing = is_writing
         self._is_end_noted = False  # whether a writer says up to where it was on disk
-        self._writable = False
-        self._closed = False
-        # Which gaps in the offsets are losses.
-        self._gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
         self._replacements = 0  # how often the last segment was found to be another file
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
-        self._cuts: list[int] = []  # where the log was truncated since it was opened
-        self._transactions: Transactions | None = None
-        self._make_locks()
-        self._tailing = 0
         self._forks = fs.forks
         fs.after_fork(self._begin_child)
 
-    def _make_locks(self) -> None:
-        self._lock = threading.Lock()
-        # Reentrant: the collector may end an abandoned tail() while this thread holds it.
-        self._moved = threading.Condition(threading.RLock())
-        self._scanning = threading.RLock()
-
     def _begin_child(self) -> None:
-        """In a forked child, where no other thread is left to release a lock or to end what it was about."""
-        self._make_locks()
-        self._transactions = None
+        self._state.make_locks()
+        self._state.transactions = None  # a thread that is not here any more may have been changing them
+
+    @property
+    def config(self) -> LogConfig:
+        """The settings."""
+        return self._state.config
 
     @classmethod
-    def _open_reader(cls, fs: FS, directory: str, config: LogConfig) -> Self:
+    def open_reader(cls, fs: FS, directory: str, config: LogConfig) -> Self:
+        """Not for users: a log opened read-only. Errors as open_log()."""
         check_is_partition(fs, directory)
-        log = cls(fs, directory, config, Durability("os"))
+        gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
+        log = cls(fs, directory, PartitionState(config, gaps), Durability("os"))
         try:
             log._list_segments()
         except BaseException:
-            log._segments = []
+            log._state.segments = []
             raise
         return log
 
@@ -140,7 +131,7 @@ class LogReader:
         for attempt in itertools.count(1):
             try:
                 changed_ms = self._fs.modified_ms(self.path)
-                self._segments = self._look_for_segments()
+                self._state.segments = self._look_for_segments()
                 # A compaction may put other files under the same names. What changes twice in so short a time may
                 # have the same time, so a look that soon after is not relied on.
                 is_settled = changed_ms < self._fs.now_ms() - _SETTLING_MS
@@ -161,16 +152,16 @@ class LogReader:
         known = 0
         for _ in range(2):
             known = self._checkpoint(checkpoint.RECOVERY_POINT)
-            if known <= self._end:
+            if known <= self._state.end:
                 return
-            if list_bases(self._fs, self.path)[-1:] != [one.base_offset for one in self._segments[-1:]]:
+            if list_bases(self._fs, self.path)[-1:] != [one.base_offset for one in self._state.segments[-1:]]:
                 return
-            if not all(one.is_current() for one in self._segments[-1:]):  # a truncation has put another one there
+            if not all(one.is_current() for one in self._state.segments[-1:]):  # a truncation has put another one there
                 return
             self._refresh_end()
-        if not self._segments:
+        if not self._state.segments:
             raise segments_gone(self.path, known)
-        self._end, self._visible = max(self._end, known), max(self._visible, known)
+        self._state.end, self._state.visible = max(self._state.end, known), max(self._state.visible, known)
 
     def _look_for_segments(self) -> list[Segment]:
         names = list_names(self._fs, self.path)
@@ -182,7 +173,7 @@ class LogReader:
         if swapped:
             bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
         # A truncation puts another file under an old name; what is known of the old one does not hold for it.
-        known = {segment.base_offset: segment for segment in self._segments if segment.is_current()}
+        known = {segment.base_offset: segment for segment in self._state.segments if segment.is_current()}
         segments: list[Segment] = []
         for base in bases[:-1]:
             kept = known.get(base)
@@ -196,10 +187,10 @@ class LogReader:
             segments.append(last)
         for one, _ in swapped:
             segments.insert(slot_of(segments, one.base_offset) + 1, one)
-        if len(known) < len(self._segments):
-            self._transactions = None
+        if len(known) < len(self._state.segments):
+            self._state.transactions = None
         # Another file under the last name, or no such name any more: a truncation, or the writer has recovered.
-        if self._segments and self._segments[-1].base_offset not in known:
+        if self._state.segments and self._state.segments[-1].base_offset not in known:
             self._replacements += 1
         return segments
 
@@ -216,9 +207,9 @@ class LogReader:
     def _noted_start(self) -> int:
         """Where the log begins by what is noted: below the first segment where segments are missing."""
         start = self._checkpoint(checkpoint.LOG_START)
-        if not self._segments or self._segments[0].base_offset <= start:
+        if not self._state.segments or self._state.segments[0].base_offset <= start:
             return start
-        return begin(self._fs, self.path, self._segments[0].base_offset)
+        return begin(self._fs, self.path, self._state.segments[0].base_offset)
 
     def _checkpoint(self, name: str) -> int:
         """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
@@ -226,79 +217,79 @@ class LogReader:
 
     def _refresh_end(self) -> None:
         """Looks where the log begins and how far the files reach now."""
-        self._log_start = self._noted_start()
+        self._state.log_start = self._noted_start()
         # Of what is being deleted there may be any part, with gaps in between.
-        self._segments = self._segments[max(0, slot_of(self._segments, self._log_start)) :]
-        if not self._segments:
-            self._end = self._visible = self._log_start
+        self._state.segments = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
+        if not self._state.segments:
+            self._state.end = self._state.visible = self._state.log_start
             return
-        last = self._segments[-1]
+        last = self._state.segments[-1]
         assert isinstance(last, GrowingSegment)
         last.refresh()
-        self._end = max(self._log_start, last.next_offset())
+        self._state.end = max(self._state.log_start, last.next_offset())
         # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
         shown = checkpoint.read_shown_end(self._fs, self.path)
         if shown is None:
             self._is_end_noted = False
-            self._visible = self._end
+            self._state.visible = self._state.end
             return
         limit = shown.offset
         is_replicated = shown.is_replicated
         if limit == -1:  # damaged: only what certainly may be shown is, and what was shown before
             is_replicated = checkpoint.read_notes(self._fs, self.path).replicated
             noted = checkpoint.HIGH_WATERMARK if is_replicated else checkpoint.RECOVERY_POINT
-            limit = max(self._checkpoint(noted), self._visible)
-        low = self._log_start
+            limit = max(self._checkpoint(noted), self._state.visible)
+        low = self._state.log_start
         if not is_replicated:
             # What lies before the last segment was on disk before that was made.
             low = max(low, last.base_offset)
         self._is_end_noted = limit >= low
-        self._visible = max(low, min(self._end, limit))
+        self._state.visible = max(low, min(self._state.end, limit))
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._state.is_closed:
             raise LogClosedError("the log is closed", path=self.path)
 
     @property
     def is_closed(self) -> bool:
-        return self._closed
+        return self._state.is_closed
 
     @property
     def times_truncated(self) -> int:
         """Grows when truncate() may have taken records away since the log was opened; also when the last segment was
         replaced by its writer otherwise, which a reader elsewhere cannot tell from it.
         """
-        return len(self._cuts) + self._replacements
+        return len(self._state.cuts) + self._replacements
 
     @property
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
-        return self._log_start
+        return self._state.log_start
 
     @property
     def log_end_offset(self) -> int:
         """The offset the next record will get."""
-        return self._end
+        return self._state.end
 
     @property
     def high_watermark(self) -> int:
         """The end of what readers see: what is on disk where appends wait for it, else the log end."""
-        return self._visible
+        return self._state.visible
 
     @property
     def last_stable_offset(self) -> int:
         """The end of what read_committed sees: the first offset of the oldest open transaction, or the high
         watermark.
         """
-        return max(self._log_start, self._scan_transactions().last_stable_offset)
+        return max(self._state.log_start, self._scan_transactions().last_stable_offset)
 
     @property
     def unwalked_offsets(self) -> int:
         """How many offsets were not yet walked for transactions. The next read_committed look walks them, which waits
         for the disk: the first one walks the whole log, later ones what was appended since.
         """
-        state = self._transactions
-        walked = self._log_start if state is None else state.next_offset
+        state = self._state.transactions
+        walked = self._state.log_start if state is None else state.next_offset
         return max(0, self.high_watermark - walked)
 
     def _scan_transactions(self) -> _Committed:
@@ -307,26 +298,26 @@ class LogReader:
         Raises CorruptLogError and CorruptBatchError where a batch is missing or damaged, because it may be a marker
         that makes aborted records of what would seem committed.
         """
-        with self._scanning:
+        with self._state.scanning:
             segments, visible = self._bounded()
-            state = self._transactions
-            begin = self._log_start
+            state = self._state.transactions
+            begin = self._state.log_start
             if segments and segments[0].base_offset < begin:
                 begin = segments[0].base_offset
             # Where it ends below the log start, a marker may be among what was deleted, and its transaction would stay
             # open for ever. Where it ends above what is shown, the writer has cut the log, and may write there again.
             if state is None or not begin <= state.next_offset <= visible:
-                state = self._transactions = Transactions(next_offset=begin)
+                state = self._state.transactions = Transactions(next_offset=begin)
             if state.next_offset < visible:
                 self._walk_transactions(state, segments, visible)
-            if segments and not self._is_end_noted and not self._writable:
+            if segments and not self._is_end_noted and not self._is_writing:
                 self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
 
     def _walk_transactions(self, state: Transactions, segments: list[Segment], end: int) -> None:
         """Takes in what lies between the end of the state and end."""
         held = segments[max(0, slot_of(segments, state.next_offset)) :]
-        for segment, facts in self._gaps.walk(held, state.next_offset, end, crc=False):
+        for segment, facts in self._state.gaps.walk(held, state.next_offset, end, crc=False):
             for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
                 batch = segment.batch(int(facts["position"][row]))
                 if batch is not None:  # a head that is damaged would take committed records for aborted ones
@@ -363,15 +354,15 @@ class LogReader:
 
         Raises OffsetOutOfRangeError when there is none before the high watermark.
         """
-        visible = self._visible
-        if self._log_start <= offset < visible and not self._closed:
-            segments = self._segments
+        visible = self._state.visible
+        if self._state.log_start <= offset < visible and not self._state.is_closed:
+            segments = self._state.segments
             slot = slot_of(segments, offset)
             if 0 <= slot < len(segments):
-                end = segments[slot + 1].base_offset if slot + 1 < len(segments) else self._end
-                is_dense = offset >= self._gaps.noted.dense_from
+                end = segments[slot + 1].base_offset if slot + 1 < len(segments) else self._state.end
+                is_dense = offset >= self._state.gaps.noted.dense_from
                 if not is_dense:
-                    self._gaps.check_whole(segments[slot])
+                    self._state.gaps.check_whole(segments[slot])
                 try:
                     found = segments[slot].read_one(offset, end, is_dense)
                 except (CorruptBatchError, InvalidRecordError) as error:
@@ -386,7 +377,7 @@ class LogReader:
             "there is no record at or after this offset",
             path=self.path,
             offset=offset,
-            expected=f"below {self._visible}",
+            expected=f"below {self._state.visible}",
         )
 
     def batches(self, start: int, end: int | None = None, *, max_bytes: int | None = None) -> Iterator[RecordBatch]:
@@ -418,7 +409,7 @@ class LogReader:
         """
         stretch = self._stretch(start, end, up_to=up_to)
         if start < stretch.end:
-            self._gaps.check_front(stretch.segments, start)
+            self._state.gaps.check_front(stretch.segments, start)
         pieces: list[memoryview] = []
         offset = stretch.start
         left = max(1, max_bytes)
@@ -426,12 +417,12 @@ class LogReader:
         for number, segment in enumerate(stretch.segments, 1):
             if before is not None:
                 reached = before.next_offset()
-                self._gaps.check_behind(before, reached, segment.base_offset)
+                self._state.gaps.check_behind(before, reached, segment.base_offset)
                 offset = max(offset, reached, segment.base_offset)  # a compaction may have joined this one to that
             if offset >= stretch.end or segment.base_offset >= stretch.end:
                 break
             before = segment
-            self._gaps.check_whole(segment)
+            self._state.gaps.check_whole(segment)
             following = stretch.segments[number] if number < len(stretch.segments) else None
             check = self._check_sent(segment, following, offset)
             position = segment.find(offset) if offset > segment.base_offset else 0
@@ -459,7 +450,7 @@ class LogReader:
             if is_first:
                 expected = min(offset, int(facts["base_offset"][0]))
             is_first = False
-            self._gaps.check_order(segment, following, facts, expected)
+            self._state.gaps.check_order(segment, following, facts, expected)
             expected = int(facts["last_offset"][-1]) + 1
 
         return check
@@ -468,7 +459,7 @@ class LogReader:
         """(producer id, first offset) of aborted transactions that a reader of [start, end) must know of to leave them
         out.
         """
-        with self._scanning:  # another thread's walk adds to the state
+        with self._state.scanning:  # another thread's walk adds to the state
             return self._scan_transactions().state.aborted_between(start, end)
 
     def scan(
@@ -480,7 +471,7 @@ class LogReader:
         start is by default the log start, end the high watermark; both are fixed by this call. See Scan. Errors as
         read().
         """
-        first = self._log_start if start is None else start
+        first = self._state.log_start if start is None else start
         stretch = self._stretch(first, end, isolation)
         # Asked again for each reading, so that a scan that is kept does not read segments that are gone.
         return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))
@@ -495,7 +486,7 @@ class LogReader:
 
     def segments_between(self, start: int, end: int) -> list[Segment]:
         """The segments that hold [start, end), in order."""
-        segments = self._segments
+        segments = self._state.segments
         return segments[max(0, slot_of(segments, start)) : slot_of(segments, max(start, end - 1)) + 1]
 
     def avoid_mapping(self) -> None:
@@ -503,12 +494,12 @@ class LogReader:
 
         A mapping counts against RLIMIT_AS in full, whatever of it is read.
         """
-        assert not self._writable
+        assert not self._is_writing
         self.refresh()  # a compaction may have replaced files since
         try:
-            self._segments = [
+            self._state.segments = [
                 one if isinstance(one, GrowingSegment) else GrowingSegment(self._fs, self.path, one.base_offset)
-                for one in self._segments
+                for one in self._state.segments
             ]
         except FileNotFoundError:
             raise OffsetOutOfRangeError("a segment was removed by its writer", path=self.path) from None
@@ -519,19 +510,19 @@ class LogReader:
         Wakes on appends, also of another process. timeout: seconds without a new record after which the iteration ends;
         None waits for ever. Ends when the log is closed. Errors as read().
         """
-        offset = self._visible if start is None else start
+        offset = self._state.visible if start is None else start
         self._stretch(offset, None)
         return self._tail(offset, timeout)
 
     def _tail(self, offset: int, timeout: float | None) -> Iterator[Record]:
-        watch = None if self._writable else self._fs.watch(self.path)
-        with self._moved:
-            self._tailing += 1
-        cuts = len(self._cuts)
+        watch = None if self._is_writing else self._fs.watch(self.path)
+        with self._state.moved:
+            self._state.tailing += 1
+        cuts = len(self._state.cuts)
         try:
             while True:
-                bound = self._visible
-                if offset > min([bound, *self._cuts[cuts:]]):
+                bound = self._state.visible
+                if offset > min([bound, *self._state.cuts[cuts:]]):
                     raise OffsetOutOfRangeError("the log was truncated below here", path=self.path, offset=offset)
                 if offset < bound:
                     for records in self._stretch(offset, bound).record_lists():
@@ -540,22 +531,22 @@ class LogReader:
                 if not self._await_visible(offset, timeout, watch):
                     return
         finally:
-            with self._moved:
-                self._tailing -= 1
+            with self._state.moved:
+                self._state.tailing -= 1
             if watch is not None:
                 watch.close()
 
     def _await_visible(self, offset: int, timeout: float | None, watch: Any) -> bool:
         if watch is None:
-            with self._moved:
+            with self._state.moved:
                 return (
-                    self._moved.wait_for(lambda: self._visible > offset or self._closed, timeout)
-                    and self._visible > offset
+                    self._state.moved.wait_for(lambda: self._state.visible > offset or self._state.is_closed, timeout)
+                    and self._state.visible > offset
                 )
         deadline = None if timeout is None else self._fs.monotonic_ms() + int(timeout * 1000)
-        while not self._closed:
+        while not self._state.is_closed:
             self.refresh()
-            if self._visible > offset:
+            if self._state.visible > offset:
                 return True
             left = None if deadline is None else (deadline - self._fs.monotonic_ms()) / 1000
             if left is not None and left <= 0:
@@ -570,22 +561,22 @@ class LogReader:
         Does nothing for a log open for writing, which knows. Raises LogNotFoundError when the directory is gone.
         """
         self._check_open()
-        if self._writable:
+        if self._is_writing:
             return False
-        with self._lock, self._scanning:  # a look at transactions sees the segments before this or after it
-            before = self._visible
+        with self._state.lock, self._state.scanning:  # a look at transactions sees the segments before this or after it
+            before = self._state.visible
             try:
                 bases, changed_ms = list_bases(self._fs, self.path), self._fs.modified_ms(self.path)
             except FileNotFoundError:
                 raise LogNotFoundError("the partition directory is gone", path=self.path) from None
-            known = [segment.base_offset for segment in self._segments]
+            known = [segment.base_offset for segment in self._state.segments]
             is_same = bases == known and changed_ms == self._listed_ms
-            if is_same and all(segment.is_current() for segment in self._segments[-1:]):
+            if is_same and all(segment.is_current() for segment in self._state.segments[-1:]):
                 self._refresh_end()
                 self._miss_end()
             else:
                 self._list_segments()
-            return self._visible != before
+            return self._state.visible != before
 
     def offset_for_timestamp(self, timestamp_ms: int | datetime) -> int | None:
         """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
@@ -611,14 +602,15 @@ class LogReader:
 
         # By the heads of one segment, 30 ns each; its time index could save a part of that, if it is right. Their CRCs
         # and their order are checked: a time or an offset that is damaged would hide what is looked for.
-        for segment, facts in self._gaps.walk(segments, self._log_start, visible, crc=True, passed=end_of_older):
+        log_start = self._state.log_start
+        for segment, facts in self._state.gaps.walk(segments, log_start, visible, crc=True, passed=end_of_older):
             for row in np.flatnonzero(facts["max_timestamp"] >= timestamp_ms).tolist():
                 batch = segment.batch(int(facts["position"][row]))
                 if batch is None or batch.is_control:
                     continue
-                for columns in batch.column_slices(SLICE_ROWS, max_size=self.config.max_decompressed_bytes):
+                for columns in batch.column_slices(SLICE_ROWS, max_size=self._state.config.max_decompressed_bytes):
                     late = columns.timestamps_ms >= timestamp_ms
-                    late &= (columns.offsets >= self._log_start) & (columns.offsets < visible)
+                    late &= (columns.offsets >= log_start) & (columns.offsets < visible)
                     if late.any():
                         return int(columns.offsets[int(late.argmax())])
         return None
@@ -626,9 +618,9 @@ class LogReader:
     def _bounded(self) -> tuple[list[Segment], int]:
         """The segments and the high watermark, which they reach: read again when a roll comes in between."""
         while True:
-            segments = self._segments
-            visible = self._visible
-            if segments is self._segments:
+            segments = self._state.segments
+            visible = self._state.visible
+            if segments is self._state.segments:
                 break
         if segments and visible < segments[-1].base_offset:  # of a replicated log
             segments = segments[: max(1, slot_of(segments, visible - 1) + 1)]
@@ -640,8 +632,8 @@ class LogReader:
         Raises CorruptBatchError when the growing segment is damaged below the high watermark.
         """
         if isinstance(segment, GrowingSegment):
-            is_end_noted = self._is_end_noted or self._writable
-            return check_growing(segment, visible, self._gaps.dense_from, is_end_noted=is_end_noted)
+            is_end_noted = self._is_end_noted or self._is_writing
+            return check_growing(segment, visible, self._state.gaps.dense_from, is_end_noted=is_end_noted)
         _ = segment.max_timestamp()
         return segment.next_offset() if segment.is_newest_sure else -1
 
@@ -654,7 +646,7 @@ class LogReader:
             return self._sound_end(segment, visible)
 
         # A segment or a batch that is missing may have held the newest record.
-        for _ in self._gaps.walk(segments, self._log_start, visible, crc=True, passed=end_of):
+        for _ in self._state.gaps.walk(segments, self._state.log_start, visible, crc=True, passed=end_of):
             pass
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
@@ -691,23 +683,25 @@ class LogReader:
             # One look at the log gives all three: what is appended later lies in no transaction that the state knows.
             committed, bound, segments = self._scan_transactions()
         elif up_to == "log_end":
-            with self._lock:  # an append, a roll or a truncation moves the end and the segments together
-                segments = self._segments
-                bound = self._end
+            with self._state.lock:  # an append, a roll or a truncation moves the end and the segments together
+                segments = self._state.segments
+                bound = self._state.end
         else:
             segments, bound = self._bounded()
         # Behind the look at the segments: a deletion moves the start before it takes segments out.
-        if not self._log_start <= start <= self._end:
+        if not self._state.log_start <= start <= self._state.end:
             raise OffsetOutOfRangeError(
                 "start lies outside the log",
                 path=self.path,
                 offset=start,
-                expected=f"{self._log_start} to {self._end}",
+                expected=f"{self._state.log_start} to {self._state.end}",
                 found=start,
             )
         if end is not None:
             bound = min(bound, operator.index(end))
-        return Stretch.of(segments, start, bound, committed, self.config.max_decompressed_bytes, self._gaps)
+        return Stretch.of(
+            segments, start, bound, committed, self._state.config.max_decompressed_bytes, self._state.gaps
+        )
 
 
 class _Committed(NamedTuple):

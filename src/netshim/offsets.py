@@ -64,7 +64,7 @@ class OffsetsTopic:
         def may_wait() -> bool:
             log = state.logdir.opened(OFFSETS_TOPIC, self._partition_of(group_id)) if self.exists else None
             size_bytes = sum(len(key) + len(value or b"") + 32 for key, value in records)
-            return log is None or log.has_failed or log.may_wait(size_bytes, now_ms, has_producer=False)
+            return log is None or log.has_failed or log.writer.may_wait(size_bytes, now_ms, has_producer=False)
 
         def written(result: Any) -> None:
             if isinstance(result, Exception):

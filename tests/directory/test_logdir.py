@@ -330,8 +330,8 @@ def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str,
 def _abandon(logdir: Any) -> None:
     """What a killed process leaves: nothing is closed, and the lock is free."""
     for log in logdir.open_logs().values():
-        log._closed = True
-        log._claim.release()
+        log._state.is_closed = True
+        log.writer.claim.release()
     logdir._closed = True
     logdir._claim.release()
 
@@ -507,8 +507,8 @@ def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(d
         logdir.create_topic("t")
         log = logdir.partition("t", 0)
         log.append_many([(None, b"v")] * 10)
-        log._last_recovery_ms -= 60_000
-        _, point = log.tick_gathered()
+        log.writer.last_recovery_ms -= 60_000
+        _, point = log.upkeep.tick_gathered()
         assert point == 10
         if what == "truncate":
             log.truncate(3)

@@ -16,7 +16,7 @@ import logcore
 from logcore import checkpoint
 from logcore.directory.agenda import Agenda
 from logcore.fs import OS
-from logcore.log import Log
+from logcore.partition.upkeep import Upkeep
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
@@ -56,13 +56,13 @@ def test_many_ticks_visit_every_log(data: str) -> None:
 def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the logs that tick() visits from now on."""
     visited: list[str] = []
-    real = Log.tick_gathered
+    real = Upkeep.tick_gathered
 
-    def tick_gathered(log: Log, now_ms: int | None = None) -> Any:
-        visited.append(log.path)
-        return real(log, now_ms)
+    def tick_gathered(upkeep: Upkeep, now_ms: int | None = None) -> Any:
+        visited.append(upkeep.path)
+        return real(upkeep, now_ms)
 
-    monkeypatch.setattr(Log, "tick_gathered", tick_gathered)
+    monkeypatch.setattr(Upkeep, "tick_gathered", tick_gathered)
     return visited
 
 
@@ -157,7 +157,7 @@ def test_what_an_append_left_unsynced_is_shown_by_tick(data: str) -> None:
         log = logdir.partition("t", 0)
         log.append(b"v", durability="os")
         assert log.high_watermark == 0
-        log._last_sync_ms -= 1_000
+        log.writer.last_sync_ms -= 1_000
         logdir.tick()
         assert log.high_watermark == 1
 
@@ -168,7 +168,7 @@ def test_recovery_points_are_written_once_for_all_logs(data: str, monkeypatch: A
         for n in range(30):
             log = logdir.partition("t", n)
             log.append(b"v")
-            log._last_recovery_ms -= 60_000
+            log.writer.last_recovery_ms -= 60_000
         written: list[str] = []
         real = checkpoint.write
         monkeypatch.setattr(
@@ -207,15 +207,15 @@ def test_a_tick_that_is_interrupted_forgets_no_log(monkeypatch: pytest.MonkeyPat
             logdir.create_topic(name)
             logs.append(logdir.partition(name, 0))
             logs[-1].append(b"x", durability="os")
-        real = Log.tick_gathered
+        real = Upkeep.tick_gathered
         interrupts = [KeyboardInterrupt(), MemoryError()]
 
-        def interrupted(self: Log, now_ms: int | None = None) -> Any:
+        def interrupted(self: Upkeep, now_ms: int | None = None) -> Any:
             if interrupts:
                 raise interrupts.pop()
             return real(self, now_ms)
 
-        monkeypatch.setattr(Log, "tick_gathered", interrupted)
+        monkeypatch.setattr(Upkeep, "tick_gathered", interrupted)
         for expected in (MemoryError, KeyboardInterrupt):
             with pytest.raises(expected):
                 logdir.tick()
@@ -308,7 +308,7 @@ def test_what_the_library_does_by_itself_is_told_to_loggers(caplog: pytest.LogCa
         log = logdir.partition("t", 0)
         _tick_for(logdir, disk, 1)
         log.delete_records(30)
-        log._commit.poison(OSError("as after a failed sync"))
+        log.writer.commit.poison(OSError("as after a failed sync"))
         logdir.create_topic("u")
         logdir.partition("u", 0).append(b"x" * 99, key=b"k")
         logdir.delete_topic("t")

@@ -257,7 +257,7 @@ def test_the_indexes_of_a_segment_that_a_truncation_took() -> None:
     for number in range(4):
         log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=number, transactional=True))
     log.end_transaction(7, 0, commit=False)
-    last = log._segments[-1]
+    last = log._state.segments[-1]
     assert disk.exists(last.file(".txnindex")) and last.base_offset > 0
     disk.faults = FaultPlan(Fault("rename", "crash", path=last.file(".index") + "*"))
     with pytest.raises(SimulatedCrash):

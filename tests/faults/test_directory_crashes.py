@@ -352,7 +352,7 @@ class Program:
                 if topic.config is DELETED:
                     history.delete(len(history.records))
                 elif topic.config is COMPACTED:
-                    active = logdir.partition(name, number)._active  # which is not compacted, and may not last
+                    active = logdir.partition(name, number).writer.active  # which is not compacted, and may not last
                     history.compact(active.base_offset, self.disk.now_ms(), 0)
         self.explorer.promised()
         logdir.tick()

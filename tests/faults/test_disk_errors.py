@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import log as log_module
 from logcore.cleaner import clean
 from logcore.index import TXN_ENTRY
 from logcore.log import open_log
+from logcore.partition import writer as writer_module
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
 from support.disks import FaultyFS, always, once
@@ -114,7 +114,7 @@ def test_an_interrupted_append_is_taken_back_or_the_log_refuses_writes(
     log.append(b"first")
     if not is_sound:
         fs.plan = always("truncate", suffix=".log")
-    monkeypatch.setattr(log._active, "note", interrupt)  # the batch is written
+    monkeypatch.setattr(log.writer.active, "note", interrupt)  # the batch is written
     with pytest.raises(KeyboardInterrupt if is_sound else logcore.StorageWriteError):
         log.append(b"second")
     fs.plan = lambda *_: None
@@ -145,7 +145,7 @@ def test_a_taking_back_that_lacks_memory_poisons() -> None:
         log.end_transaction(7, 0, commit=False)
     before = disk.content(f"t-0/{0:020d}.txnindex")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(log._active, "note", no_memory)
+        patch.setattr(log.writer.active, "note", no_memory)
         log.append(b"x")
     with pytest.raises(logcore.LogFailedError):
         log.append(b"x")
@@ -502,7 +502,7 @@ class LaterProgram(Program):
     def open(self) -> None:
         super().open()
         log = self.log
-        if self.is_unsure and log is not None and log._commit.failure is None:
+        if self.is_unsure and log is not None and log.writer.commit.failure is None:
             for producer_id in self.history.open_transactions(log.log_end_offset):
                 self.history.issue_marker(producer_id, commit=False)
                 self.history.acknowledge(log.end_transaction(producer_id, 0, commit=False).last_offset + 1)
@@ -512,7 +512,7 @@ class LaterProgram(Program):
     def failed(self) -> None:
         """A call failed. Takes what the log says now, which is read from a disk that is well for so long."""
         self.is_unsure, log = True, self.log
-        if log is None or log.is_closed or log._commit.failure is not None:
+        if log is None or log.is_closed or log.writer.commit.failure is not None:
             return
         faults, self.disk.faults = self.disk.faults, None
         self.history.take_end(log.log_end_offset)
@@ -684,8 +684,8 @@ def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
 
     with monkeypatch.context() as patch:
         if which == "poison":
-            patch.setattr(log._commit, "poison", not_called)
-        patch.setattr(log_module.ActiveSegment, "seal", lambda self: self)
+            patch.setattr(log.writer.commit, "poison", not_called)
+        patch.setattr(writer_module.ActiveSegment, "seal", lambda self: self)
         patch.setattr(disk, "open", no_room)
         patch.setattr(disk, "exists", no_memory)
         with pytest.raises(MemoryError):
@@ -706,7 +706,7 @@ def test_a_write_that_could_not_be_taken_back_ends_the_writing(monkeypatch: pyte
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     log.append(b"one")
-    real = log_module.ActiveSegment.append
+    real = writer_module.ActiveSegment.append
 
     def append(self: Any, *arguments: Any) -> None:
         real(self, *arguments)
@@ -716,8 +716,8 @@ def test_a_write_that_could_not_be_taken_back_ends_the_writing(monkeypatch: pyte
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(log_module.ActiveSegment, "append", append)
-        patch.setattr(log_module.Log, "_take_back_locked", not_called)
+        patch.setattr(writer_module.ActiveSegment, "append", append)
+        patch.setattr(writer_module.Writer, "_take_back_locked", not_called)
         with pytest.raises(MemoryError):
             log.append(b"two")
     with pytest.raises(logcore.LogFailedError):

@@ -33,6 +33,7 @@ import pytest
 import logcore
 from logcore.directory.topics import TopicRegistry
 from logcore.partition import recovery
+from logcore.partition.writer import Writer
 from support import real_faults
 from support.real_faults import POLICIES, WORKLOADS, Outcome, Site, Strike, Workload, heard, run_forked
 
@@ -194,19 +195,19 @@ def test_a_hundred_thousand_kills(ram: Path) -> None:
 
 def late_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each append writes what the one before it was given."""
-    write, held = logcore.Log._write_locked, []
+    write, held = Writer.write_locked, []
 
-    def write_locked(log: Any, data: Any, last: int, *rest: Any) -> None:
+    def write_locked(writer: Any, data: Any, last: int, *rest: Any) -> None:
         held.append((bytes(data), last, *rest))
         if len(held) > 1:
-            write(log, *held.pop(0))
-        log._end = last + 1
+            write(writer, *held.pop(0))
+        writer.state.end = last + 1
 
-    monkeypatch.setattr(logcore.Log, "_write_locked", write_locked)
+    monkeypatch.setattr(Writer, "write_locked", write_locked)
 
 
 def no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logcore.Log, "_set_checkpoint", lambda *_: None)
+    monkeypatch.setattr(Writer, "set_checkpoint", lambda *_: None)
 
 
 def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:

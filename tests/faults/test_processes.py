@@ -316,9 +316,9 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
         log = logdir.partition("t", 0)
         log.append(b"parent", key=b"k")
         kept = log.table()
-        locks = [log._lock, log._moved, log._scanning, log._commit._mutex, kept._lock]
+        locks = [log._state.lock, log._state.moved, log._state.scanning, log.writer.commit._mutex, kept._lock]
         locks += [logdir._lock, logdir._upkeeper._agenda_lock, logdir._incidents._lock]
-        locks += [log._claim._mutex, log._claim.checkpoints._lock]
+        locks += [log.writer.claim._mutex, log.writer.claim.checkpoints._lock]
         is_held = threading.Barrier(len(locks) + 1)
         may_go = threading.Event()
 

@@ -26,15 +26,15 @@ import pytest
 
 import logcore
 from logcore import checkpoint, cleaner
-from logcore import log as log_module
 from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.log import Log
-from logcore.partition import gaps, producers, recovery, scan, transactions
+from logcore.partition import epochs, gaps, producers, recovery, scan, transactions
 from logcore.partition.groupcommit import GroupCommit
 from logcore.partition.order import NEVER
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.recovery import Action
+from logcore.partition.writer import Writer
 from logcore.segment import ActiveSegment, Segment
 from logcore.testing import (
     Fault,
@@ -122,7 +122,9 @@ def b02_acknowledged_before_write(patch: pytest.MonkeyPatch) -> None:
 
 def b06_recovery_point_ahead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        Log, "_save_recovery_point_locked", lambda self: self._set_checkpoint(checkpoint.RECOVERY_POINT, self._end)
+        Writer,
+        "save_recovery_point_locked",
+        lambda self: self.set_checkpoint(checkpoint.RECOVERY_POINT, self.state.end),
     )
 
 
@@ -218,15 +220,17 @@ def b28_page_cache_trusted(patch: pytest.MonkeyPatch) -> None:
 
 def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
-        for segment in self._segments[:-1]:
-            if self._segments[self._segments.index(segment) + 1].base_offset <= before:
-                self._files._put_away(segment.base_offset)
-        with self._lock:
-            if before > self._log_start:
-                self._set_checkpoint(checkpoint.LOG_START, before)
-        self._segments = [segment for segment in self._segments if self._fs.exists(segment.path)]
-        self._log_start = max(self._log_start, before)
-        return self._log_start
+        writer = self.writer
+        state = writer.state
+        for segment, following in itertools.pairwise(state.segments):
+            if following.base_offset <= before:
+                writer.files._put_away(segment.base_offset)
+        with state.lock:
+            if before > state.log_start:
+                writer.set_checkpoint(checkpoint.LOG_START, before)
+        state.segments = [segment for segment in state.segments if writer.fs.exists(segment.path)]
+        state.log_start = max(state.log_start, before)
+        return state.log_start
 
     patch.setattr(Log, "delete_records", delete_records)
 
@@ -234,10 +238,11 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
 def b30_retention_takes_the_active(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
         start = real(self, before)
-        if before == self._end and self._active.size_bytes:
-            for path in self._files._put_away(self._active.base_offset):
-                self._fs.unlink(path)
-            self._fs.sync_dir(self.path)
+        writer = self.writer
+        if before == writer.state.end and writer.active.size_bytes:
+            for path in writer.files._put_away(writer.active.base_offset):
+                writer.fs.unlink(path)
+            writer.fs.sync_dir(writer.path)
         return start
 
     real = Log.delete_records
@@ -260,12 +265,12 @@ def b32_served_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def b34_clean_marker_before_sync(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: Log) -> None:
-        self._claim.leave()
+    def finish(self: Writer) -> None:
+        self.claim.leave()
         real(self)
 
-    real = Log._finish_locked
-    patch.setattr(Log, "_finish_locked", finish)
+    real = Writer._finish_locked
+    patch.setattr(Writer, "_finish_locked", finish)
 
 
 def b36_target_read_after_sync(patch: pytest.MonkeyPatch) -> None:
@@ -323,7 +328,7 @@ def b25_snapshot_ahead_trusted(patch: pytest.MonkeyPatch) -> None:
 
 
 def b26_epochs_not_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(log_module.epochs, "truncate_end", lambda entries, end: entries)
+    patch.setattr(epochs, "truncate_end", lambda entries, end: entries)
 
 
 def b27_snapshot_crc_unchecked(patch: pytest.MonkeyPatch) -> None:
@@ -423,7 +428,7 @@ def test_B18_a_cut_that_is_not_synced_is_found(is_synced: bool, monkeypatch: pyt
     keeps it and not the cut would bring the third back behind it.
     """
     with logcore.open("t-0", create=True, fs=(disk := SimulatedDisk()), durability="os") as log:
-        sizes = [(log.append(value), log._active.size_bytes)[1] for value in (b"first", b"torn.", b"third")]
+        sizes = [(log.append(value), log.writer.active.size_bytes)[1] for value in (b"first", b"torn.", b"third")]
     name = f"/t-0/{0:020d}.log"
     data = disk.files()[name]
     torn = data[: sizes[1] - 1] + b"?" + data[sizes[1] :]
@@ -559,7 +564,7 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(monkeypatch: pytes
             if not began.is_set():
                 began.set()
                 other.start()
-                while not log._commit._blocked:
+                while not log.writer.commit._blocked:
                     time.sleep(0)
 
         other = threading.Thread(target=second)

@@ -71,17 +71,17 @@ def kafka() -> Iterator[Storage]:
 
 def state_of(log: Log) -> dict[str, Any]:
     """What Storage.java calls the state, of a log of ours."""
-    with log._lock:
-        producers = log._producers.known()._known
+    with log._state.lock:
+        producers = log.writer.producers.known()._known
     segments = []
-    for facts in log.retention_facts().segments:
+    for facts in log.upkeep.facts().segments:
         segments.append([facts.base_offset, facts.size_bytes, facts.largest_timestamp])
     return {
         "log_start": log.log_start_offset,
         "log_end": log.log_end_offset,
         "high_watermark": log.high_watermark,
         "last_stable": log.last_stable_offset,
-        "epochs": [list(entry) for entry in log._epochs],
+        "epochs": [list(entry) for entry in log.writer.epochs],
         "producers": {
             str(producer_id): {
                 "epoch": one.epoch,
@@ -190,7 +190,7 @@ class Twins:
 
     def roll_after_refusal(self, what: str) -> None:
         """Kafka rolls before it looks at sequences (storage format section 14, 17); we leave the log as it was."""
-        if what in ("append", "marker") and self.log._active.size_bytes:
+        if what in ("append", "marker") and self.log.writer.active.size_bytes:
             base_offset, size, _ = self.kafka.ask("state", path=self.theirs)["segments"][-1]
             if (base_offset, size) == (self.log.log_end_offset, 0):
                 self.log.roll()
@@ -268,7 +268,7 @@ class Twins:
         )  # fmt: skip
 
     def roll(self) -> None:
-        if self.log.statistics().size_bytes and self.log._active.size_bytes:
+        if self.log.statistics().size_bytes and self.log.writer.active.size_bytes:
             self.both(self.log.roll, "roll")
 
     def epoch(self) -> None:
@@ -292,7 +292,7 @@ class Twins:
         """Both are gone from one moment to the next, and with them the same last bytes; the other one takes over."""
         self.is_crashed = True
         # What was on disk, after a roll or a close, is not lost.
-        unsynced = [end for end in self.ends if end > max(self.opened_end, self.log._active.base_offset)]
+        unsynced = [end for end in self.ends if end > max(self.opened_end, self.log.writer.active.base_offset)]
         lost = self.rng.choice([0, 1, 30, 100]) if len(unsynced) > 3 and self.durability == "os" else 0
         copies = []
         for path in (self.ours, self.theirs):
@@ -346,7 +346,7 @@ class Twins:
     def renew(self) -> None:
         """Other producers go on, where what is known of those before depends on which snapshots there were."""
         self.sent.clear()
-        for producer_id in [*self.log._producers.known().open_transactions()]:
+        for producer_id in [*self.log.writer.producers.known().open_transactions()]:
             self.end(producer_id, self.epochs[producer_id], False, 4)
         self.first_producer += 8
 

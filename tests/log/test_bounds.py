@@ -15,35 +15,36 @@ import pytest
 
 import logcore
 from logcore.log import Log
+from logcore.partition.state import PartitionState
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import FaultPlan, SimulatedDisk
 
 T0 = 1_700_000_000_000
-FIELDS = ("_segments", "_visible", "_end", "_log_start", "_transactions")
+FIELDS = ("segments", "visible", "end", "log_start", "transactions")
 ABORTED = b"aborted"
 CONFIG = {"cleanup.policy": "compact", "file.delete.delay.ms": 0}
 
 
 class Looks:
-    """Counts the looks at one field of a log, and lets a writer act at one of them."""
+    """Counts the looks at one field of a PartitionState, and lets a writer act at one of them."""
 
     def __init__(self, field: str, at: int, action: Callable[[], None]) -> None:
         self.field, self.at, self.action = field, at, action
         self.count = -1  # not counting yet
         self.values: dict[int, Any] = {}
 
-    def __get__(self, log: Any, kind: type) -> Any:
+    def __get__(self, state: Any, kind: type) -> Any:
         if self.count >= 0:
             self.count += 1
             if self.count == self.at:
-                value = self.values[id(log)]
+                value = self.values[id(state)]
                 self.count = -1
                 self.action()
                 return value  # what was looked at is from before
-        return self.values[id(log)]
+        return self.values[id(state)]
 
-    def __set__(self, log: Any, value: Any) -> None:
-        self.values[id(log)] = value
+    def __set__(self, state: Any, value: Any) -> None:
+        self.values[id(state)] = value
 
 
 def write(log: Log, number: int, *, commit: bool | None) -> None:
@@ -137,18 +138,19 @@ def looks(monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
         with made(disk) as log:
             before = read(log)
             meeting = Looks(field, at, lambda log=log: action(log))
-            meeting.values[id(log)] = getattr(log, field)
-            del log.__dict__[field]
+            state = log.writer.state
+            meeting.values[id(state)] = getattr(state, field)
+            del state.__dict__[field]
             try:
                 with monkeypatch.context() as patch:
-                    patch.setattr(Log, field, meeting, raising=False)
+                    patch.setattr(PartitionState, field, meeting, raising=False)
                     meeting.count = 0
                     found = reading(log)
             except logcore.OffsetOutOfRangeError as error:
                 found = error
             finally:
                 has_met = meeting.count == -1
-                log.__dict__[field] = meeting.values[id(log)]
+                state.__dict__[field] = meeting.values[id(state)]
         if not has_met:
             return
         yield found, before
@@ -310,11 +312,11 @@ def test_a_look_at_transactions_forgets_what_their_writer_has_cut() -> None:
         write(log, 1, commit=True)
         with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
             assert reader.last_stable_offset == 4
-            log._active.cut(size)
+            log.writer.active.cut(size)
             reader.refresh()
             assert reader.last_stable_offset == 2
-            log._end = log._visible = 2
-            log._producers.forget()
+            log._state.end = log._state.visible = 2
+            log.writer.producers.forget()
             write(log, 2, commit=False)
             reader.refresh()
             assert [record.offset for record in reader.read(0, isolation="read_committed")] == [0]

@@ -282,7 +282,7 @@ def test_P41_a_marker_outlives_its_data() -> None:
         disk.advance(DAY_MS)  # the producer is forgotten
         rounds = []
         for number in range(4):
-            log._producers.forget()
+            log.writer.producers.forget()
             log.append(b"%d" % number, key=b"n")
             compact(log)
             disk.advance(1000)
@@ -350,9 +350,9 @@ def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(tmp_path: Pa
             if number % 10 == 9:
                 log.roll()
         with logcore.open(tmp_path / "t-0", read_only=True) as reader:
-            assert len(reader._segments) == 5
+            assert len(reader._state.segments) == 5
             clean(log, force=True)
-            assert len(log._segments) == 2
+            assert len(log._state.segments) == 2
             if looks in ("read", "committed"):
                 isolation: Any = "read_committed" if looks == "committed" else "read_uncommitted"
                 found = [record.offset for record in reader.read(0, isolation=isolation)]
@@ -478,8 +478,8 @@ def test_what_is_joined(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True, config={**COMPACT, "segment.bytes": 200}, durability="os") as log:
         for number in range(40):
             log.append(b"v" * 20, key=b"%d" % number)
-        segments = log._segments[:-1]
-        ends = [segment.base_offset for segment in log._segments[1:]]
+        segments = log._state.segments[:-1]
+        ends = [segment.base_offset for segment in log._state.segments[1:]]
         sizes = [segment.size_bytes for segment in segments]
 
         def joined(segment_bytes: int, index_bytes: int = 1 << 20) -> list[int]:

@@ -336,7 +336,7 @@ def test_times_of_what_was_deleted_are_not_found(tmp_path: Path, times: list[int
             log.append(b"v", timestamp_ms=time)
             log.roll()
         log.append(b"end", timestamp_ms=60)
-        log._log_start = 1  # as a kill leaves it between the note of the new start and the first file that goes
+        log._state.log_start = 1  # as a kill leaves it between the note of the new start and the first file that goes
         left = [*times[1:], 60]
         for asked in (1, 50, 60, 100):
             expected = next((1 + at for at, time in enumerate(left) if time >= asked), None)

@@ -156,7 +156,7 @@ def test_deletes_take_one_segment_at_a_time(tmp_path: Path) -> None:
     with opened(tmp_path, **{"segment.bytes": 300, "retention.bytes": 700}) as log:
         for _ in range(40):
             log.append(b"v" * 50)
-        bases = [segment.base_offset for segment in log._segments]
+        bases = [segment.base_offset for segment in log._state.segments]
         log.retain()
         assert log.log_start_offset in bases
         assert offsets(log)[0] == log.log_start_offset
@@ -169,9 +169,9 @@ def test_deletes_follow_pluggable_policies(tmp_path: Path) -> None:
     with opened(tmp_path, **{"segment.bytes": 300}) as log:
         for _ in range(40):
             log.append(b"v" * 50)
-        count = len(log._segments)
+        count = len(log._state.segments)
         assert log.retain(policy=every_other_day) == count // 2
-        assert len(log._segments) == count - count // 2
+        assert len(log._state.segments) == count - count // 2
 
 
 def test_deletes_leave_readers_a_consistent_view(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_P14_a_time_index_takes_only_what_is_younger(given_entries: list[tuple[i
 
 def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
     with opened(written()) as log:
-        sealed = log._segments[:-1]
+        sealed = log._state.segments[:-1]
         assert sealed
         for segment in sealed:
             heads = [row for facts, _, _ in segment.walk(0, crc=True) for row in facts.tolist()]
@@ -184,7 +184,7 @@ def test_P14_a_lookup_reads_an_index_interval_and_a_batch(writes: bool) -> None:
     with opened(disk, config=config) as log:
         for at in range(600):
             log.append(b"%03d" % at * 100, timestamp_ms=1_000 + at)
-        log._active.offer_indexes()
+        log.writer.active.offer_indexes()
         with logcore.open("t-0", read_only=True, fs=disk) as reader:
             reading = log if writes else reader
             assert reading.get(0).offset == 0
@@ -216,7 +216,7 @@ def test_P17_a_rebuilt_index_is_the_one_that_grew() -> None:
     with opened(SimulatedDisk(), config={"index.interval.bytes": 100}) as log:
         for row in ROWS:
             log.append_many([row])
-        active = log._segments[-1]
+        active = log._state.segments[-1]
         path = active.file(".index")
         assert load(SimulatedDisk(rebuilt), path, OffsetIndex) == active.offset_index.array().tobytes()
         times = active.time_index.array().tobytes()
@@ -273,7 +273,7 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
             found.append(None)
             continue
         with log:
-            assert log._active.is_resumed == (not suffixes and has_use)
+            assert log.writer.active.is_resumed == (not suffixes and has_use)
             assert log.log_end_offset >= point
             found.append([log.newest(), contents(log), [log.offset_for_timestamp(time) for time in range(11)]])
             for time in later:
@@ -495,7 +495,7 @@ def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: b
                 log.flush()
                 disk.advance(6_000)
                 log.tick()
-        size_bytes, batch_bytes = log._active.size_bytes, len(batch)
+        size_bytes, batch_bytes = log.writer.active.size_bytes, len(batch)
         if is_clean:
             log.close()
         else:

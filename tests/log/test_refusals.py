@@ -17,6 +17,7 @@ import logcore
 from logcore import checkpoint
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
+from logcore.partition.writer import Writer
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import POLICIES, values
@@ -151,7 +152,7 @@ def test_a_log_counts_what_it_does(policy: str, syncs: int) -> None:
         log.roll()
         log.delete_records(5)
         assert (log.statistics().rolls, log.statistics().segments, log.statistics().size_bytes) == (1, 1, 0)
-        assert (log.written_bytes, log.durable_end_offset) == (size, 5)
+        assert (log.writer.written_bytes, log.durable_end_offset) == (size, 5)
     with logcore.open("t-0", read_only=True, fs=disk) as reader:
         found = reader.statistics()
         assert (found.segments, found.log_start_offset, found.log_end_offset) == (1, 5, 5)
@@ -182,9 +183,9 @@ def test_an_opening_that_fails_gives_the_lock_back(partition: Path, monkeypatch:
     def no_memory(*arguments: object, **options: object) -> None:
         raise MemoryError
 
-    for name in ("__init__", "start"):
+    for owner, name in ((Writer, "__init__"), (Writer, "start"), (logcore.Log, "__init__")):
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
-            patch.setattr(logcore.Log, name, no_memory)
+            patch.setattr(owner, name, no_memory)
             logcore.open(partition)
     with logcore.open(partition) as log:
         assert values(log) == [b"x"]
@@ -239,7 +240,7 @@ def test_a_close_without_room_for_indexes_is_a_close_after_which_more_is_checked
     log = logcore.open("t-0", create=True, config={"index.interval.bytes": 60}, fs=disk)
     for at in range(20):
         log.append(b"%d" % at * 20)
-    written = log.written_bytes
+    written = log.writer.written_bytes
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.index", times=None))
     log.close()
     disk.faults = None
@@ -274,7 +275,7 @@ def test_a_tick_with_nothing_to_do_says_so_and_writes_nothing() -> None:
 
 def test_the_recovery_point_follows_what_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an opening after a crash has a bounded part of the log to check, also where nobody calls tick()."""
-    monkeypatch.setattr("logcore.log._RECOVERY_LAG_BYTES", 1_000)
+    monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         for at in range(1, 31):
@@ -289,7 +290,7 @@ def test_the_indexes_reach_their_files_with_the_recovery_point(
     monkeypatch: pytest.MonkeyPatch, truncates: bool
 ) -> None:
     """So that an opening after a crash, and readers in other processes, find their way without a walk over all."""
-    monkeypatch.setattr("logcore.log._RECOVERY_LAG_BYTES", 1_000)
+    monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk, config = SimulatedDisk(), {"index.interval.bytes": 100}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
     for _ in range(3 if truncates else 20):
@@ -301,7 +302,7 @@ def test_the_indexes_reach_their_files_with_the_recovery_point(
     disk.kill()
     assert len(disk.content(f"t-0/{0:020d}.index")) >= 10 * 8
     with logcore.open("t-0", config=config, fs=disk) as log:
-        assert log._active.is_resumed
+        assert log.writer.active.is_resumed
         assert log.append(b"next").offset == 20 + truncates
 
 
@@ -351,16 +352,17 @@ def test_what_a_rewriting_could_not_remove_is_not_in_the_way_of_the_next() -> No
 def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("logcore.log._RECOVERY_LAG_BYTES", -1)  # each append wants to move the recovery point
+    # Each append wants to move the recovery point.
+    monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", -1)
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk)
-    lock, wait = log._lock, log._commit.wait
+    lock, wait = log._state.lock, log.writer.commit.wait
 
     class Late:
         """The log's lock, which another thread gets first: it closes the log."""
 
         def __enter__(self) -> None:
-            log._lock = lock
+            log._state.lock = lock
             log.close()
             lock.acquire()
 
@@ -369,9 +371,9 @@ def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
 
     def synced(target: int) -> None:
         wait(target)
-        log._lock = Late()  # type: ignore[assignment]
+        log._state.lock = Late()  # type: ignore[assignment]
 
-    monkeypatch.setattr(log._commit, "wait", synced)
+    monkeypatch.setattr(log.writer.commit, "wait", synced)
     assert log.append(b"x") == (0, 0, disk.now_ms(), "disk")
     assert log.is_closed
     with logcore.open("t-0", fs=disk) as log:
@@ -425,7 +427,7 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
     "truncate_to_epoch": lambda log: log.truncate_to_epoch(0, 0),
     "delete_records": lambda log: log.delete_records(1),
     "retain": lambda log: log.retain(segments=1),
-    "retention_facts": lambda log: log.retention_facts(),
+    "retention_facts": lambda log: log.upkeep.facts(),
     "reconfigure": lambda log: log.reconfigure({}),
     "roll": lambda log: log.roll(),
     "flush": lambda log: log.flush(),

@@ -116,8 +116,8 @@ def filled(disk: SimulatedDisk, records: int = 20, **config: Any) -> Log:
 def test_P30_P33_whole_segments_go_and_the_start_is_on_disk_first() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with filled(disk, **{"retention.bytes": 700}) as log:
-        assert len(log._segments) > 4
-        bases = [segment.base_offset for segment in log._segments]
+        assert len(log._state.segments) > 4
+        bases = [segment.base_offset for segment in log._state.segments]
         moves: list[tuple[str, int]] = []
 
         def observe(operation: str, is_done: bool) -> None:
@@ -520,7 +520,7 @@ def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None
     files = {**disk.files(), path: content[:-12] + (b"" if lost == "cut" else bytes(12))}
     with logcore.open_dir("/d", fs=SimulatedDisk(files)) as logdir:
         log = logdir.partition("t", 0)
-        assert log._active.is_resumed
+        assert log.writer.active.is_resumed
         assert log.retain() == 0
         assert log.offset_for_timestamp(now_ms - 2 * hour_ms) == 4
         assert log.newest() == (4, now_ms - hour_ms)
@@ -534,7 +534,7 @@ def test_a_log_that_lost_the_checkpoint_of_its_start_is_not_called_damaged(left:
         for number in range(20):
             log.append(b"x" * 50, timestamp_ms=number)
         log.delete_records(10)
-        first = log.retention_facts().segments[0].base_offset
+        first = log.upkeep.facts().segments[0].base_offset
         assert first > 0
     files = {path: content for path, content in disk.files().items() if not path.endswith(checkpoint.LOG_START)}
     if left is not None:

@@ -99,7 +99,7 @@ def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
         for _ in range(20):
             log.append_batch(encode([(None, b"x" * 50, (), -1)]))
     with logcore.open("t-0", config=config, fs=disk) as log:
-        assert log._active.is_resumed
+        assert log.writer.active.is_resumed
         assert (log.log_end_offset, log.newest()) == (20, None)
         log.reconfigure({**config, "segment.ms": 1000})
         log.append(b"of 1970", timestamp_ms=1000)
@@ -146,7 +146,7 @@ def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(operation: st
             log.append_many(rows)
         stored = log.log_end_offset - 2
         if log.statistics().segments == 1:
-            assert (stored, log.statistics().size_bytes, log.written_bytes) == (0, size, size)
+            assert (stored, log.statistics().size_bytes, log.writer.written_bytes) == (0, size, size)
         log.append_many(rows[stored:])
         log.roll()
         assert values(log, 2) == [value for _, value in rows]

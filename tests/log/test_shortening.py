@@ -157,7 +157,7 @@ def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path)
             log.truncate(1)
             for at in range(1, 200):
                 log.append(b"%03d" % at * 5_000)
-            log._active.offer_indexes()
+            log.writer.active.offer_indexes()
             assert reader.refresh()
             (segment,) = reader.segments_between(0, 200)
             assert reader.get(199).value == b"199" * 5_000
@@ -169,7 +169,7 @@ def test_what_a_reader_takes_of_a_growing_segment_is_a_copy(partition: Path) -> 
     with logcore.open(partition, create=True, config={"index.interval.bytes": 0}) as log:
         for at in range(10):
             log.append(b"x" * 1_000, timestamp_ms=T0 + at)
-        log._active.offer_indexes()
+        log.writer.active.offer_indexes()
         with logcore.open(partition, read_only=True) as reader:
             (segment,) = reader.segments_between(0, 10)
             taken = segment.view(), segment.offset_index.data, segment.time_index.data

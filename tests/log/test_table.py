@@ -32,7 +32,7 @@ def test_a_table_is_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
                 clean(log, force=True)
             elif action == "truncate":
                 cut = rng.randrange(max(0, len(rows) - 6), len(rows) + 1)
-                if cut > log._segments[-1].base_offset:  # below, what compaction took is not in the rows
+                if cut > log._state.segments[-1].base_offset:  # below, what compaction took is not in the rows
                     log.truncate(cut)
                     del rows[cut:]
             else:

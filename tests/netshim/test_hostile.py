@@ -495,7 +495,7 @@ def test_a_poisoned_log_is_opened_anew(connect: Any, server: Any, caplog: Any) -
     client = connect()
     client.create()
     client.produce([b"before"])
-    server.logdir.partition("t", 0)._commit.poison(OSError("the disk failed once"))
+    server.logdir.partition("t", 0).writer.commit.poison(OSError("the disk failed once"))
     assert client.produce([b"after"]).error_code == 0
     assert [record.value for record in server.logdir.partition("t", 0).read(0)] == [b"before", b"after"]
     assert "opened anew" in caplog.text

@@ -41,7 +41,7 @@ def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
         at = follower.log_end_offset
         for piece in leader.stored(at, max_bytes=max_bytes, up_to="log_end"):
             starts = int.from_bytes(piece[:8], "big")
-            bases = [segment.base_offset for segment in leader._segments]
+            bases = [segment.base_offset for segment in leader._state.segments]
             follower.append_as_follower(piece, begins_segment=starts in bases)
 
 
@@ -219,7 +219,7 @@ def test_the_files_of_a_follower_are_those_of_its_leader(seed: int) -> None:
         log.advance_high_watermark(leader.log_end_offset)
         log.roll()
     assert leader.log_end_offset == follower.log_end_offset
-    assert leader._epochs == follower._epochs
+    assert leader.writer.epochs == follower.writer.epochs
     whole = [b"".join(log_files(disk, path).values()) for path in paths]
     assert whole[0] == whole[1]
     assert leader.last_stable_offset == follower.last_stable_offset
@@ -244,7 +244,7 @@ def test_a_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
         leader.begin_epoch(2)
         lead(leader, random.Random(4), 8, b"y")
         leader.advance_high_watermark(leader.log_end_offset)
-        leader.delete_records(min(start, leader._segments[-1].base_offset))
+        leader.delete_records(min(start, leader._state.segments[-1].base_offset))
         bytes_of = {record.offset: record for record in leader.read(leader.log_start_offset)}
         first = leader.log_start_offset
         pieces = [bytes(piece) for piece in leader.stored(first, max_bytes=1 << 20, up_to="log_end")]
@@ -304,7 +304,7 @@ def test_an_epoch_without_records_stops_no_follower(disk: SimulatedDisk) -> None
         copy(leader, follower)
         leader.append(b"three")
         copy(leader, follower)
-        assert follower._epochs == leader._epochs == [(4, 0), (6, 2)]
+        assert follower.writer.epochs == leader.writer.epochs == [(4, 0), (6, 2)]
         assert log_files(disk, "/b/t-0") == log_files(disk, "/a/t-0")
 
 
@@ -324,7 +324,7 @@ def test_an_append_that_failed_may_be_repeated(disk: SimulatedDisk, operation: s
             follower.append_as_follower(data)
         follower.append_as_follower(batch(base_offset=first + 1, leader_epoch=4))
         assert follower.log_end_offset == first + 2
-        assert follower._epochs[-1] == (4, first)
+        assert follower.writer.epochs[-1] == (4, first)
 
 
 def test_what_consumers_have_seen_is_shown_after_a_kill(disk: SimulatedDisk) -> None:

@@ -206,7 +206,7 @@ def test_a_failed_append_is_not_known(tmp_path: Path, monkeypatch: pytest.Monkey
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append_batch(batch(0))
         with monkeypatch.context() as patch:
-            patch.setattr(log, "_store_locked", _full)
+            patch.setattr(log.writer, "store_locked", _full)
             with pytest.raises(logcore.DiskFullError):
                 log.append_batch(batch(1))
         assert log.append_batch(batch(1)).offset == 1
@@ -276,7 +276,7 @@ def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
             if found.base_offset >= 16:
                 break
             facts, _, _ = kernel.walk(found.data, 0, len(found.data), 2, False)
-            segment = next(one for one in reversed(log._segments) if one.base_offset <= found.base_offset)
+            segment = next(one for one in reversed(log._state.segments) if one.base_offset <= found.base_offset)
             producers.add_facts(
                 facts, lambda _, found=found, segment=segment: coordinator_epochs(segment)(found.position)
             )  # type: ignore[misc]
@@ -531,4 +531,4 @@ def test_an_empty_snapshot_says_that_nobody_is_known() -> None:
     (path,) = (path for path in disk.files() if path.endswith(".snapshot"))
     disk.replace(path, Producers().pack())
     with logcore.open("t-0", fs=disk) as log:
-        assert len(log._producers.known()) == 0
+        assert len(log.writer.producers.known()) == 0

@@ -388,8 +388,8 @@ def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
         for at in range(12):
             log.append(b"%d" % at * 30, timestamp_ms=1_000 + at)
-        log._save_recovery_point_locked()
-        log._active.write_indexes()
+        log.writer.save_recovery_point_locked()
+        log.writer.active.write_indexes()
         disk.kill()
     path = f"/t-0/{Path(LOG).stem}{suffix}"
     written = bytearray(disk.files()[path] or b"")
@@ -408,13 +408,13 @@ def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path)
         for at in range(3):
             log.append(b"%d" % at * 500)  # the last one has an index entry, and no other comes so soon
         log.append(b"3" * 9_000)
-        log._save_recovery_point_locked()  # as every few seconds; the indexes are written with it
+        log.writer.save_recovery_point_locked()  # as every few seconds; the indexes are written with it
         for at in range(4, 7):
             log.append(b"%d" % at * 9_000)
         log.flush()
         disk.kill()
     with logcore.open("t-0", config={"index.interval.bytes": 1_000}, fs=disk) as log:
-        assert log._active.is_resumed
+        assert log.writer.active.is_resumed
         assert log.recovery_report is not None
         assert log.recovery_report.cut_position is None
         assert 27_000 < log.recovery_report.checked_bytes < 28_500, "only what lies above the recovery point"
@@ -756,7 +756,7 @@ def test_a_lost_time_index_is_not_taken_for_one_without_times() -> None:
     disk.replace(f"/t-0/{0:020d}.timeindex", b"")
     with logcore.open("t-0", fs=disk, config={"index.interval.bytes": 100}) as log:
         assert log.offset_for_timestamp(1010) == 10
-        assert log._active.largest_timestamp == 1049
+        assert log.writer.active.largest_timestamp == 1049
 
 
 def test_a_log_that_is_made_anew_has_one_file_open() -> None:
@@ -815,7 +815,7 @@ def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None
         assert len(list(log.read(0, isolation="read_committed"))) == 6
     assert len(disk.files()[name + ".txnindex"]) == 34
     with logcore.open("t-0", fs=disk) as log:  # after a crash it would be looked at again
-        assert log._notes.producers
+        assert log.writer.notes.producers
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -839,7 +839,7 @@ def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) ->
             log.append_batch(batch)
             if number % 3 == 2:
                 log.end_transaction(7, 0, commit=False)
-        assert len(log._segments) > 3
+        assert len(log._state.segments) > 3
     clean = disk.files()
     sound = {path: data for path, data in clean.items() if path.endswith(("index",))}
     assert len([path for path in sound if path.endswith(".txnindex")]) > 1
@@ -878,16 +878,16 @@ def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:
         rows = [(None, b"x" * 50, (), disk.now_ms())]
         log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
-        at = log._active.size_bytes
+        at = log.writer.active.size_bytes
         log.end_transaction(7, 0, commit=False)
-        size = log._active.size_bytes - at
-        while len(log._segments) < 3:
+        size = log.writer.active.size_bytes - at
+        while len(log._state.segments) < 3:
             log.append(b"y" * 50)
         log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=1, transactional=True))
         log.end_transaction(7, 0, commit=False)
         log.roll()
         end = log.log_end_offset
-        first, second = log._segments[:2]
+        first, second = log._state.segments[:2]
     files = disk.files()
     broken = bytearray(files[first.path])
     broken[at + position] ^= 64
@@ -905,7 +905,7 @@ def test_an_index_that_was_wrong_is_gone_before_the_recovery_point_moves() -> No
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:
         for number in range(8):
             log.append(b"%d" % number * 60)
-        first = log._segments[0]
+        first = log._state.segments[0]
     kept = {path: data for path, data in disk.files().items() if "clean" not in path and "recovery" not in path}
     left = SimulatedDisk({**kept, first.file(".txnindex"): bytes(34)})
     log = logcore.open("t-0", fs=left, config=config)
@@ -946,7 +946,7 @@ def test_room_for_recovery_is_made_of_what_a_crash_left(left: str) -> None:
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     for _ in range(20):
         log.append(b"v" * 300)
-    path = log._active.path
+    path = log.writer.active.path
     disk.kill()
     files = {**disk.files(), path: disk.files()[path][:-50], path.removesuffix(".log") + left: bytes(8_000)}
     room = sum(map(len, files.values())) + 100
@@ -979,7 +979,7 @@ def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
             for number in range(20):
                 writer.append(b"new%d" % number)
             writer.flush()
-            writer._save_recovery_point_locked()
+            writer.writer.save_recovery_point_locked()
         return handle
 
     disk.open = opened  # type: ignore[method-assign]
@@ -1010,7 +1010,7 @@ def test_a_length_that_turned_makes_no_tail_of_the_last_batch(is_clean: bool, co
         for number in range(count):
             log.append(b"%d" % number * 40)
         at = next(batch.position for batch in log.batches(count - 1))
-        path = log._active.path
+        path = log.writer.active.path
     files = {name: data for name, data in disk.files().items() if is_clean or "clean" not in name}
     for bit in [bit for bit in (1, 2, 4, 8, 16, 32) if files[path][at + 11] & bit]:
         bad = bytearray(files[path])

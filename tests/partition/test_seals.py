@@ -445,7 +445,8 @@ def test_a_change_at_any_step_of_a_scrub_is_no_damage(what: str, read_only: bool
         left = [count]
 
         def pread(self: SimulatedDisk, handle: int, *given: int, left: Any = left, writer: Any = writer) -> bytes:
-            if not writer._lock.locked() and self._held(handle)[1].endswith(LOG):  # else another thread would wait
+            is_free = not writer._state.lock.locked()  # else another thread would wait
+            if is_free and self._held(handle)[1].endswith(LOG):
                 left[0] -= 1
                 if left[0] == 0:
                     CHANGES[what](writer)

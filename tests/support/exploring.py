@@ -56,7 +56,7 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
                 getattr(program, action)()
             except logcore.LogcoreError:
                 log = program.log
-                if log is not None and log._commit.failure is None and not log.is_closed:
+                if log is not None and log.writer.commit.failure is None and not log.is_closed:
                     history.take_end(log.log_end_offset)
         program.disk.faults = None
         for state in program.disk.crash_states(limit=2):

@@ -100,7 +100,7 @@ class Program:
     def close(self) -> None:
         if self.log is not None:
             log, self.log = self.log, None
-            failed = log._commit.failure
+            failed = log.writer.commit.failure
             log.close()
             if failed is None:
                 self.history.acknowledge(len(self.history.records), "disk")
@@ -121,7 +121,7 @@ class Program:
     def _append(self, sizes: Sequence[int], level: Any = None) -> None:
         log, rows = self.opened(), self.rows(sizes)
         end = log.log_end_offset
-        if log._commit.failure is None:
+        if log.writer.commit.failure is None:
             self.history.issue(Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows))
         receipt = log.append_many(rows, durability=level)
         self.history.acknowledge(receipt.last_offset + 1, receipt.durability)
@@ -191,7 +191,7 @@ class Program:
 
     def retain(self) -> None:
         log = self.opened()
-        facts = log.retention_facts()
+        facts = log.upkeep.facts()
         start = log.log_start_offset
         if facts.deletable:
             start = max(start, facts.segments[0].end_offset)
@@ -222,7 +222,7 @@ class Program:
         data = encode(
             rows, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=is_transactional
         )
-        if log._commit.failure is None:
+        if log.writer.commit.failure is None:
             records = [Record(end, row[3], row[0], row[1]) for row in rows]
             self.history.issue(records, transaction_of=producer_id if is_transactional else None)
         receipt = log.append_batch(data)
@@ -252,7 +252,7 @@ class Program:
 
     def _end(self, *, commit: bool) -> None:
         log, producer_id = self.opened(), self.producers[TRANSACTIONAL]
-        if log._commit.failure is None:
+        if log.writer.commit.failure is None:
             self.history.issue_marker(producer_id, commit=commit)
         receipt = log.end_transaction(producer_id, 0, commit=commit)
         self.history.acknowledge(receipt.last_offset + 1, receipt.durability)

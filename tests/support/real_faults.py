@@ -287,7 +287,7 @@ class LogWorker:
         """A call has failed. A poisoned log stays so; any other goes on. Then it is closed."""
         log, self.log = self.log, None
         self.tell("failed", type(error).__name__, log is not None and log.has_failed)
-        if log is None or log._closed:
+        if log is None or log._state.is_closed:
             return
         if log.has_failed:
             try:

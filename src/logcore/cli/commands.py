@@ -798,7 +798,7 @@ def retention(
         committed = committed_in([*offsets_logs]) if groups else {}
         for log in logs:
             known = committed.get(parse_partition_name(os.path.basename(log.path)), {})
-            facts = log.retention_facts(committed=known)
+            facts = log.upkeep.facts(committed=known)
             count = max(0, min(policy(facts), facts.deletable))
             gone = facts.segments[:count]
             if is_delete:

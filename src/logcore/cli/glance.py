@@ -16,6 +16,7 @@ from logcore.fs import FS, OS
 from logcore.kernels import layout
 from logcore.log import Log, open_log
 from logcore.names import partition_of
+from logcore.segment import Segment
 
 
 @attrs.frozen(kw_only=True)
@@ -53,14 +54,18 @@ def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionSummary:
             high_watermark=statistics.high_watermark,
             log_end_offset=statistics.log_end_offset,
             first_timestamp_ms=next((batch.base_timestamp for batch in log.batches(log.log_start_offset)), -1),
-            max_timestamp_ms=max((segment.max_timestamp() for segment in log._segments), default=-1),
+            max_timestamp_ms=max((segment.max_timestamp() for segment in _segments(log)), default=-1),
             codecs=_codecs(log),
         )
 
 
+def _segments(log: Log) -> list[Segment]:
+    return log.segments_between(log.log_start_offset, log.log_end_offset)
+
+
 def _codecs(log: Log) -> dict[str, int]:
     counts = np.zeros(8, np.int64)
-    for segment in log._segments[-1:]:
+    for segment in _segments(log)[-1:]:
         for facts, _, _ in segment.walk(0, crc=False):
             counts += np.bincount(facts["attributes"] & layout.CODEC_MASK, minlength=8)
     names = {code.value: code.name.lower() for code in Codec}

@@ -17,9 +17,10 @@ import os
 from logcore import checkpoint
 from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError, StorageReadError
 from logcore.fs import FS, copy_range, opened
-from logcore.log import Log, Rewriting
+from logcore.log import Log
 from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
 from logcore.partition import epochs
+from logcore.partition.rewriting import Rewriting
 from logcore.partition.segmentfiles import write_front
 from logcore.segment import Segment
 

@@ -146,8 +146,12 @@ class Upkeeper:
 
     def admit(self, key: Key, log: Log) -> None:
         """Lets a log be visited whenever something changes what may be due in it."""
-        log.is_held = self.is_low
-        log.on_stir = functools.partial(self._agenda.stir, (key, log))
+        log.writer.is_held = self.is_low
+        log.writer.on_stir = functools.partial(self._agenda.stir, (key, log))
+
+    def visit(self, key: Key, log: Log) -> None:
+        """The next tick() asks what is due in a log."""
+        self._agenda.stir((key, log))
 
     # -- the logs that are open -------------------------------------------------------------------------------------
 
@@ -186,13 +190,13 @@ class Upkeeper:
         return True
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
-        """What Log.tick_gathered() says; puts down when the log is to be visited again."""
+        """What Upkeep.tick_gathered() says; puts down when the log is to be visited again."""
         acted = False
         recovery_point = None
         next_ms = self._fs.monotonic_ms() + _RETRY_MS
         try:
-            acted, recovery_point = log.tick_gathered(now_ms)
-            next_ms = log.rest()
+            acted, recovery_point = log.upkeep.tick_gathered(now_ms)
+            next_ms = log.upkeep.rest()
         except (LogcoreError, OSError) as error:
             self._incidents.met("tick", "{}-{}".format(*key), error)
         finally:
@@ -229,7 +233,7 @@ class Upkeeper:
         if upkeep.min_free_bytes:
             self.is_low = self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
             for log in self._directory.open_logs().values():
-                log.is_held = self.is_low
+                log.writer.is_held = self.is_low
         # Of ten thousand partitions a look takes a fifth of a second, so it comes the more rarely.
         self._next_look_ms = clock_ms + max(_SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms))
         return acted
@@ -242,7 +246,7 @@ class Upkeeper:
                 with self._incidents.going_on("retention", partition_name(name, number)):
                     # The only segment of a partition does not go, so there is no use in opening it.
                     if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
-                        facts[name, number] = self._directory.partition(name, number).retention_facts(now_ms)
+                        facts[name, number] = self._directory.partition(name, number).upkeep.facts(now_ms)
         acted = False
         for (name, number), count in to_fit(facts, excess_bytes).items():
             with self._incidents.going_on("retention", partition_name(name, number)):

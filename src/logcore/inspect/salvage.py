@@ -29,7 +29,8 @@ import numpy as np
 
 from logcore import checkpoint
 from logcore.checkpoint import Key
-from logcore.claim import Claim, claim_directory, make_directories
+from logcore.claim import Claim
+from logcore.claiming import claim_directory, make_directories
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS, copy_range, opened

@@ -30,6 +30,7 @@ from logcore.notices import WARNING, tell
 from logcore.partition import epochs, gaps, order, recovery, seals, transactions
 from logcore.partition.noted import begin
 from logcore.partition.producerstate import remove_snapshots_above
+from logcore.partition.scan import batch_around
 from logcore.partition.segmentfiles import SegmentFiles, list_names, segments_gone
 from logcore.partition.transactions import Transactions
 from logcore.segment import ActiveSegment, Segment
@@ -63,10 +64,11 @@ class Place:
 class Opened:
     """A log as opening has left it.
 
-    segments: oldest first; the last is active. end: the log end offset; all below it is on disk. recovery_point: as it
-    is noted, at most the end. left_below: base offsets below the log start, of which a crash in a deletion left files.
-    notes: as the last writer left them. own_notes: those of this writer, which replace them before it writes. lost: the
-    damage behind which nothing whole follows, so that no append is possible; else None.
+    segments: oldest first; the last is active. end: the log end offset; all below it is on disk. visible: the high
+    watermark. recovery_point: as it is noted, at most the end. notes: as the last writer left them. own_notes: those of
+    this writer, which replace them before it writes. left_below: base offsets below the log start, of which a crash in
+    a deletion left files. lost: the damage behind which nothing whole follows, so that no append is possible; else
+    None.
     """
 
     segments: list[Segment]
@@ -74,6 +76,7 @@ class Opened:
     files: SegmentFiles
     log_start: int
     end: int
+    visible: int
     recovery_point: int
     epochs: list[epochs.Entry]
     notes: Notes
@@ -130,6 +133,7 @@ def open_partition(place: Place) -> Opened:
         files=found.files,
         log_start=found.log_start,
         end=end,
+        visible=_high_watermark(place, found, notes, end),
         recovery_point=min(recovery_point, end),
         epochs=_epochs_below(place, found, end),
         notes=notes,
@@ -310,6 +314,22 @@ def _write_active_indexes(place: Place, found: _Found, end: int, *, was_cut: boo
     # batches that a crash took was true, and would not be of those that come in their place.
     with contextlib.suppress(DiskFullError, ResourceError):
         active.write_indexes(whole=True, keeps_rest=place.is_clean and not was_cut)
+
+
+def _high_watermark(place: Place, found: _Found, notes: Notes, end: int) -> int:
+    """Where the high watermark begins. All was shown of a log without copies; else it begins where it was, as far as is
+    known, for what a killed writer has shown stays shown.
+    """
+    if not place.is_replicated or (notes.policy is not None and not notes.replicated):
+        return end
+    noted = place.checkpointed(checkpoint.HIGH_WATERMARK)
+    shown = checkpoint.read_shown_end(place.fs, place.path)
+    if shown is not None and shown.is_replicated:
+        noted = max(noted, shown.offset)
+    if noted <= found.log_start:
+        # What was deleted lay below it, and it is where a batch ends.
+        _, noted = batch_around(found.segments, found.log_start)
+    return min(end, noted)
 
 
 def _epochs_below(place: Place, found: _Found, end: int) -> list[epochs.Entry]:

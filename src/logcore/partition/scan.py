@@ -106,6 +106,15 @@ def slot_of(segments: Sequence[Segment], offset: int) -> int:
     return bisect_right(segments, offset, key=_BASE_OFFSET) - 1
 
 
+def batch_around(segments: Sequence[Segment], offset: int) -> tuple[int, int]:
+    """(base, end) of the batch that an offset lies inside of; the offset twice where one batch ends there."""
+    segment = segments[max(0, slot_of(segments, offset))]
+    batch = segment.batch(segment.find(offset))
+    if batch is None or not batch.base_offset < offset <= batch.last_offset:
+        return offset, offset
+    return batch.base_offset, batch.last_offset + 1
+
+
 _BASE_OFFSET = attrgetter("base_offset")
 _Item = TypeVar("_Item", Run | RecordBatch, RecordBatch)
 

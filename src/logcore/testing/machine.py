@@ -35,8 +35,9 @@ from logcore.errors import (
     StorageReadError,
 )
 from logcore.kernels import Record
-from logcore.log import Log, Receipt, open_log
+from logcore.log import Log, open_log
 from logcore.partition import epochs
+from logcore.partition.writer import Receipt
 from logcore.recordbatch import encode
 from logcore.testing import strategies
 from logcore.testing.disk import SimulatedCrash, SimulatedDisk
@@ -323,7 +324,7 @@ class LogStateMachine(RuleBasedStateMachine):
     def retain(self, segments: int | None, size: int, crash: CrashPoint | None) -> None:
         """Whole segments from the front, by number or by the rules."""
         self.log.reconfigure({**self.config, "retention.bytes": size})
-        facts = self.log.retention_facts()
+        facts = self.log.upkeep.facts()
         wanted = min(facts.deletable, retention.kafka_rules(facts) if segments is None else segments)
         start = self.log.log_start_offset
         if wanted:
@@ -349,7 +350,7 @@ class LogStateMachine(RuleBasedStateMachine):
     def _compact(self, rolls: bool) -> list[cleaner.CleaningReport]:
         if rolls:
             self.log.roll()
-        end = min(self.log.last_stable_offset, self.log.retention_facts().segments[-1].base_offset)
+        end = min(self.log.last_stable_offset, self.log.upkeep.facts().segments[-1].base_offset)
         self.history.compact(end, self.disk.now_ms(), self.log.config.delete_retention_ms)
         report = cleaner.clean(self.log, force=True)
         return [] if report is None else [report]

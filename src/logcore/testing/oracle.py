@@ -30,7 +30,8 @@ from logcore.inspect.verify import Verdict, verify
 from logcore.kernels import Record
 from logcore.log import Log, open_log
 from logcore.names import STATES, TXN_INDEX
-from logcore.partition.producerstate import ProducerState
+from logcore.partition.producers import Producers
+from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.recovery import rebuild
 from logcore.partition.segmentfiles import list_bases
 from logcore.partition.transactions import Transactions, control_types
@@ -444,24 +445,25 @@ def check_memory(log: Log) -> None:
 
     Of a log whose front is gone, by retention or compaction, the batches do not tell all: nothing to compare.
     """
-    segments = log._segments
-    if log.log_start_offset or log._gaps.dense_from:
+    state = log.writer.state
+    segments = state.segments
+    if log.log_start_offset or state.gaps.dense_from:
         return
     replayed = Transactions()
+    replayed_producers = Producers()
     for segment in segments:
         for facts, _, _ in segment.walk(0, crc=False):
             replayed.add(facts, control_types(segment))
+            replayed_producers.add_facts(facts, coordinator_epochs(segment))
     for segment, end in zip(segments, [*(one.base_offset for one in segments[1:]), log.log_end_offset], strict=True):
         index = TransactionIndex("", bytearray())
         for entry in replayed.entries_between(segment.base_offset, end):
             index.add(*entry)
-        stored = bytes(load(log._fs, segment.file(TXN_INDEX), TransactionIndex))
+        stored = bytes(load(log.writer.fs, segment.file(TXN_INDEX), TransactionIndex))
         assert stored == bytes(index.data), f"the transaction index of {segment} is not what its batches say"
-    with log._lock:
-        remembered = log._producers.known()
-        fresh = ProducerState(log._fs, log.path, lambda: (segments, log.log_end_offset))
-        fresh._offsets = list  # type: ignore[method-assign]  # no snapshot, only the batches
-        replayed_producers = fresh.known()
+    with state.lock:
+        remembered = log.writer.producers.known()
+        replayed_producers.expire(log.writer.fs.now_ms())
     assert remembered.open_transactions() == replayed_producers.open_transactions(), "open transactions"
     assert remembered.last_batches() == replayed_producers.last_batches(), "what producers wrote last"
 

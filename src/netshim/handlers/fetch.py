@@ -123,7 +123,7 @@ def _extent(keys: list[tuple[str, int]], state: State) -> tuple[int, int] | None
         log = state.logdir.opened(topic, partition)
         if log is None:
             return None
-        written += log.written_bytes
+        written += log.writer.written_bytes
         taken += log.log_start_offset + log.times_truncated
     return written, taken
 

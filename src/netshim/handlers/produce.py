@@ -133,7 +133,7 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
         newest = int.from_bytes(head[35:43], "big", signed=True)
         has_producer = len(head) > 43 and head[43] < 0x80
         key = topic, asked.index
-        if state.has_turns(key) or log.may_wait(len(head), newest, has_producer=has_producer):
+        if state.has_turns(key) or log.writer.may_wait(len(head), newest, has_producer=has_producer):
             kept = bytes(records)  # the buffer of the connection will hold other requests
             state.in_turn(
                 key,

@@ -1,0 +1,74 @@
+"""Takes the lock of a log directory, and shares it among the members of this process.
+
+Rules:
+- The marker of a clean shutdown (.kafka_cleanshutdown) is removed, durably, before the first write, so that Kafka
+  checks what a crash of ours would leave.
+- Staged writes that were under way when the last writer ended are rolled forward first.
+
+claim.py says what a member may do then. This module opens no log.
+"""
+
+from __future__ import annotations
+
+import os
+
+from logcore import checkpoint
+from logcore.checkpoint import OffsetCheckpoints
+from logcore.claim import Claim, Common
+from logcore.errors import StorageWriteError
+from logcore.fs import FS
+from logcore.staging import applying
+
+
+def claim_directory(fs: FS, directory: str, member: str) -> Claim:
+    """Takes the lock on a log directory, or a share of it when this process holds it already.
+
+    The first member removes the marker of a clean shutdown, so that Kafka checks what a crash of ours would leave.
+    Raises LogLockedError, and what keeps staged writes from being rolled forward into the member.
+    """
+    lock = fs.lock(directory, member)
+    try:
+        with lock.shared.mutex:
+            common: Common | None = lock.shared.state
+            if common is None:
+                common = Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory))
+                lock.shared.state = common
+                checkpoint.keep_reserve(fs, directory)
+            if common.is_unfinished:  # also of this process, when it failed in the middle
+                common.blocked = applying.roll_forward(fs, directory)
+                common.is_unfinished = bool(common.blocked)
+            blocked = common.blocked.get(member)
+            if blocked is not None:  # offsets are given out in it for records that cannot be put in place
+                raise blocked
+    except BaseException:
+        lock.release()
+        raise
+    return Claim(fs, directory, lock, common)
+
+
+def _take_marker(fs: FS, directory: str) -> bool:
+    """Removes the marker of a clean shutdown; returns whether nothing in the directory needs checking."""
+    marker = os.path.join(directory, checkpoint.CLEAN_SHUTDOWN)
+    if fs.exists(marker):
+        fs.unlink(marker)
+        fs.sync_dir(directory)
+        return True
+    return not any(fs.is_directory(os.path.join(directory, name)) for name in fs.listdir(directory))
+
+
+def make_directories(fs: FS, path: str) -> None:
+    """mkdir -p, each new name made durable in its parent."""
+    parent = os.path.dirname(path)
+    if parent not in ("", path) and not fs.is_directory(parent):
+        make_directories(fs, parent)
+    try:
+        fs.mkdir(path)
+    except FileExistsError:
+        if not fs.is_directory(path):
+            raise StorageWriteError("the directory cannot be made: there is a file of that name", path=path) from None
+    except FileNotFoundError as error:
+        raise StorageWriteError("the directory cannot be made: not here", path=path) from error
+    except StorageWriteError as error:
+        error.reason = f"the directory cannot be made: {error.reason}"
+        raise
+    fs.sync_dir(parent)

@@ -1,0 +1,148 @@
+"""Records that are taken out of a log that is written: at its front by deletion, at its end by truncation.
+
+Rules:
+- A new log start is on disk before the first file goes.
+- Segments behind a cut are removed from the last on; then the segment with the cut is replaced by a copy of its front.
+  So a crash leaves a longer log, or the one that was asked for.
+- A batch that the cut lies in is cut, not lost: its front gets a head of its own.
+- Who reads a segment that was taken out goes on reading it.
+
+Callers hold the log's lock. This module does not say what is to go: users, leaders and retention do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from logcore import checkpoint
+from logcore.config import LogConfig
+from logcore.errors import CorruptBatchError, DiskFullError, OffsetOutOfRangeError, ResourceError
+from logcore.notices import INFO, tell
+from logcore.partition import epochs, recovery, transactions
+from logcore.partition.scan import slot_of
+from logcore.partition.writer import Writer
+from logcore.recordbatch import empty_batch, front_of
+from logcore.segment import ActiveSegment, Segment
+
+#: What a truncation leaves of the leader epochs: epochs.cut_end or epochs.truncate_end.
+CutEpochs = Callable[[list[epochs.Entry], int], list[epochs.Entry]]
+
+
+def delete_below_locked(writer: Writer, offset: int) -> None:
+    """Moves the log start up to an offset, on disk first, and takes out the segments wholly below it."""
+    state = writer.state
+    if offset > writer.commit.durable_end:  # else a power cut leaves a start above the end
+        writer.sync_locked()
+    writer.set_checkpoint(checkpoint.LOG_START, offset, may_use_reserve=True)
+    state.log_start = offset
+    count = max(0, slot_of(state.segments, offset))
+    if count:
+        _retire_locked(writer, state.segments[:count], state.segments[count:])
+        tell("deletion", INFO, "%s: %d segments deleted, the log begins at offset %d", writer.path, count, offset)
+    kept = epochs.truncate_start(writer.epochs, offset)
+    # Where the first epoch begins tells from now on that the segments before it are not lost, should the checkpoint
+    # be. While no segment goes, that is not worth two syncs. On a full disk it waits for the next opening: deleting
+    # is what makes room.
+    try:
+        writer.set_epochs_locked(kept, write=bool(count) or len(kept) < len(writer.epochs))
+    except (DiskFullError, ResourceError):
+        writer.set_epochs_locked(kept, write=False)
+
+
+def _retire_locked(writer: Writer, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
+    """Takes segments out of the log. Their files get another name at once, and are removed when readers in other
+    processes have had file.delete.delay.ms to open them.
+    """
+    for segment in old:
+        segment.keep()
+    writer.state.segments = list(remaining)
+    writer.files.retire([segment.base_offset for segment in old], writer.state.config.file_delete_delay_ms)
+    writer.stir_locked()
+    writer.fs.sync_dir(writer.path)
+
+
+def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
+    """Removes all records at and above an offset. Raises OffsetOutOfRangeError outside [log start, log end]."""
+    state = writer.state
+    if not state.log_start <= offset <= state.end:
+        raise OffsetOutOfRangeError(
+            "cannot truncate there",
+            path=writer.path,
+            offset=offset,
+            expected=f"{state.log_start} to {state.end}",
+            found=offset,
+        )
+    if offset == state.end:
+        if cut_epochs is epochs.truncate_end:  # a follower forgets epochs in which it led and stored nothing
+            writer.set_epochs_locked(cut_epochs(writer.epochs, offset) or writer.epochs[:1])
+        return
+    writer.sync_locked()
+    with writer.commit.held():
+        slot = max(0, slot_of(state.segments, offset))
+        position, tail = plan_cut(state.segments[slot], offset, state.config, writer.leader_epoch)
+        try:
+            with state.scanning:  # a look at transactions sees the log before the cut or after it
+                _cut_locked(writer, offset, slot, position, tail)
+            writer.set_epochs_locked(cut_epochs(writer.epochs, offset) or writer.epochs[:1])
+        except BaseException as error:  # half done: the files are sound, but memory does not mirror them
+            writer.commit.poison(error)
+            raise
+
+
+def plan_cut(segment: Segment, offset: int, config: LogConfig, leader_epoch: int) -> tuple[int, bytes]:
+    """(position, tail): the segment is to keep its bytes before position, and tail behind them.
+
+    leader_epoch: of a batch without records that stands for a gap. Raises CorruptBatchError when damage stands in the
+    way; what lies behind it is not given up for a truncation.
+    """
+    position = segment.find(offset)
+    batch = segment.batch(position)
+    if batch is None and position < segment.size_bytes:
+        raise CorruptBatchError("damaged batch before the offset to cut at", path=segment.path, position=position)
+    tail = b"" if batch is None else front_of(batch, offset, config)
+    end = segment.base_offset
+    for facts, _, _ in segment.walk(0, stop=position, crc=False):
+        if len(facts):
+            end = int(facts["last_offset"][-1]) + 1
+    if not tail and end < offset:  # compaction left a gap here; the offsets in it stay given out
+        tail = empty_batch(end, offset - 1, leader_epoch)
+    return position, tail
+
+
+def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: bytes) -> None:
+    """Cuts the segment in a slot as plan_cut() says, and removes those behind it."""
+    fs = writer.fs
+    state = writer.state
+    # Below the cut everything is on disk, above it nothing is promised any more.
+    if writer.recovery_point > offset:
+        writer.recovery_point = offset  # first: a LogDir that has gathered the old one looks here before it writes
+        writer.set_checkpoint(checkpoint.RECOVERY_POINT, offset)
+    if writer.own_checkpoint(checkpoint.CLEANER) > offset:  # the records that follow were never compacted
+        writer.set_checkpoint(checkpoint.CLEANER, offset)
+    writer.lower_visible_locked(offset)
+    writer.files.unseal(state.segments[slot:])
+    cut = state.segments[slot]
+    fills_gap = bool(tail) and position == cut.size_bytes
+    if fills_gap:  # first: without what follows the log would end below offset, and below the recovery point
+        writer.files.replace_front(cut, position, tail)
+    while len(state.segments) > slot + 1:
+        last = state.segments[-1]
+        state.segments = state.segments[:-1]
+        writer.files.remove(last)
+    writer.producers.remove_above(offset)
+    if not fills_gap:
+        writer.files.replace_front(cut, position, tail)
+    active = ActiveSegment(fs, writer.path, cut.base_offset, state.config, create=False)
+    writer.active = active
+    recovery.rebuild(active)
+    state.segments = [*state.segments[:-1], active]
+    transactions.index_aborted(active, state.segments)
+    active.write_indexes(whole=True)
+    state.end = offset
+    if not writer.is_replicated:
+        state.visible = offset
+    writer.followed = None
+    state.cuts.append(offset)
+    writer.commit.set_back(offset)
+    state.transactions = None
+    writer.producers.forget()

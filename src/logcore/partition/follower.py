@@ -1,0 +1,76 @@
+"""Stores in a copy what the leader of a log has stored.
+
+Rules:
+- following.py judges the batches before anything is written.
+- Leader epochs are on disk before their batches: an epoch without records contradicts nothing, records without theirs
+  do.
+- The index of aborted transactions names in each segment what the markers in it aborted, as the leader's does.
+
+Callers hold the log's lock.
+"""
+
+from __future__ import annotations
+
+from logcore.kernels import layout
+from logcore.kernels.layout import Buffer
+from logcore.partition import epochs, transactions
+from logcore.partition.following import control_types_in, encoded, follow, is_marker
+from logcore.partition.writer import Level, Writer
+
+
+def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durability: Level | None, now_ms: int) -> int:
+    """Stores the leader's batches; returns the first offset. begins_segment: the first of them begins a segment.
+
+    Raises CorruptBatchError and OffsetOutOfRangeError before anything is written.
+    """
+    # An epoch in which nothing was stored says nothing: this log led in it, or an append failed.
+    entries = epochs.truncate_end(writer.epochs, writer.state.end)
+    found = follow(data, log_end=writer.state.end, leader_epoch=entries[-1][0] if entries else -1)
+    first = found.first_offset
+    if found.has_producers:
+        writer.expect_producers_locked()
+    is_empty = len(writer.state.segments) == 1 and not writer.active.size_bytes
+    if is_empty and first > writer.state.end:
+        writer.begin_at_locked(first)
+    elif begins_segment and writer.active.size_bytes:
+        writer.roll_locked()
+    if found.gap_end:
+        writer.note_gaps_locked(found.gap_end)
+    entries = epochs.truncate_end(writer.epochs, writer.state.end)
+    for epoch, start in found.epochs:
+        entries = epochs.assign(entries, epoch, start)
+    writer.set_epochs_locked(entries or writer.epochs[:1])
+    view = memoryview(data).cast("B")
+    with writer.producers.storing(None, is_judged=not found.has_producers):
+        for run in found.runs():
+            _store_run_locked(writer, view, run, now_ms, durability)
+    return first
+
+
+def _store_run_locked(
+    writer: Writer, view: memoryview, run: layout.Facts, now_ms: int, durability: Level | None
+) -> None:
+    """Stores batches of which the last may be a marker; then the index of its segment names what it aborted."""
+    start = int(run["position"][0])
+    stop = int(run["position"][-1] + run["size_bytes"][-1])
+    if int(run["last_offset"][-1]) > writer.active.limit_offset:
+        # The next segment begins behind the gap, for its offsets are relative to its base, and 32 bits wide.
+        writer.roll_locked(int(run["base_offset"][0]))
+    before = writer.state.end
+    writer.store_locked(view[start:stop], encoded(run, start), now_ms, durability)
+    if writer.followed is not None and writer.followed.next_offset != before:
+        writer.followed = None  # this log has led meanwhile, and its own appends are not in it
+    if writer.followed is None and not is_marker(run):
+        return
+    try:
+        if writer.followed is None:
+            writer.followed = transactions.walked(writer.state.segments)
+        else:
+            writer.followed.add(run, control_types_in(view))
+        for entry in writer.followed.entries_between(before, writer.state.end):
+            writer.active.add_aborted(entry)
+        writer.active.has_markers |= is_marker(run)
+    except BaseException as error:
+        # Kafka believes the file, so it must not lack an entry; opening the log again writes it.
+        writer.commit.poison(error)
+        raise

@@ -1,0 +1,54 @@
+"""What is known of a partition: the fields that those who read it share with the one who writes it.
+
+Rules:
+- A writer changes them under `lock`; a log that is only read changes them in its refresh, under `lock` and `scanning`.
+- Readers take no lock. `segments` is replaced whole. Who needs segments that reach a bound reads them, then the bound,
+  then asks whether the segments are still the same list (LogReader._bounded).
+- `visible` never falls but by a truncation, which is added to `cuts`.
+
+This module decides nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from logcore.config import LogConfig
+from logcore.partition.gaps import Gaps
+from logcore.partition.transactions import Transactions
+from logcore.segment import Segment
+
+
+class PartitionState:
+    """The shared fields of one open log."""
+
+    def __init__(self, config: LogConfig, gaps: Gaps) -> None:
+        self.config = config
+        self.gaps = gaps
+        self.segments: list[Segment] = []  # in order; the last one is growing
+        self.log_start = 0
+        self.end = 0
+        self.visible = 0
+        self.is_closed = False
+        self.cuts: list[int] = []  # where the log was truncated since it was opened
+        self.transactions: Transactions | None = None  # as far as they were walked; changed under scanning
+        self.tailing = 0  # iterators that wait for the visible end; changed under moved
+        self.make_locks()
+
+    def make_locks(self) -> None:
+        """Also for a forked child, where no other thread is left to release a lock or to end what it was about."""
+        self.lock = threading.Lock()
+        # Reentrant: the collector may end an abandoned tail() while this thread holds it.
+        self.moved = threading.Condition(threading.RLock())
+        self.scanning = threading.RLock()
+
+    def show(self, end: int) -> None:
+        """Moves the visible end up, and wakes those who wait for it."""
+        assert end >= self.visible, "what readers have seen is not taken back"
+        self.visible = end
+        if self.tailing:
+            self.wake()
+
+    def wake(self) -> None:
+        with self.moved:
+            self.moved.notify_all()

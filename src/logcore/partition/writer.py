@@ -1,0 +1,712 @@
+"""The writing half of a log: the state of its one writer, and each step that changes it.
+
+Rules:
+- Fields change under the log's lock, by methods whose names end in _locked; their callers hold it.
+- An append is whole or leaves no byte. After an error the log is as before, or `commit` is poisoned and refuses writes.
+- A sync that fails is never tried again.
+- `is_midway` is set while the files may have more than is known here, and is looked at where there may be no memory
+  left to take it back: then the log refuses writes.
+- A roll makes the old segment durable, then the new file and its name, and only then the first write.
+
+Steps that are parts of the same writer have files of their own: upkeep.py (what time makes due), cutting.py (deletion
+and truncation), follower.py (what a leader has stored), rewriting.py (compaction, and staged segments). log.py encodes
+what users give, and documents all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, NoReturn
+
+import attrs
+
+from logcore import checkpoint
+from logcore.checkpoint import Notes
+from logcore.claim import Claim
+from logcore.config import INT64_MAX, Durability, LogConfig
+from logcore.errors import (
+    CorruptLogError,
+    DiskFullError,
+    ForkedWriterError,
+    InvalidConfigError,
+    LogClosedError,
+    LogFailedError,
+    OffsetOutOfRangeError,
+    ResourceError,
+    StorageReadError,
+    StorageWriteError,
+)
+from logcore.format.compression import Codec
+from logcore.fs import FS
+from logcore.kernels.layout import APPEND_TIME_BIT, EncodedBatch
+from logcore.names import LOG, file_name, parse_partition_name
+from logcore.notices import ERROR, tell
+from logcore.partition import epochs, gaps, recovery, seals, transactions
+from logcore.partition.gaps import Gaps
+from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.opening import Opened
+from logcore.partition.producerstate import ProducerState
+from logcore.partition.scan import batch_around
+from logcore.partition.state import PartitionState
+from logcore.partition.transactions import Transactions
+from logcore.recordbatch import compressor, target_codec
+from logcore.segment import ActiveSegment
+
+Level = Literal["os", "disk"]
+
+#: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
+_RECOVERY_LAG_BYTES: Final = 64 << 20
+RECOVERY_LAG_MS: Final = 5_000
+_NO_LIMIT: Final = 1 << 63
+
+
+class Receipt(NamedTuple):
+    """What an append did: offsets of its first and last record, its time, and how safe it is.
+
+    durability: "disk" when an fdatasync that began after the write has returned, else "os": a killed process keeps it,
+    a power cut may not. timestamp_ms: the clock when it was appended.
+    """
+
+    offset: int
+    last_offset: int
+    timestamp_ms: int
+    durability: Level
+
+
+def check_level(durability: object) -> None:
+    """Raises InvalidConfigError for what is no durability of one append."""
+    if durability not in ("os", "disk"):
+        raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
+
+
+class Writer:
+    """One partition, open for writing. Users meet it as Log.
+
+    commit: syncs, the durable end, and why the log refuses writes, if it does. notes: as they are on disk. epochs: the
+    leader epochs, replaced whole. written_bytes, appends, rolls: counts since the log was opened. recovery_bytes: of
+    written_bytes, those below the recovery point. followed: the transactions of the whole log, once a marker of its
+    leader was stored. rewriter: who has .cleaned files in the directory.
+    """
+
+    def __init__(
+        self,
+        fs: FS,
+        path: str,
+        config: LogConfig,
+        policy: Durability,
+        *,
+        claim: Claim,
+        opened: Opened,
+        is_replicated: bool,
+    ) -> None:
+        """Has done nothing yet; start() begins. opened: the partition at path, as opening has left it."""
+        self.fs = fs
+        self.path = path
+        self.parent, name = os.path.split(path)
+        self.key = parse_partition_name(name)
+        self.claim = claim
+        self.durability = policy
+        self.is_replicated = is_replicated
+        self.report = opened.report
+        #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others
+        #: know the log; called under the log's lock, so it may not wait.
+        self.on_stir: Callable[[], None] | None = None
+        #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
+        self.is_held = False
+        self.state = PartitionState(config, Gaps(opened.gaps))
+        self.state.segments = opened.segments
+        self.state.log_start = opened.log_start
+        self.state.end = opened.end
+        self.state.visible = opened.visible
+        self.active = opened.active
+        self.files = opened.files
+        self.recovery_point = opened.recovery_point
+        self.epochs = opened.epochs
+        self.leader_epoch = opened.epochs[-1][0]
+        self.notes = opened.notes
+        self.producers = ProducerState(fs, path, lambda: (self.state.segments, self.state.end))
+        self.followed: Transactions | None = None
+        self.rewriter: object | None = None
+        self.scratch = bytearray(1 << 16)
+        self.written_bytes = 0
+        self.recovery_bytes = 0
+        self.appends = 0
+        self.rolls = 0
+        self.last_recovery_ms = fs.monotonic_ms()
+        self.last_sync_ms = self.last_recovery_ms
+        self.is_resting = False
+        self.is_midway = False
+        self._durable_handle = -1
+        self._forks = fs.forks
+        self._opened_end = opened.end
+        self._level: Level = "disk" if policy.waits else "os"
+        # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
+        self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(policy.kind, _NO_LIMIT)
+        self._apply_config()
+        self.commit = GroupCommit(
+            fs,
+            path,
+            durable_end=opened.end,
+            written=lambda: (self.written_bytes, self.state.end),
+            sync=lambda: fs.fdatasync(self.active.handle),
+            moved=self._moved_durable_end,
+            failed=self._note_failure,
+        )
+
+    def _apply_config(self) -> None:
+        """What appending takes from the settings, worked out once."""
+        config = self.state.config
+        codec = target_codec(config, Codec.NONE)
+        attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
+        max_bytes = min(config.max_message_bytes, config.segment_bytes)
+        compress, require_key = compressor(codec, config), config.is_compacted
+        no_producer = (-1, -1, -1)
+        # What the encoders take behind the offset, epoch and time of an append: for one record, and for many.
+        self.encoding_one = (max_bytes, attributes, compress, require_key)
+        batch_bytes = min(config.batch_size, config.segment_bytes)
+        self.encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
+        self.is_os = self.durability.kind == "os" and config.flush_messages == INT64_MAX and not self.is_replicated
+        limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+        self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
+
+    def start(self, opened: Opened) -> None:
+        """Begins to write; for open_log() alone."""
+        # The visible end is on disk before the notes: after a crash between the two, these would tell the next opening
+        # of a high watermark that is nowhere.
+        self._durable_handle = self._open_durable_end()
+        self._note_locked(opened.own_notes)
+        lost = opened.lost
+        if lost is not None:
+            self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
+        elif opened.is_damaged_at_its_end:
+            self.roll_locked()
+        elif self.state.end > self.recovery_point:
+            # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
+            # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
+            self.save_recovery_point_locked()
+
+    def _open_durable_end(self) -> int:
+        """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
+        fs, path = self.fs, os.path.join(self.path, checkpoint.DURABLE_END)
+        if not self.durability.waits and not self.is_replicated:
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(path)
+            return -1
+        content = self._packed_end()
+        if not fs.exists(path):
+            # It gets its name when it is whole: readers look meanwhile, and to them an empty one is damaged. It is on
+            # disk, too: after a crash a log without it is one that hides nothing.
+            checkpoint.write(fs, self.path, checkpoint.DURABLE_END, content, reserve=self.parent)
+            return fs.open(path, write=True)
+        handle = fs.open(path, write=True)
+        try:
+            fs.pwrite(handle, content, 0)
+            fs.fsync(handle)
+        except BaseException:
+            fs.close(handle)
+            raise
+        return handle
+
+    def _packed_end(self) -> bytes:
+        return checkpoint.pack_shown_end(self.state.visible, is_replicated=self.is_replicated)
+
+    def abandon(self) -> None:
+        """Lets go of a log that could not be opened; for open_log() alone."""
+        self.state.is_closed = True
+        if self._durable_handle >= 0:
+            self.fs.close(self._durable_handle)
+
+    def close(self) -> None:
+        """Syncs, writes what lets the next opening skip its check, and gives the claim up. For Log.close().
+
+        Raises DurabilityUnknownError when the sync fails; the log is closed all the same.
+        """
+        state = self.state
+        with state.lock:
+            if state.is_closed:
+                return
+            state.is_closed = True
+            if self.fs.forks != self._forks:
+                state.segments = []
+                return
+            try:
+                if self.commit.failure is None:
+                    self._finish_locked()
+            finally:
+                try:
+                    if self.commit.failure is not None:
+                        self.claim.fail()
+                    self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
+                    with self.commit.held(failed=True):  # a sync under way in another thread still uses the files
+                        handle = self._durable_handle
+                        self._durable_handle = -1
+                        if handle >= 0:
+                            self.fs.close(handle)
+                        # Segments are closed when the last reader lets go of them, not under it.
+                        state.segments = []
+                        del self.active
+                finally:  # whatever else fails, such as for lack of memory
+                    self.claim.release()
+
+    def _finish_locked(self) -> None:
+        fs, active_ = self.fs, self.active
+        try:
+            self.sync_locked()
+            time_index = active_.time_index
+            time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
+            try:
+                if active_.was_cut_back:
+                    fs.fsync(active_.handle)
+                # Kafka believes the indexes of a clean directory, and so do we.
+                is_clean = self.claim.is_clean
+                active_.write_indexes(whole=True, sync=is_clean)
+                if is_clean and self.notes.producers:
+                    fs.sync_dir(self.path)  # the name of an index of aborted transactions
+                if self.producers.is_known:
+                    self.producers.save(self.producers.known())
+            except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
+                self.claim.fail()
+            if not self.claim.hand_over(self.key, self.commit.durable_end):
+                self.save_recovery_point_locked()
+            if self.is_replicated:
+                with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
+                    self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
+            elif self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
+                with contextlib.suppress(FileNotFoundError):
+                    fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
+            self.files.unlink_retired(None)
+            self.claim.leave()
+        except BaseException:
+            self.claim.fail()
+            raise
+
+    def counters(self) -> tuple[int, int, int, int, int]:
+        """(appends, records, bytes, syncs, rolls) since the log was opened."""
+        records = self.state.end - self._opened_end
+        return self.appends, records, self.written_bytes, self.commit.syncs, self.rolls
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """The next append follows other settings."""
+        with self.state.lock:
+            self.check_writable_locked()
+            self.state.config = config
+            self.active.reconfigure(config)
+            self._apply_config()
+            self.stir_locked()
+
+    def check_writable_locked(self) -> None:
+        """Raises what says why nothing may be written: LogClosedError, LogFailedError, ForkedWriterError."""
+        if self.state.is_closed or self.commit.failure or self.fs.forks != self._forks:
+            self.refuse_locked()
+        if self.is_midway:
+            self._refuse_midway_locked()
+
+    def _refuse_midway_locked(self) -> NoReturn:
+        """A write or a roll ended half way, and there was not even the memory to call for taking it back."""
+        self.commit.poison(MemoryError("in the middle of a write"))
+        self.refuse_locked()
+
+    def refuse_locked(self) -> NoReturn:
+        if self.state.is_closed:
+            raise LogClosedError("the log is closed", path=self.path)
+        if self.commit.failure is not None:
+            is_damaged = isinstance(self.commit.failure.__cause__, CorruptLogError)
+            advice = (
+                "the end of the log is damaged; `logcore recover` copies what is whole"
+                if is_damaged
+                else "an earlier write or sync failed; close the log and open it again"
+            )
+            raise LogFailedError(advice, path=self.path) from self.commit.failure
+        raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
+
+    # -- what is noted beside the records -------------------------------------------------------------------------
+
+    def _note_locked(self, notes: Notes) -> None:
+        """What the next opening is to know, on disk before it is true."""
+        if notes != self.notes:
+            checkpoint.write_notes(self.fs, self.path, notes, reserve=self.parent)
+            self.notes = notes
+
+    def expect_producers_locked(self) -> None:
+        self._note_locked(attrs.evolve(self.notes, producers=True))
+
+    def note_gaps_locked(self, dense_from: int) -> None:
+        """Gaps below dense_from are no losses. On disk before there is one, for readers would call it a loss."""
+        if self.notes.dense_from >= dense_from:
+            return
+        has_seals = self.state.gaps.noted.has_seals or seals.drop_stale(self.fs, self.path, self.state.segments[:-1])
+        self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
+        self.state.gaps.noted = gaps.Noted(max(self.state.gaps.dense_from, dense_from), has_seals)
+
+    def set_epochs_locked(self, entries: list[epochs.Entry], *, write: bool = True) -> None:
+        if entries != self.epochs:
+            if write:
+                checkpoint.write_epochs(self.fs, self.path, entries, reserve=self.parent)
+            self.epochs, self.leader_epoch = entries, entries[-1][0]
+
+    def set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
+        """Sets this partition's entry in a file that all partitions of the directory share."""
+        changes = {self.key: offset}
+        self.claim.checkpoints.set(name, changes, may_use_reserve=may_use_reserve)
+
+    def own_checkpoint(self, name: str) -> int:
+        """This partition's entry in a file that all partitions of the directory share; 0 when there is none."""
+        return self.claim.checkpoints.get(name, self.key) or 0
+
+    def save_recovery_point_locked(self) -> None:
+        point, synced_bytes = self.commit.durable_end, self.commit.synced_bytes
+        self.recovery_bytes, self.last_recovery_ms = synced_bytes, self.fs.monotonic_ms()
+        self.active.offer_indexes()
+        # One that lags costs the next opening some checking and nothing else; no append is to fail for it.
+        with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+            self.set_checkpoint(checkpoint.RECOVERY_POINT, point)
+            self.recovery_point = point
+
+    # -- appending ------------------------------------------------------------------------------------------------
+
+    def may_wait(self, size_bytes: int, max_timestamp: int, *, has_producer: bool) -> bool:
+        """Whether appending such a batch without durability may have to wait now: for another thread, a roll, a sync,
+        or for what is to be read of producers first. For a host that then appends in another thread.
+        """
+        if not self.state.lock.acquire(blocking=False):
+            return True
+        try:
+            if self.state.is_closed or self.commit.failure is not None:
+                return False
+            if self.durability.kind in ("every", "interval") or self.state.config.flush_messages < INT64_MAX:
+                return True  # an append may be the one that syncs
+            if has_producer and not (self.notes.producers and self.producers.is_known):
+                return True
+            unsynced_bytes = self.written_bytes + size_bytes - self.commit.synced_bytes
+            return unsynced_bytes > self._unsynced_limit or self.active.is_full(
+                size_bytes, max_timestamp, self.state.end, self.fs.now_ms()
+            )
+        finally:
+            self.state.lock.release()
+
+    def store_scratch_locked(
+        self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
+    ) -> None:
+        """Writes what was encoded into the scratch buffer."""
+        try:
+            self.store_locked(memoryview(self.scratch)[:size], batches, now_ms, durability)
+        except BaseException:
+            # The traceback of the error may keep views of the buffer, which then could never grow again.
+            self.scratch = bytearray()
+            raise
+
+    def store_locked(
+        self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, durability: Level | None
+    ) -> None:
+        """Writes whole batches in as few calls as the segments and the policy allow."""
+        if not batches:
+            return
+        if durability is not None:
+            check_level(durability)
+        most = self.state.config.segment_bytes
+        if self.durability.kind == "group":
+            most = min(most, self.durability.max_bytes)
+        elif self.durability.kind == "always":
+            most = 1
+        if len(data) <= most or len(batches) == 1:
+            self.write_locked(data, batches[-1][2], max(batch[3] for batch in batches), now_ms, batches)
+        else:
+            before = self.state.end
+            try:
+                self._write_parts_locked(data, batches, now_ms, most)
+            except DiskFullError:
+                if self.state.end > before:  # the parts that were stored are no worse than another append's
+                    self.settle_locked(durability)
+                raise
+        self.settle_locked(durability)
+
+    def settle_locked(self, durability: Level | None) -> None:
+        """What the policy asks for once an append is written."""
+        self.appends += 1
+        kind = self.durability.kind
+        if kind == "group":
+            return
+        if kind == "always":
+            if durability != "os":
+                self.sync_locked()
+            return
+        if not self.is_replicated:
+            self.state.show(self.state.end)
+        unsynced = self.state.end - self.commit.durable_end
+        if kind == "every":
+            due = unsynced >= self.durability.amount
+        else:
+            due = kind == "interval" and self.fs.monotonic_ms() - self.last_sync_ms >= self.durability.amount
+        if due or unsynced >= self.state.config.flush_messages:
+            self.sync_locked()
+
+    def write_locked(
+        self,
+        data: bytes | memoryview,
+        last_offset: int,
+        max_timestamp: int,
+        now_ms: int,
+        batches: Sequence[EncodedBatch] | None = None,
+    ) -> None:
+        """Writes what goes into one segment together, after rolling to a new one if it needs that.
+
+        batches: where each batch lies in data; None for a single one. On return the log ends behind last_offset. On an
+        error it is as before, or poisoned.
+        """
+        size = len(data)
+        if self.is_midway:
+            self._refuse_midway_locked()
+        if self.is_held:
+            raise DiskFullError("the disk is nearly full, below the directory's min_free_bytes", path=self.path)
+        segment = self.active
+        if segment.is_full(size, max_timestamp, last_offset, now_ms):
+            self.roll_locked()
+            segment = self.active
+        elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
+            self.sync_locked()
+        start, end, written_bytes = segment.size_bytes, self.state.end, self.written_bytes
+        self.is_midway = True
+        try:
+            segment.append(data, last_offset, max_timestamp, batches)
+            self.written_bytes = written_bytes + size
+            self.state.end = last_offset + 1
+            self.is_midway = False
+            if self.is_resting:
+                self.stir_locked()
+        except DiskFullError:
+            self.is_midway = False
+            raise
+        except StorageWriteError as error:
+            self.commit.poison(error)
+            raise
+        except BaseException:  # an interrupt between the write and here: nobody was told of these records
+            self._take_back_locked(start, end, written_bytes)
+            self.is_midway = False
+            raise
+
+    def _write_parts_locked(
+        self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, most: int
+    ) -> None:
+        """Writes more than a segment, or than the policy lets be unsynced, in parts of at most that."""
+        newest = max(batch[3] for batch in batches)
+        if self.active.is_full(min(len(data), self.state.config.segment_bytes), newest, batches[-1][2], now_ms):
+            self.roll_locked()
+        segment, start, end, written = self.active, self.active.size_bytes, self.state.end, self.written_bytes
+        stored = 0
+        try:
+            while stored < len(batches):
+                first = batches[stored][0]
+                stop = stored + 1
+                while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
+                    stop += 1
+                part = [(at - first, size, last, newest) for at, size, last, newest in batches[stored:stop]]
+                at, size, last_offset, _ = part[-1]
+                newest = max(batch[3] for batch in part)
+                self.write_locked(data[first : first + at + size], last_offset, newest, now_ms, part)
+                stored = stop
+                if self.durability.kind == "always" and stored < len(batches):
+                    self.sync_locked()
+        except DiskFullError as error:
+            if self.active is segment and self._take_back_locked(start, end, written):
+                raise
+            # Parts are in segments that are sealed, or were seen, so they stay; say so, or a retry would repeat them.
+            raise DiskFullError(
+                f"no space left after the first {self.state.end - end} records were stored; append the rest again",
+                path=error.path,
+                offset=self.state.end,
+            ) from error
+
+    def _take_back_locked(self, size: int, end: int, written_bytes: int) -> bool:
+        """Removes what this call wrote to the active segment, to which no receipt was given out.
+
+        False when another thread's sync has shown whole batches of it meanwhile; then they stay.
+        """
+        with self.commit.held():  # a sync under way would count what is taken back
+            if self.state.visible > end or (self.is_replicated and self.state.end > end):  # a follower may have it
+                return False
+            try:
+                self.active.cut(size)
+                recovery.rebuild(self.active)
+                transactions.index_aborted(self.active, self.state.segments)
+            except BaseException as error:  # also when memory lacks: half an index would be written over a whole one
+                self.commit.poison(error)
+                raise
+            self.state.end, self.written_bytes = end, written_bytes
+            self.commit.set_back(min(end, self.commit.durable_end))
+            return True
+
+    def acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
+        """Waits for what was promised. Outside the append lock, so that others append meanwhile."""
+        reached = durability or self._level
+        if reached == "disk":
+            commit = self.commit
+            if commit.durable_end <= last:
+                commit.wait(last + 1)
+            if commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
+                with self.state.lock:
+                    if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
+                        self.save_recovery_point_locked()
+        return tuple.__new__(Receipt, (first, last, now_ms, reached))
+
+    # -- the durable end, and the visible one ---------------------------------------------------------------------
+
+    def sync_locked(self) -> None:
+        if self.commit.durable_end < self.state.end:
+            self.commit.wait(self.state.end)
+        self.last_sync_ms = self.fs.monotonic_ms()
+
+    def flush(self) -> None:
+        """See Log.flush()."""
+        with self.state.lock:
+            self.check_writable_locked()
+            target = self.state.end
+        if self.commit.durable_end < target:
+            self.commit.wait(target)
+
+    def _moved_durable_end(self, end: int) -> None:
+        """What a sync brings: readers may see more, here and in other processes."""
+        if self._durable_handle >= 0 and not self.is_replicated:
+            self.state.show(end)
+            self._show_elsewhere()
+
+    def _show_elsewhere(self) -> None:
+        """Tells readers in other processes of the visible end."""
+        with contextlib.suppress(DiskFullError, StorageWriteError):  # they see it when it moves next
+            self.fs.pwrite(self._durable_handle, self._packed_end(), 0)
+
+    def advance_high_watermark(self, offset: int) -> int:
+        """See Log.advance_high_watermark()."""
+        with self.state.lock:
+            self.check_writable_locked()
+            if not self.is_replicated:
+                raise InvalidConfigError(
+                    "the high watermark of this log is moved by its durability",
+                    path=self.path,
+                    expected="replicated=True",
+                )
+            if not 0 <= offset <= self.state.end:
+                raise OffsetOutOfRangeError(
+                    "not a high watermark of this log",
+                    path=self.path,
+                    offset=offset,
+                    expected=f"0 to {self.state.end}",
+                    found=offset,
+                )
+            if self.state.visible < offset < self.state.end:
+                offset, _ = batch_around(self.state.segments, offset)
+            if offset > self.state.visible:
+                self.state.show(offset)
+                self._show_elsewhere()
+            return self.state.visible
+
+    def lower_visible_locked(self, offset: int) -> None:
+        """Before records at and above offset are removed: readers are told that they are gone, and so are notes."""
+        self.state.visible = min(self.state.visible, offset)
+        if self._durable_handle >= 0:
+            self.fs.pwrite(self._durable_handle, self._packed_end(), 0)
+            if self.is_replicated:
+                self.fs.fsync(self._durable_handle)  # the next opening begins with it
+        if self.is_replicated and self.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
+            # What the leader puts here next is another log, and the next opening begins with what is noted.
+            self.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)
+
+    def _note_failure(self, cause: BaseException) -> None:
+        if not isinstance(cause, (LogClosedError, CorruptLogError)):
+            recovery.note_failed_sync(self.fs, self.path)
+        if not isinstance(cause, LogClosedError):
+            tell("log", ERROR, "%s refuses writes until it is opened again: %r", self.path, cause)
+
+    def stir_locked(self) -> None:
+        self.is_resting = False
+        if self.on_stir is not None:
+            self.on_stir()
+
+    # -- segments -------------------------------------------------------------------------------------------------
+
+    def roll_locked(self, base_offset: int | None = None) -> None:
+        """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order.
+
+        base_offset: of the new segment, where it is not the log end but above it: a gap lies before it then.
+        """
+        base = self.state.end if base_offset is None else base_offset
+        old = self.active
+        path = os.path.join(self.path, file_name(base, LOG))
+        producers = self.producers.to_save(has_producers=self.notes.producers)
+        with self.commit.held():
+            try:
+                sealed = old.seal()
+                self.is_midway = True
+                new = ActiveSegment(self.fs, self.path, base, self.state.config, create=True)
+                self.fs.sync_dir(self.path)
+                self.state.segments = [*self.state.segments[:-1], sealed, new]
+                self.active = new
+                self.state.end = base
+                self.commit.advance(base, self.written_bytes)
+                self.is_midway = False
+            except BaseException as error:
+                # Once the new file is there it says where it begins, and an append to the old segment would give
+                # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
+                goes_on = False  # also where there is no memory to look
+                try:
+                    goes_on = isinstance(error, (DiskFullError, ResourceError)) and not self.fs.exists(path)
+                finally:
+                    if goes_on:
+                        self.is_midway = False
+                    else:
+                        self.commit.poison(error)
+                if isinstance(error, (FileExistsError, FileNotFoundError)):
+                    raise CorruptLogError("another program changed the directory", path=path) from error
+                raise
+        self.rolls += 1
+        self.producers.save(producers)
+        if self.on_stir is None or self.commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
+            self.save_recovery_point_locked()
+        else:
+            # The LogDir notes it at its next tick(), with those of its other logs: the file grows with their number.
+            # After a crash before that the next opening checks this segment too, and calls damage in it an error.
+            self.active.offer_indexes()
+            self.last_recovery_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
+            self.stir_locked()
+        # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
+        if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
+            seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
+
+    def begin_at_locked(self, offset: int) -> None:
+        """Makes an empty log one that begins at offset, as its leader's does."""
+        old = self.active
+        path = os.path.join(self.path, file_name(offset, LOG))
+        # A crash may leave both segments and the old start: then the offsets between them must not look lost.
+        self.note_gaps_locked(offset)
+        with self.commit.held():
+            try:
+                self.is_midway = True
+                new = ActiveSegment(self.fs, self.path, offset, self.state.config, create=True)
+                self.fs.sync_dir(self.path)
+                self.set_checkpoint(checkpoint.LOG_START, offset)
+                self.state.log_start = offset
+                self.state.end = offset
+                self.state.segments = [new]
+                self.active = new
+                self.commit.advance(offset, self.written_bytes)
+                self.state.show(offset)
+                self.is_midway = False
+            except BaseException as error:
+                # Lack of room or descriptors passes, as long as no file says that the log begins there.
+                if isinstance(error, (DiskFullError, ResourceError)) and not self.fs.exists(path):
+                    self.is_midway = False
+                else:
+                    self.commit.poison(error)
+                raise
+        self.files.remove(old)
+        self.set_epochs_locked(epochs.truncate_start(self.epochs, offset))
+
+    def seal_locked(self) -> None:
+        """Makes the active segment one that others may follow; appending to it goes on being possible."""
+        try:
+            self.active.seal()
+        except BaseException as error:
+            if not isinstance(error, (DiskFullError, ResourceError)):
+                self.commit.poison(error)
+            raise
