@@ -332,10 +332,10 @@ def b26_epochs_not_cut(patch: pytest.MonkeyPatch) -> None:
 
 
 def b27_snapshot_crc_unchecked(patch: pytest.MonkeyPatch) -> None:
-    def entries(content: bytes) -> Any:
-        count = max(0, len(content) - producers.SNAPSHOT_HEAD.itemsize) // producers.SNAPSHOT_ENTRY.itemsize
-        head = producers.SNAPSHOT_HEAD.itemsize
-        return np.frombuffer(content, producers.SNAPSHOT_ENTRY, count, head) if len(content) > head else None
+    def entries(content: bytes, path: str | None = None) -> Any:
+        head = min(len(content), producers.SNAPSHOT_HEAD.itemsize)
+        count = (len(content) - head) // producers.SNAPSHOT_ENTRY.itemsize
+        return np.frombuffer(content[head:], producers.SNAPSHOT_ENTRY, count)
 
     patch.setattr(producers, "snapshot_entries", entries)
 
