@@ -170,7 +170,7 @@ def open_log(
         opened = open_partition(place)
         writer = Writer(fs, real, settings, policy, claim=claim, opened=opened, is_replicated=replicated)
         writer.start(opened)
-        return Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
+        log = Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
     except BaseException:
         try:
             if writer is not None:
@@ -179,6 +179,7 @@ def open_log(
         finally:  # whatever else fails, such as for lack of memory
             claim.release()
         raise
+    return log
 
 
 def check_on_corruption(choice: object) -> bool:
@@ -214,8 +215,8 @@ class Log(LogReader):
     ) -> None:
         """Not for users. writer: of a log that is open for writing. left_below: see Upkeep."""
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
-        self._writer = writer
         self._upkeep = None if writer is None else Upkeep(writer, left_below)
+        self._writer = writer  # last: a log that was not made, because of an interrupt, needs no warning in __del__
 
     @property
     def writer(self) -> Writer:
@@ -246,7 +247,8 @@ class Log(LogReader):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_writer", None) is not None and not self.is_closed and self._fs.forks == self._forks:
+        is_open = getattr(self, "_writer", None) is not None and not self._state.is_closed
+        if is_open and self._fs.forks == self._forks:
             warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
