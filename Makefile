@@ -35,6 +35,9 @@ spark-example: .venv/.spark
 	@$(show-kernels)
 	@$(RUN) examples/flights_spark.py
 
+# Checks of the library's own code; see src/logcore/invariants.py.
+test check coverage mutants meant-mutants slow interop: export LOGCORE_VERIFY = 1
+
 test: .venv/.dev
 	@$(show-kernels)
 	$(RUN) -m pytest -q $(PARALLEL)

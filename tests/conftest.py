@@ -19,6 +19,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# For pytest-xdist's workers and the processes that tests start. The plugin of logcore.testing has imported logcore here
+# already, so that a run in one process needs the variable from outside, as the Makefile gives it.
+os.environ["LOGCORE_VERIFY"] = "1"
+
 import logcore
 
 pytest.register_assert_rewrite("support")

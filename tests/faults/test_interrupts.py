@@ -236,7 +236,9 @@ class RealLife(Life):
         if self.log is not None and not self.log.is_closed:
             # One that refuses writes may have the last record in the file, or not.
             with contextlib.suppress(logcore.LogFailedError, logcore.LogClosedError):
-                self.log.writer.check_writable_locked()
+                writer = self.log.writer
+                with writer.state.lock:
+                    writer.check_writable_locked()
                 self.history.take_end(max(self.log.log_end_offset, self.history.written_end))
                 self.append()
             self.log.close()

@@ -369,6 +369,9 @@ def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
         def __exit__(self, *error: object) -> None:
             lock.release()
 
+        def locked(self) -> bool:
+            return lock.locked()
+
     def synced(target: int) -> None:
         wait(target)
         log._state.lock = Late()  # type: ignore[assignment]

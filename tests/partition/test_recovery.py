@@ -388,7 +388,8 @@ def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
         for at in range(12):
             log.append(b"%d" % at * 30, timestamp_ms=1_000 + at)
-        log.writer.save_recovery_point_locked()
+        with log.writer.state.lock:
+            log.writer.save_recovery_point_locked()
         log.writer.active.write_indexes()
         disk.kill()
     path = f"/t-0/{Path(LOG).stem}{suffix}"
@@ -408,7 +409,8 @@ def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path)
         for at in range(3):
             log.append(b"%d" % at * 500)  # the last one has an index entry, and no other comes so soon
         log.append(b"3" * 9_000)
-        log.writer.save_recovery_point_locked()  # as every few seconds; the indexes are written with it
+        with log.writer.state.lock:  # as every few seconds; the indexes are written with it
+            log.writer.save_recovery_point_locked()
         for at in range(4, 7):
             log.append(b"%d" % at * 9_000)
         log.flush()
@@ -979,7 +981,8 @@ def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
             for number in range(20):
                 writer.append(b"new%d" % number)
             writer.flush()
-            writer.writer.save_recovery_point_locked()
+            with writer.writer.state.lock:
+                writer.writer.save_recovery_point_locked()
         return handle
 
     disk.open = opened  # type: ignore[method-assign]

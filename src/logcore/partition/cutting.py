@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from logcore import checkpoint
 from logcore.config import LogConfig
 from logcore.errors import CorruptBatchError, DiskFullError, OffsetOutOfRangeError, ResourceError
+from logcore.invariants import keeps_order, locked
 from logcore.notices import INFO, tell
 from logcore.partition import epochs, recovery, transactions
 from logcore.partition.scan import slot_of
@@ -28,6 +29,7 @@ from logcore.segment import ActiveSegment, Segment
 CutEpochs = Callable[[list[epochs.Entry], int], list[epochs.Entry]]
 
 
+@keeps_order
 def delete_below_locked(writer: Writer, offset: int) -> None:
     """Moves the log start up to an offset, on disk first, and takes out the segments wholly below it."""
     state = writer.state
@@ -49,6 +51,7 @@ def delete_below_locked(writer: Writer, offset: int) -> None:
         writer.set_epochs_locked(kept, write=False)
 
 
+@locked
 def _retire_locked(writer: Writer, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
     """Takes segments out of the log. Their files get another name at once, and are removed when readers in other
     processes have had file.delete.delay.ms to open them.
@@ -61,6 +64,7 @@ def _retire_locked(writer: Writer, old: Sequence[Segment], remaining: Sequence[S
     writer.fs.sync_dir(writer.path)
 
 
+@keeps_order
 def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
     """Removes all records at and above an offset. Raises OffsetOutOfRangeError outside [log start, log end]."""
     state = writer.state
@@ -109,6 +113,7 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, leader_epoch: int
     return position, tail
 
 
+@locked
 def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: bytes) -> None:
     """Cuts the segment in a slot as plan_cut() says, and removes those behind it."""
     fs = writer.fs

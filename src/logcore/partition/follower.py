@@ -11,6 +11,7 @@ Callers hold the log's lock.
 
 from __future__ import annotations
 
+from logcore.invariants import locked
 from logcore.kernels import layout
 from logcore.kernels.layout import Buffer
 from logcore.partition import epochs, transactions
@@ -18,6 +19,7 @@ from logcore.partition.following import control_types_in, encoded, follow, is_ma
 from logcore.partition.writer import Level, Writer
 
 
+@locked
 def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durability: Level | None, now_ms: int) -> int:
     """Stores the leader's batches; returns the first offset. begins_segment: the first of them begins a segment.
 
@@ -47,6 +49,7 @@ def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durabili
     return first
 
 
+@locked
 def _store_run_locked(
     writer: Writer, view: memoryview, run: layout.Facts, now_ms: int, durability: Level | None
 ) -> None:

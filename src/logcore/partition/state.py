@@ -42,6 +42,15 @@ class PartitionState:
         self.moved = threading.Condition(threading.RLock())
         self.scanning = threading.RLock()
 
+    def check(self, active: Segment) -> None:
+        """Asserts what holds between the fields whenever the lock is free. active: the segment that is written."""
+        bases = [segment.base_offset for segment in self.segments]
+        assert bases == sorted(set(bases)), f"segments out of order: {bases}"
+        assert self.segments[-1] is active, "another segment is written than the last"
+        assert bases[0] <= self.log_start, f"no segment holds the log start {self.log_start}: {bases}"
+        assert bases[-1] <= self.end, f"the log ends at {self.end}, before its last segment: {bases}"
+        assert self.log_start <= self.visible <= self.end, (self.log_start, self.visible, self.end)
+
     def show(self, end: int) -> None:
         """Moves the visible end up, and wakes those who wait for it."""
         assert end >= self.visible, "what readers have seen is not taken back"

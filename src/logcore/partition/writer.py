@@ -40,6 +40,7 @@ from logcore.errors import (
 )
 from logcore.format.compression import Codec
 from logcore.fs import FS
+from logcore.invariants import keeps_order, locked
 from logcore.kernels.layout import APPEND_TIME_BIT, EncodedBatch
 from logcore.names import LOG, file_name, parse_partition_name
 from logcore.notices import ERROR, tell
@@ -173,19 +174,20 @@ class Writer:
 
     def start(self, opened: Opened) -> None:
         """Begins to write; for open_log() alone."""
-        # The visible end is on disk before the notes: after a crash between the two, these would tell the next opening
-        # of a high watermark that is nowhere.
-        self._durable_handle = self._open_durable_end()
-        self._note_locked(opened.own_notes)
-        lost = opened.lost
-        if lost is not None:
-            self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
-        elif opened.is_damaged_at_its_end:
-            self.roll_locked()
-        elif self.state.end > self.recovery_point:
-            # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
-            # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
-            self.save_recovery_point_locked()
+        with self.state.lock:
+            # The visible end is on disk before the notes: after a crash between the two, these would tell the next
+            # opening of a high watermark that is nowhere.
+            self._durable_handle = self._open_durable_end()
+            self._note_locked(opened.own_notes)
+            lost = opened.lost
+            if lost is not None:
+                self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
+            elif opened.is_damaged_at_its_end:
+                self.roll_locked()
+            elif self.state.end > self.recovery_point:
+                # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a
+                # torn tail, by the rules of Kafka or of a looser policy that this opening may have brought.
+                self.save_recovery_point_locked()
 
     def _open_durable_end(self) -> int:
         """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
@@ -250,6 +252,7 @@ class Writer:
                 finally:  # whatever else fails, such as for lack of memory
                     self.claim.release()
 
+    @locked
     def _finish_locked(self) -> None:
         fs, active_ = self.fs, self.active
         try:
@@ -296,6 +299,7 @@ class Writer:
             self._apply_config()
             self.stir_locked()
 
+    @locked
     def check_writable_locked(self) -> None:
         """Raises what says why nothing may be written: LogClosedError, LogFailedError, ForkedWriterError."""
         if self.state.is_closed or self.commit.failure or self.fs.forks != self._forks:
@@ -303,11 +307,13 @@ class Writer:
         if self.is_midway:
             self._refuse_midway_locked()
 
+    @locked
     def _refuse_midway_locked(self) -> NoReturn:
         """A write or a roll ended half way, and there was not even the memory to call for taking it back."""
         self.commit.poison(MemoryError("in the middle of a write"))
         self.refuse_locked()
 
+    @locked
     def refuse_locked(self) -> NoReturn:
         if self.state.is_closed:
             raise LogClosedError("the log is closed", path=self.path)
@@ -323,15 +329,18 @@ class Writer:
 
     # -- what is noted beside the records -------------------------------------------------------------------------
 
+    @locked
     def _note_locked(self, notes: Notes) -> None:
         """What the next opening is to know, on disk before it is true."""
         if notes != self.notes:
             checkpoint.write_notes(self.fs, self.path, notes, reserve=self.parent)
             self.notes = notes
 
+    @locked
     def expect_producers_locked(self) -> None:
         self._note_locked(attrs.evolve(self.notes, producers=True))
 
+    @locked
     def note_gaps_locked(self, dense_from: int) -> None:
         """Gaps below dense_from are no losses. On disk before there is one, for readers would call it a loss."""
         if self.notes.dense_from >= dense_from:
@@ -340,6 +349,7 @@ class Writer:
         self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
         self.state.gaps.noted = gaps.Noted(max(self.state.gaps.dense_from, dense_from), has_seals)
 
+    @locked
     def set_epochs_locked(self, entries: list[epochs.Entry], *, write: bool = True) -> None:
         if entries != self.epochs:
             if write:
@@ -355,6 +365,7 @@ class Writer:
         """This partition's entry in a file that all partitions of the directory share; 0 when there is none."""
         return self.claim.checkpoints.get(name, self.key) or 0
 
+    @locked
     def save_recovery_point_locked(self) -> None:
         point, synced_bytes = self.commit.durable_end, self.commit.synced_bytes
         self.recovery_bytes, self.last_recovery_ms = synced_bytes, self.fs.monotonic_ms()
@@ -386,6 +397,7 @@ class Writer:
         finally:
             self.state.lock.release()
 
+    @locked
     def store_scratch_locked(
         self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
     ) -> None:
@@ -397,6 +409,7 @@ class Writer:
             self.scratch = bytearray()
             raise
 
+    @locked
     def store_locked(
         self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, durability: Level | None
     ) -> None:
@@ -422,6 +435,7 @@ class Writer:
                 raise
         self.settle_locked(durability)
 
+    @locked
     def settle_locked(self, durability: Level | None) -> None:
         """What the policy asks for once an append is written."""
         self.appends += 1
@@ -442,6 +456,7 @@ class Writer:
         if due or unsynced >= self.state.config.flush_messages:
             self.sync_locked()
 
+    @locked
     def write_locked(
         self,
         data: bytes | memoryview,
@@ -481,11 +496,12 @@ class Writer:
         except StorageWriteError as error:
             self.commit.poison(error)
             raise
-        except BaseException:  # an interrupt between the write and here: nobody was told of these records
+        except BaseException:  # an interrupt between the write and here: no receipt names these records
             self._take_back_locked(start, end, written_bytes)
             self.is_midway = False
             raise
 
+    @locked
     def _write_parts_locked(
         self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, most: int
     ) -> None:
@@ -518,6 +534,7 @@ class Writer:
                 offset=self.state.end,
             ) from error
 
+    @locked
     def _take_back_locked(self, size: int, end: int, written_bytes: int) -> bool:
         """Removes what this call wrote to the active segment, to which no receipt was given out.
 
@@ -552,6 +569,7 @@ class Writer:
 
     # -- the durable end, and the visible one ---------------------------------------------------------------------
 
+    @locked
     def sync_locked(self) -> None:
         if self.commit.durable_end < self.state.end:
             self.commit.wait(self.state.end)
@@ -601,6 +619,7 @@ class Writer:
                 self._show_elsewhere()
             return self.state.visible
 
+    @locked
     def lower_visible_locked(self, offset: int) -> None:
         """Before records at and above offset are removed: readers are told that they are gone, and so are notes."""
         self.state.visible = min(self.state.visible, offset)
@@ -618,6 +637,7 @@ class Writer:
         if not isinstance(cause, LogClosedError):
             tell("log", ERROR, "%s refuses writes until it is opened again: %r", self.path, cause)
 
+    @locked
     def stir_locked(self) -> None:
         self.is_resting = False
         if self.on_stir is not None:
@@ -625,6 +645,7 @@ class Writer:
 
     # -- segments -------------------------------------------------------------------------------------------------
 
+    @keeps_order
     def roll_locked(self, base_offset: int | None = None) -> None:
         """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order.
 
@@ -673,6 +694,7 @@ class Writer:
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
 
+    @keeps_order
     def begin_at_locked(self, offset: int) -> None:
         """Makes an empty log one that begins at offset, as its leader's does."""
         old = self.active
@@ -702,6 +724,7 @@ class Writer:
         self.files.remove(old)
         self.set_epochs_locked(epochs.truncate_start(self.epochs, offset))
 
+    @locked
     def seal_locked(self) -> None:
         """Makes the active segment one that others may follow; appending to it goes on being possible."""
         try:

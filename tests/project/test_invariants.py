@@ -1,0 +1,46 @@
+"""logcore.invariants: what the suite asserts of the library's own code notices what it is there for."""
+
+from __future__ import annotations
+
+import pytest
+
+import logcore
+from logcore.invariants import VERIFIES
+from logcore.testing import SimulatedDisk
+
+
+@pytest.mark.skipif(not VERIFIES, reason="needs LOGCORE_VERIFY=1 from outside, as in make test")
+def test_a_step_without_the_lock_of_its_log_is_noticed() -> None:
+    with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
+        with pytest.raises(AssertionError, match="without the lock"):
+            log.writer.roll_locked()
+        log.roll()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("log_start", 9), ("visible", 9), ("end", 1)], ids=["log start", "high watermark", "log end"]
+)
+def test_fields_that_contradict_each_other_are_noticed(field: str, value: int) -> None:
+    with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
+        log.append(b"a")
+        log.append(b"b")
+        state = log.writer.state
+        state.check(log.writer.active)
+        before = getattr(state, field)
+        setattr(state, field, value)
+        with pytest.raises(AssertionError):
+            state.check(log.writer.active)
+        setattr(state, field, before)
+
+
+def test_segments_out_of_order_are_noticed() -> None:
+    with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
+        log.append(b"a")
+        log.roll()
+        state = log.writer.state
+        sound = state.segments
+        for wrong in (sound[:1], [*sound, sound[1]], sound[1:]):
+            state.segments = wrong
+            with pytest.raises(AssertionError):
+                state.check(log.writer.active)
+        state.segments = sound
