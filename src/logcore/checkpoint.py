@@ -122,7 +122,8 @@ def _size_or_zero(fs: FS, path: str) -> int:
 
 
 def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) -> bool:
-    """Makes the reserve the temporary file: its room is its own already, whoever else writes. False if there is none.
+    """Makes the reserve the temporary file: its room is its own already, whatever else is written. False if there is
+    none.
 
     It gets its new name first, so that two threads never write to one file. A crash may have left that file under the
     name of a checkpoint too. So only a file that begins as a reserve does is written to.
@@ -181,7 +182,7 @@ def read_offsets(fs: FS, directory: str, name: str) -> dict[Key, int]:
 
 
 class OffsetCheckpoints:
-    """The offset checkpoints of a directory that nobody else writes: parsed once, written from memory.
+    """The offset checkpoints of a directory that no other process writes: parsed once, written from memory.
 
     All methods may be called from several threads.
     """

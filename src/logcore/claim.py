@@ -63,7 +63,7 @@ class Claim:
         self._common.has_failed = True
 
     def expect_unfinished(self) -> None:
-        """Staged writes failed half way: whoever claims the directory next rolls them forward."""
+        """Staged writes failed half way: the next claim of the directory rolls them forward."""
         self._common.is_unfinished = True
 
     @contextlib.contextmanager

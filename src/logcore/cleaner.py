@@ -1,7 +1,7 @@
 """Compaction: of each key the last record stays, and tombstones go when every reader has had the time to see them.
 
 A round looks at the records written since the last one, notes the newest offset of each of their keys in a table of
-bounded size, and writes the segments up to there anew without what is superseded. Small segments are joined.
+bounded size, and rewrites the segments up to there without what is superseded. Small segments are joined.
 
 Rules (storage format section 9, Kafka's Cleaner):
 - Offsets never change, order is kept, and a batch keeps its head: sequence, epochs, producer.
@@ -12,7 +12,7 @@ Rules (storage format section 9, Kafka's Cleaner):
 - Damage ends the round with an error; the segments that were not reached stay as they were.
 
 This module decides and writes the new files; Log.rewriting() puts them in place. It starts no thread: a round is an
-iterator, and whoever turns it decides how fast.
+iterator, and its caller decides how fast.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class _Passing:
 @attrs.frozen(kw_only=True)
 class CleaningReport:
     """What a round did. end_offset: the next round begins there. Bytes are those of .log files, before and after, of
-    the segments that were written anew; map_bytes: the table of keys.
+    the segments that were rewritten; map_bytes: the table of keys.
     """
 
     path: str

@@ -186,7 +186,7 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
     return number
 
 
-#: Of logs whose settings nobody has said: Kafka's seven days are not to take the records of somebody who never heard of
+#: Of logs that were given no settings: Kafka's seven days are not to take the records of a user who never heard of
 #: them.
 KEEPS_ALL: Final[Mapping[str, object]] = {"retention.ms": -1, "retention.bytes": -1}
 

@@ -339,7 +339,7 @@ class OsFS:
     def drop_cache(self, handle: int, position: int) -> bool:
         """Lets go of the memory that holds a file from position on, for whom the next read is to come from the disk.
 
-        Returns whether none of it is left; False also where nobody can tell. What is not synced stays.
+        Returns whether none of it is left; False also where that cannot be told. What is not synced stays.
         """
         if not hasattr(os, "posix_fadvise") or not _IS_LINUX:
             return False
@@ -574,7 +574,7 @@ class _DirectoryLock:
                     os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
                 finally:
                     os.close(handle)
-        except BaseException:  # a lock that nobody knows of would be held until this process ends
+        except BaseException:  # a lock without an owner would be held until this process ends
             os.close(self.handle)
             raise
 
@@ -631,7 +631,7 @@ def _lock_file(handle: int) -> None:
 
 
 def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
-    """(pid, host) of whoever holds the lock: from the kernel for a Java broker, from our own note for us."""
+    """(pid, host) of the holder of the lock: from the kernel for a Java broker, from our own note for us."""
     if hasattr(fcntl, "F_OFD_GETLK"):
         with contextlib.suppress(OSError):
             answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -643,7 +643,7 @@ def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
             facts = json.loads(file.read(4096))
         return int(facts["pid"]), str(facts["host"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None  # the note is a courtesy: without it the message names nobody
+        return None, None  # the note is a courtesy: without it the message names no holder
 
 
 class _Inotify:

@@ -70,7 +70,7 @@ class _Entries:
         """is_synced: what the file holds now is on disk."""
         self.path = path
         self.data = data
-        self._on_file: int | None = None  # bytes that are there, None: not looked at
+        self._on_file: int | None = None  # size of the file in bytes, None: not known yet
         self._is_synced = is_synced
 
     def __len__(self) -> int:

@@ -602,7 +602,7 @@ class Log(LogReader):
                 try:
                     writer.active.add_aborted(AbortedTransaction(producer_id, first, offset, stable))
                 except BaseException as error:
-                    # Kafka believes the file, so it must not lack an entry; opening the log again writes it anew.
+                    # Kafka believes the file, so it must not lack an entry; opening the log again rebuilds it.
                     writer.commit.poison(error)
                     raise
             writer.settle_locked(durability)
@@ -737,7 +737,7 @@ class Log(LogReader):
         """As scrub(), in steps of some milliseconds: a generator of Progress that returns the report."""
         self.refresh()
         with self._state.lock:
-            # Whole segments below the log start are read by nobody, and a crash may bring back some of them.
+            # Whole segments below the log start are never read, and a crash may bring back some of them.
             kept = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
             bases = [segment.base_offset for segment in kept]
         steps = seals.scrubbing(self._fs, self.path, bases, self._placing, writes=self._writer is not None)

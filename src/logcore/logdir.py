@@ -724,7 +724,7 @@ class LogDir:
                 self._registry.finish_deleting()
         if not self._upkeeper.visit_open(now_ms):
             return
-        with self._incidents.going_on("staging", self.path):  # whoever published it is told
+        with self._incidents.going_on("staging", self.path):  # the publisher is told
             if applying.apply_ready(self._fs, self, most=1):
                 return
         clock_ms = self._fs.monotonic_ms()

@@ -62,7 +62,7 @@ _HEADER: Final = struct.Struct(layout.HEADER_FORMAT)
 _PREFIX: Final = struct.Struct(">qiib")
 _BASE_OFFSET: Final = struct.Struct(">q")
 _LEADER_EPOCH: Final = struct.Struct(">i")
-#: Records of one batch that are decoded at once, for whoever needs them one after the other: 2 to 5 MB of objects.
+#: Records of one batch that are decoded at once, for callers that need them one after the other: 2 to 5 MB of objects.
 SLICE_ROWS: Final = 32_768
 
 #: Types of control records (storage format section 1.10).
@@ -449,7 +449,7 @@ def prepare_append(
     request (exactly one batch, base offset 0) are the broker's to check.
     """
     sound = kernel.sound_batch(data)
-    # A transaction of no producer can be ended by nobody: the second byte of the attributes, the sign of the id.
+    # A transaction of no producer can never be ended: the second byte of the attributes, the sign of the id.
     is_orphan = sound is not None and bool(data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80)
     if sound is not None and not is_orphan and _may_stay(sound, len(data), now_ms, config):
         copy = bytearray(data)

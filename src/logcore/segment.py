@@ -625,8 +625,8 @@ class ActiveSegment(GrowingSegment):
     def lasting_piece(self, position: int, size: int) -> Piece:
         """Mapped when there is much of it, which costs a fraction of a copy.
 
-        Only the writer may do so: what is visible is never cut from this file, and nobody else writes it, so that no
-        page of the mapping that is looked at can vanish.
+        Only the writer may do so: what is visible is never cut from this file, and no other process writes it, so that
+        no page of the mapping that is looked at can vanish.
         """
         if size < _MAPPED_BYTES:
             return self.piece(position, size)
@@ -667,7 +667,7 @@ class ActiveSegment(GrowingSegment):
             self.fs.pwrite(self.handle, data, start)
             self._size = start + size
         except BaseException:
-            # Also for KeyboardInterrupt: a batch nobody was told of must not stay behind.
+            # Also for KeyboardInterrupt: a batch without a receipt must not stay behind.
             self._size = start
             self.was_cut_back = True
             try:
@@ -690,7 +690,8 @@ class ActiveSegment(GrowingSegment):
         self._indexes.add_aborted(entry)
 
     def reopen(self) -> None:
-        """Goes on with the file that stands under the name now, of the same batches. Nobody else holds the segment."""
+        """Goes on with the file that stands under the name now, of the same batches. No other thread holds the
+        segment."""
         close = self._closing
         self._hold(self.fs.open(self.path, write=True))
         close()
@@ -721,7 +722,7 @@ class ActiveSegment(GrowingSegment):
         self._indexes.times.add(self.max_timestamp(), self.largest_timestamp_offset - self.base_offset)
         self.write_indexes(whole=True, sync=True)
         if self._indexes.has_aborted:
-            # Its name before that of the next segment: nobody makes the index of a sealed segment anew, and Kafka takes
+            # Its name before that of the next segment: the index of a sealed segment is not rebuilt, and Kafka takes
             # aborted records for committed without it.
             self.fs.sync_dir(self.directory)
         return Segment(self.fs, self.directory, self.base_offset, self.state)

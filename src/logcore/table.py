@@ -3,7 +3,7 @@
 Rules:
 - A record sets its key, a tombstone removes it, a record without a key says nothing.
 - Each look at the table first takes in what the log has got since; a log that is only read looks at its files for that.
-- A truncation, or records that were deleted before they were taken in, make it begin anew. So does nothing else:
+- A truncation, or records that were deleted before they were taken in, make it start over. So does nothing else:
   compaction leaves the last record of each key.
 
 All keys and values are in memory. The table writes nothing, and starts no thread.
@@ -20,7 +20,7 @@ import numpy as np
 from logcore.errors import OffsetOutOfRangeError
 from logcore.reader import Isolation, LogReader
 
-#: How often a table begins anew when the log is cut under it time and again.
+#: How often a table starts over when the log is cut under it time and again.
 _ATTEMPTS: Final = 10
 
 

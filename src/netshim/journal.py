@@ -48,7 +48,7 @@ def shown(text: object) -> str:
 
 
 class Asked(Protocol):
-    """What is said of a request; state.Call is one."""
+    """What the journal says of a request; state.Call is one."""
 
     @property
     def session(self) -> Session: ...

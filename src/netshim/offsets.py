@@ -1,8 +1,8 @@
 """The topic `__consumer_offsets`: what groups have committed and how they stand, as a broker writes and reads it.
 
 Rules:
-- Whoever appends is told once the records are on disk, in the order of the log, so that memory never tells of what a
-  crash could take back, and an earlier value never covers a later one.
+- A caller that appends is told once the records are on disk, in the order of the log, so that memory never tells of
+  what a crash could take back, and an earlier value never covers a later one.
 - Of what is read, the last value of a key counts (logcore.groupoffsets). What is not understood stays as it is.
 
 Not here: the bytes of the records (logcore.format.grouprecords), what they mean for a group (groups.py). Transactional

@@ -221,7 +221,7 @@ class Server:
     path: log directory, made if it is not there. port: 0 for a free one. host: the address to listen on, loopback
     unless told otherwise. advertised: (host, port) to tell clients; by default the address each reached us by.
     durability, config, fs: as in logcore.open_dir. settings: a Settings, or keyword arguments of it. clock: where time
-    comes from, by default fs. Whoever moves a clock by hand awaits tick() afterwards.
+    comes from, by default fs. A test that moves a clock by hand awaits tick() afterwards.
     """
 
     broker: Broker
@@ -313,14 +313,14 @@ class Server:
     def _read_ids(self) -> None:
         """The ids of all topics, which stand in files of partitions; afterwards nothing waits for the disk for them."""
         for topic in self.logdir.topics():
-            with contextlib.suppress(logcore.LogcoreError, OSError):  # told to whoever asks for that topic
+            with contextlib.suppress(logcore.LogcoreError, OSError):  # told to clients that ask for that topic
                 self.logdir.topic_id(topic)
 
     def _recover(self) -> None:
         """After a crash: checks the ends of all logs before clients come, so that none of them waits for it later."""
         for topic in self.logdir.topics():
             for number in self.logdir.partitions(topic):
-                with contextlib.suppress(logcore.LogcoreError):  # told to whoever asks for that partition
+                with contextlib.suppress(logcore.LogcoreError):  # told to clients that ask for that partition
                     self.logdir.partition(topic, number)
 
     @property
@@ -373,7 +373,8 @@ class Server:
     async def tick(self) -> None:
         """Does what is due now, and returns when the directory's part of it is done.
 
-        The server does the same by itself, many times a second. Whoever moves a clock by hand calls it after each move.
+        The server does the same by itself, many times a second. A test that moves a clock by hand calls it after each
+        move.
         """
         if self._ticking is not None:
             await asyncio.wait([self._ticking])
@@ -466,7 +467,7 @@ class ServerThread:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # told to whoever started or stops us
+        except BaseException as error:  # told to the caller of start or stop
             self._failure = error
         finally:
             self._started.set()

@@ -228,16 +228,16 @@ class State:
     def open(self, topic: str, partition: int) -> Log:
         """Opens a log, which waits for the disk. Raises TopicNotFoundError and what opening raises.
 
-        A log that a failed write or sync has poisoned is opened anew, which checks what is on disk; what was not
+        A log that a failed write or sync has poisoned is opened again, which checks what is on disk; what was not
         acknowledged may be gone from it.
         """
         log = self.logdir.partition(topic, partition)
         if log.has_failed:
-            _log.error("%s: a write or sync failed; the log is opened anew", log.path)
+            _log.error("%s: a write or sync failed; the log is opened again", log.path)
             with contextlib.suppress(LogcoreError):
                 log.close()
             log = self.logdir.partition(topic, partition)
-            _log.error("%s: opened anew, %s", log.path, log.recovery_report)
+            _log.error("%s: opened again, %s", log.path, log.recovery_report)
         return log
 
     def topic_id(self, topic: str) -> bytes:

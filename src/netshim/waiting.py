@@ -3,7 +3,7 @@
 Rules:
 - One thread. Everything here is called from the broker's thread, except the work given to `submit`.
 - Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer.
-- An error of one who waits is not for the others, nor for whoever woke them.
+- An error of one waiter is not for the others, nor for the caller that woke them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CloseConnection(Exception):
 
 
 class Answer:
-    """A response that comes later: set once, and told to whoever asked for it."""
+    """A response that comes later: set once, and told to the caller that asked for it."""
 
     __slots__ = ("_cancel", "_then", "is_cancelled", "is_set", "value")
 
@@ -46,11 +46,11 @@ class Answer:
                 self._then(value)
 
     def when_cancelled(self, action: Callable[[], None]) -> None:
-        """What to undo when nobody is left to hear the answer."""
+        """What to undo when the client is gone."""
         self._cancel = action
 
     def cancel(self) -> None:
-        """Says that nobody is left to hear it. What cannot be undone goes on, and is set for nobody."""
+        """The client is gone. What cannot be undone goes on, and its answer is dropped."""
         self._then = None
         self.is_cancelled = True
         if not self.is_set and self._cancel is not None:
@@ -63,7 +63,7 @@ class Answer:
 
 
 def guarded(action: Callable[[Any], None], argument: Any) -> None:
-    """Calls one of several who wait; an error of it is not for the others, nor for whoever woke them."""
+    """Calls one of several waiters; an error of it is not for the others, nor for the caller that woke them."""
     try:
         action(argument)
     except Exception:

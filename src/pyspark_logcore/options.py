@@ -4,7 +4,7 @@ Rules:
 - Names are those of Spark's Kafka format and, like there, of any case: Spark hands them over in lower case.
 - An option that would change the result and is not supported is an error. What only tunes Kafka's clients is accepted
   and ignored. An unknown name is an error that names the nearest one.
-- Security options are an error: nobody shall believe that files are protected by them.
+- Security options are an error: they would not protect the files.
 
 This module opens nothing and imports no pyspark; offsets are looked up by planning.py.
 """

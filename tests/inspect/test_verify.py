@@ -180,7 +180,7 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
 
 
 @pytest.mark.parametrize(("gone", "path", "words"), [
-    (0, 0, "offsets 0 to 5 lie in no segment, and nobody deleted them"),
+    (0, 0, "offsets 0 to 5 lie in no segment, and were not deleted"),
     (6, 0, "offsets 6 to 11 lie in no segment: the log has no gaps there"),
 ])  # fmt: skip
 def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):

@@ -6,7 +6,7 @@ Rules:
   `info` without a directory and `demo` are for people everywhere, unless --json asks otherwise.
 - Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
 - Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover) or a check failed (demo), 2 wrong usage
-  or an error, 130 interrupted, 141 whoever read our output went away.
+  or an error, 130 interrupted, 141 the reader of our output went away.
 - Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.
 - Bytes are shown as dump.shown() says: printable UTF-8 as text, all else as {"hex": "..."}. `append --format
   ndjson` takes what `read` gives.
@@ -459,8 +459,8 @@ def _counted(counts: dict[str, int]) -> str:
 def recover(source: str, target: str, as_json: bool) -> None:
     """Copy all that is whole of a damaged partition or log directory SRC to a new directory DST.
 
-    Batches are copied as they are, around the damage, with their offsets; SRC is not changed, and nobody may be writing
-    it. Exit code 1 when something is lost; what is lost is listed, by bytes and by offsets.
+    Batches are copied as they are, around the damage, with their offsets; SRC is not changed, and no process may be
+    writing it. Exit code 1 when something is lost; what is lost is listed, by bytes and by offsets.
     """
     from logcore.inspect.salvage import Part, salvage
 

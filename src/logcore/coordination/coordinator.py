@@ -4,7 +4,7 @@
     effects = coordinator.load(found, now_ms)          # what groupoffsets.stored_groups() read, if there was any
     effects = coordinator.join(request, waiter, now_ms)
 
-Whoever holds it carries out the effects it returns, in their order: tells waiters, stores records and reports with
+Its holder carries out the effects it returns, in their order: tells waiters, stores records and reports with
 stored() how that went, and calls timed_out() when the time of an At has come. It is to be used by one thread.
 """
 

@@ -1,7 +1,7 @@
 """What a transition asks for, and the values it speaks in. No codes and no shapes of any protocol.
 
 An effect is one of
-    Reply      a request ends: tell whoever waits
+    Reply      a request ends: tell its client
     Store      append records to the group's partition of `__consumer_offsets`; then tell Coordinator.stored()
     At, Cancel a timer: at its time, tell Coordinator.timed_out(). A timer of the same name is replaced
     an event   something a person may want to read about
@@ -217,7 +217,7 @@ class Reply:
 
 @attrs.frozen(eq=False)
 class Store:
-    """then: what becomes true once the records are on disk, None when nobody waits for them."""
+    """then: what becomes true once the records are on disk, None when no request waits for them."""
 
     group: Group
     records: tuple[GroupRecord, ...]

@@ -60,7 +60,7 @@ def is_too_long(text: str) -> bool:
 
 
 def check_join(request: Join, rules: Rules) -> GroupError | None:
-    """What can be said of a request to join without its group."""
+    """What a request to join says without its group."""
     if not request.group_id or is_too_long(request.group_id):
         return GroupError.INVALID_GROUP_ID
     if not rules.min_session_timeout_ms <= request.session_timeout_ms <= rules.max_session_timeout_ms:
@@ -168,7 +168,7 @@ def turn_away(group: Group) -> list[Effect]:
 
 
 def bury(group: Group) -> list[Effect]:
-    """Makes a group Dead, with all its timers and nobody told."""
+    """Makes a group Dead, with all its timers, and answers no request."""
     step = Step(group, None, 0)
     for member in group.members.values():
         step.cancel_session(member)

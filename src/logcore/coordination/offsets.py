@@ -70,7 +70,7 @@ def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) ->
 
 
 def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> list[Effect]:
-    """Deletes offsets; waiter: None when nobody is to be told."""
+    """Deletes offsets; waiter: None when no request waits."""
     those = tuple(keys)
     if those:
         return [Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter))]

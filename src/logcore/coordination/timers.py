@@ -1,4 +1,4 @@
-"""What is due at which time. It starts nothing: whoever owns a clock asks `next_ms` and takes `due()`."""
+"""What is due at which time. It starts nothing: the owner of a clock asks `next_ms` and takes `due()`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What failed in work that no caller waits for: kept by kind, told to loggers and to whoever asked.
+"""What failed in work that no caller waits for: kept by kind, told to loggers and to the callback.
 
 Rules:
 - An incident is told when it is met the first time, the tenth, the hundredth and so on, and always kept.
 - Of more than a hundred kinds the one that was met longest ago is forgotten.
 
-This module decides nothing about what goes on after an error; whoever meets it does.
+This module decides nothing about what goes on after an error; its caller does.
 """
 
 from __future__ import annotations

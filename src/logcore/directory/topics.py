@@ -82,7 +82,7 @@ class TopicRegistry:
         """given: settings for topics that do not set them."""
         self._fs = fs
         self.path = path
-        # Weak: a directory that nobody closed is to say so as soon as it is dropped.
+        # Weak: a directory that was not closed warns as soon as it is dropped.
         self._directory: Directory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
@@ -118,7 +118,7 @@ class TopicRegistry:
         self.known = topics
 
     def _partitions_on_disk(self) -> dict[str, list[int]]:
-        """Topic -> numbers of its partitions, by the directories that are there."""
+        """Topic -> numbers of its partitions, by its directories on disk."""
         found: dict[str, list[int]] = {}
         for name in self._fs.listdir(self.path):
             key = None if name.startswith(".") else partition_of(name)
@@ -314,7 +314,7 @@ class TopicRegistry:
         self.save(makes_room=True)
 
     def _remove_partitions(self, numbers: Mapping[str, Iterable[int]]) -> None:
-        """Removes partition directories, those that are there, and what checkpoints say of them.
+        """Removes partition directories, those that exist, and what checkpoints say of them.
 
         First they get out of the way of Kafka and of us, all at once; the files go next, and make room for the rest.
         One that cannot be removed waits for the next opening; the first such error is raised in the end.

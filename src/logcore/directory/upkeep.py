@@ -118,7 +118,7 @@ class Upkeeper:
         self, fs: FS, directory: Directory, claim: Claim | None, incidents: Incidents, settings: Upkeep
     ) -> None:
         self._fs = fs
-        # Weak: a directory that nobody closed is to say so as soon as it is dropped.
+        # Weak: a directory that was not closed warns as soon as it is dropped.
         self._directory: Directory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
@@ -210,7 +210,7 @@ class Upkeeper:
     def keep(self, clock_ms: int, now_ms: int) -> bool:
         """Keeps the directory's limits, looks at a partition that is not open, compacts; True after a longer piece.
 
-        For whoever holds the directory's lock.
+        For the holder of the directory's lock.
         """
         if self._watch_space(clock_ms, now_ms):
             return True

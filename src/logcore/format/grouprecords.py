@@ -144,7 +144,7 @@ def group_value(group: StoredGroup) -> bytes:
 
 
 def _text(text: str | None) -> bytes:
-    """Raises ValueError for a text whose length an int16 cannot hold; whoever takes ids from outside checks that."""
+    """Raises ValueError for a text whose length an int16 cannot hold; callers that take ids from outside check that."""
     if text is None:
         return b"\xff\xff"
     encoded = text.encode()

@@ -1,13 +1,13 @@
 """Saves what is whole of damaged partitions: every sound batch, copied around the damage into a new directory.
 
 Rules:
-- The source is never written, locked or repaired. Nobody may be writing it: its files are mapped.
+- The source is never written, locked or repaired. No process may be writing it: its files are mapped.
 - A batch is copied byte for byte or not at all, and keeps its offsets; a segment keeps the base offset of its file.
 - What is lost is reported as bytes of a file and as a range of offsets. No offset is given out twice: where the end is
   lost, the copy goes on behind it. What was deleted does not come back: the log start is kept.
-- Where a marker may be lost, nobody knows how a transaction ended, and none is invented: the report names it.
+- Where a marker may be lost, it is not known how a transaction ended, and no end is invented: the report names it.
 - What an interrupted compaction, a deletion or a recovery left (.swap, .deleted, .cleaned, .quarantine) fills gaps.
-- Indexes, snapshots and checkpoints are made anew.
+- Indexes, snapshots and checkpoints are rebuilt.
 - A copy is whole or is none: a partition is made under a name that neither this library nor Kafka opens, and gets its
   own when all is on disk; a log directory's file of topics, without which it cannot be opened, comes last.
 
@@ -76,7 +76,7 @@ class Part:
     """Something of the source that was not copied.
 
     position, size_bytes: where in the file; position is None for a file as a whole. first_offset, last_offset: what is
-    missing; None where no offset is missing or nobody can say which.
+    missing; None where no offset is missing or it is not known which.
     """
 
     path: str
@@ -176,7 +176,7 @@ def salvage(
                 partition = _Partition(fs, job, tick, given=staged.given.get(job.key, 0) if staged else 0)
             except StorageReadError as error:
                 lost.append(Part(path=job.source, reason=f"its files cannot be listed: {error.reason}"))
-                # So that opening the copy calls it gone, and does not make it anew from offset 0.
+                # So that opening the copy calls it gone, and does not begin it again at offset 0.
                 gone |= {key: end for key, end in known.items() if key == job.key}
             else:
                 done.append(partition.save())
@@ -699,7 +699,7 @@ class _Partition:
             self.lost.append(Part(path=path, position=position, size_bytes=size, reason=reason, **offsets))
 
     def _note_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
-        """Notes damage without which no offset is missing. Behind the end of the log nobody knows that."""
+        """Notes damage without which no offset is missing. Behind the end of the log that is not known."""
         for one in here:
             size = one.end - one.position
             reason = one.source.why(one.position, one.end, one.reason)
@@ -767,8 +767,8 @@ class _Copy:
             else:
                 shown = "in the copy the next marker of that producer commits it"
             said.append(
-                f"nobody knows how the transaction of producer {producer_id} ended that began at offset {first}: its "
-                f"marker may be among what is lost; {shown}"
+                f"it is not known how the transaction of producer {producer_id} ended that began at offset {first}: "
+                f"its marker may be among what is lost; {shown}"
             )
         return said
 

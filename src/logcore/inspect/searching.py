@@ -10,7 +10,7 @@ Offsets, which no CRC covers, have to rise. Of two batches that contradict each 
 continue the batch before.
 
 Rules:
-- Nobody may be writing the file: it is mapped.
+- No process may be writing the file: it is mapped.
 - A batch is sound if its CRC is right and its records can be decoded. Where only the codec's package is missing, or
   they inflate to more than memory should hold, the CRC has to do.
 - The work grows with the size of the file, whatever stands in it: foreign bytes may look like a head at every place,
@@ -145,7 +145,7 @@ class Extent:
 @attrs.define
 class BadStretch:
     """Bytes that are no sound batch, or none where there should be some. next_offset: behind the offsets that they
-    certainly had, 0 where nobody can say.
+    certainly had, 0 where that is not known.
     """
 
     source: Source
@@ -319,7 +319,7 @@ class Search:
                 return records[0].offset, len(records), ""
         except UnsupportedCodecError as error:
             if _is_codec(self.source.view[position + layout.PREFIX_SIZE]):
-                raise  # nobody can say which offsets it has until the package is there
+                raise  # which offsets it has is not known until the package is installed
             reason = error.reason
         except LogcoreError as error:
             reason = f"its records cannot be decoded: {error.reason}"

@@ -3,10 +3,10 @@
 What the three verdicts mean:
 - damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would refuse the file.
 - warning: opening the log mends it by itself: a torn tail, an index that misleads (an index is only ever a cache); or
-  nobody can say, such as a gap in the offsets of a log that Kafka wrote.
+  cannot be known, such as a gap in the offsets of a log that Kafka wrote.
 - ok: as it should be.
 
-Beside files that are there, segments that are not have verdicts: where offsets that were on disk lie in no segment.
+Beside files, missing segments have verdicts: where offsets that were on disk lie in no segment.
 
 Rules:
 - Nothing is written, locked or repaired; a running writer is not disturbed, and its last batch may look torn. What does
@@ -126,7 +126,9 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
     for partition in found:
         key = partition_of(os.path.basename(fs.real_path(partition)))
         if key is not None and key[0] in going:
-            detail = "of a topic that is being made or deleted; if nobody is at it, opening the directory removes it"
+            detail = (
+                "of a topic that is being made or deleted; if no process is at it, opening the directory removes it"
+            )
             yield Verdict(path=partition, kind="other", status="ok", detail=detail)
         else:
             yield from _verify_partition(fs, partition)
@@ -248,7 +250,7 @@ class _Look:
 class _FileContext:
     """What else is known of the partition a segment lies in: where the next segment begins (None for the active one),
     what is noted of the log, where segments begin that are about to get their names, and whether opening the log makes
-    all that is beside this segment's batches anew.
+    again all that is beside this segment's batches.
     """
 
     next_base: int | None
@@ -299,7 +301,7 @@ def _settled(
         if again == look and _identity(fs, path) == before:
             break
         look = again
-    else:  # nobody can say whether it was damage or what its writer was about
+    else:  # it cannot be known whether it was damage or what its writer was about
         for at, one in enumerate(found):
             if one.status == "damaged":
                 detail = f"it went on changing while it was looked at; the last look: {one.detail}"
@@ -320,7 +322,7 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
     begin, end = noted.begin(bases[0]) if bases else noted.log_start, bases[0] if bases else noted.end
     detail = ""
     if begin < end:
-        detail = f"offsets {begin} to {end - 1} lie in no segment, and nobody deleted them"
+        detail = f"offsets {begin} to {end - 1} lie in no segment, and were not deleted"
     elif not bases and (
         left := [name for name in look.names if base_offset_of(name, os.path.splitext(name)[1]) is not None]
     ):
@@ -398,7 +400,7 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
         if seal is None:
             if not fs.exists(path):
                 return attrs.evolve(verdict, detail="removed meanwhile")
-            return attrs.evolve(verdict, status="warning", detail="not a seal; scrubbing the log makes it anew")
+            return attrs.evolve(verdict, status="warning", detail="not a seal; scrubbing the log rewrites it")
         if not seal.is_of(segment.size_bytes, modified_ms):
             return attrs.evolve(verdict, detail="the segment was rewritten since it was sealed")
         detail = seals.follows(fs, directory, base, seal, log_start)
@@ -431,7 +433,7 @@ class _Walked:
 def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: list[_Check]) -> Verdict:
     path = os.path.join(directory, file_name(base, LOG))
     try:
-        # The last segment may be growing or be cut by its writer, which would be the death of whoever maps it. Sealed
+        # The last segment may be growing or be cut by its writer, which would kill a process that maps it. Sealed
         # ones do not change, and mapped they are walked half as fast again.
         growing = LogFile(fs, path)
         segment = growing if place.next_base is None else Segment(fs, directory, base)
@@ -700,7 +702,7 @@ class _TimeCheck(_EntriesCheck):
 class _TxnCheck(_EntriesCheck):
     """.txnindex: aborted transactions that end in this segment, in the order of their markers.
 
-    Damaged rather than doubtful when wrong, but for the active one after a crash, which opening makes anew: readers of
+    Damaged rather than doubtful when wrong, but for the active one after a crash, which opening rebuilds: readers of
     committed data go by it.
     """
 

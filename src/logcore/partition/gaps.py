@@ -42,7 +42,7 @@ class Noted:
 
     @classmethod
     def of(cls, dense_from: int, cleaned_to: int, has_seals: bool) -> Noted:
-        """dense_from: as this library's writer noted it. cleaned_to: how far the log was compacted, by whoever did."""
+        """dense_from: as this library's writer noted it. cleaned_to: how far the log was compacted, by any program."""
         if dense_from == NEVER:
             return cls(NEVER, False)
         return cls(max(dense_from, cleaned_to), has_seals and cleaned_to <= dense_from)

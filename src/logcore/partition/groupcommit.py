@@ -20,7 +20,8 @@ from typing import Final
 from logcore.errors import DurabilityUnknownError, LogFailedError, StorageWriteError
 from logcore.fs import FS
 
-#: A leader lets others run, to share its sync, until as many came as lately, or this many looks in a row found nobody.
+#: A leader lets others run, to share its sync, until as many came as lately, or this many looks in a row found no
+#: other.
 #: 64 threads on a disk that syncs in 0.25 ms: without it 20 appends share a sync, with it 63, and twice as many are
 #: appended in a second. One thread alone never looks.
 _IDLE_LOOKS: Final = 6
@@ -152,7 +153,7 @@ class GroupCommit:
             raise DurabilityUnknownError(
                 "a sync failed: what was written may or may not be on disk", path=self._path
             ) from error
-        except BaseException as error:  # interrupted: nobody saw whether it failed, and asking again would not tell
+        except BaseException as error:  # interrupted: whether it failed is not known, and asking again would not tell
             self.poison(error)
             raise
         self._note(target, written_bytes)

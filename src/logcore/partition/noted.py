@@ -84,8 +84,8 @@ class Noted:
         return max(self.recovery_point, self.high_watermark, self.durable_end)
 
     def begin(self, first_base: int) -> int:
-        """Where a log begins whose first segment begins at first_base: below that where segments are gone that nobody
-        deleted.
+        """Where a log begins whose first segment begins at first_base: below that where segments are
+        gone that were not deleted.
 
         What deletes from the front notes the new start first: this library in the checkpoint; Kafka, which drops that
         line when a segment begins there, in the epochs.

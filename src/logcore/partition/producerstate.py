@@ -84,7 +84,7 @@ class ProducerState:
         segments, end = self._extent()
         # A snapshot below the first segment lacks batches that were deleted since. Those below the log start are there.
         producers = self._loaded(segments[0].base_offset, end)
-        if producers is None:  # and not an empty one, which says that nobody is known up to there
+        if producers is None:  # and not an empty one, which says that no producer is known up to there
             producers = Producers(next_offset=segments[0].base_offset)
         else:
             producers.fill(_last_below(segments, producers.next_offset))

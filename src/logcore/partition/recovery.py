@@ -46,7 +46,7 @@ from logcore.segment import ActiveSegment, Segment
 #: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.
 IndexState = Literal["whole", "fronts", "none"]
 
-#: A file that is there from a failed sync on until an opening has made the log anew.
+#: A file that is there from a failed sync on until an opening has rewritten the log.
 FAILED_SYNC: Final = "logcore.unsynced"
 #: How far behind damage a whole batch is looked for, and how much is read at once.
 _SEARCH_BYTES = 64 << 20
@@ -219,7 +219,7 @@ def _check_before(segment: ActiveSegment, position: int) -> None:
 def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: int) -> RecoveryReport:
     """Notes the whole batches behind the damage that recover() met, as far as lengths in damaged heads lead there."""
     if _has_failed_sync(segment):
-        _copy_anew(segment.fs, segment.path, segment.size_bytes)
+        _rewrite(segment.fs, segment.path, segment.size_bytes)
         segment.reopen()
     bad = at = error.position if error.position is not None else segment.size_bytes
     first_offset, next_offset = segment.last_offset + 1, None
@@ -262,7 +262,7 @@ def _settle(fs: FS, segment: Segment, position: int) -> bool:
 
     After a sync that failed memory shows data that the disk does not have and calls it clean (ext4, xfs, btrfs), and
     another sync succeeds without writing it. Where such a failure was noted, memory may be all that has it. Else it is
-    asked to let go, which also finds failures that nobody lived to note.
+    asked to let go, which also finds failures that no process lived to note.
     """
     if _has_failed_sync(segment):
         return False
@@ -303,7 +303,7 @@ def check_sealed(
         if end <= recovery_point:
             continue
         if _has_failed_sync(segment):
-            _copy_anew(fs, segment.path, fs.file_size(segment.path))
+            _rewrite(fs, segment.path, fs.file_size(segment.path))
         start = segment.start_position(recovery_point)
         _settle(fs, segment, start)
         damage = _damage_in(segment, start, end)
@@ -389,7 +389,8 @@ def finish_swaps(fs: FS, directory: str) -> None:
     # A crash may keep any of the first renamings, also the one of an index and not that of its .log.
     begun = {base for name in names if (base := base_offset_of(name, LOG + CLEANED)) is not None}
     plans += [(base, base, SwapAction.DISCARD) for base in begun - {base for base, _, _ in plans}]
-    # Whoever made these names may have died, or failed, before they were durable; what they stand for goes next.
+    # The process that made these names may have died, or failed, before they were durable; what they stand for goes
+    # next.
     fs.sync_dir(directory)
     for base, end, action in plans:
         if action is SwapAction.DISCARD:
@@ -422,14 +423,14 @@ def _base_of(name: str, state: str) -> int | None:
 
 
 def rebuild(segment: ActiveSegment) -> None:
-    """Learns the indexes anew from a segment that is known to be whole."""
+    """Rebuilds the indexes from a segment that is known to be whole."""
     segment.reset()
     for facts, _, _ in segment.walk(0, crc=False):
         segment.note_all(facts)
 
 
 def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
-    """Learns the indexes anew from a sealed segment, if all of it is sound and lies below an offset; says whether."""
+    """Rebuilds the indexes from a sealed segment, if all of it is sound and lies below an offset; says whether."""
     segment.reset()
     for facts, _, why in segment.walk(0, crc=True):
         if _note(segment, facts) is not None or why not in (layout.WALK_END, layout.WALK_LIMIT):
@@ -531,14 +532,14 @@ def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
     new file that takes the name. With no room for one, the old file is cut and synced, which is as much as can be done.
     """
     try:
-        _copy_anew(fs, segment.path, size)
+        _rewrite(fs, segment.path, size)
     except DiskFullError:
         segment.cut(size)
         return
     segment.reopen()
 
 
-def _copy_anew(fs: FS, path: str, size: int) -> None:
+def _rewrite(fs: FS, path: str, size: int) -> None:
     """Puts a new file, on disk, with the first size bytes in the place of one. Raises DiskFullError, and all is as it
     was.
     """

@@ -7,12 +7,12 @@ Rules:
 - A seal is a cache. One that is absent, or cannot be understood, costs the next scrub the work of looking at every
   batch; so it is not synced, and a failure to write it is no failure.
 - It speaks of a file of its size and its time of change, and of no other: what another program, or a restore, has put
-  there since is looked at batch by batch, and sealed anew.
+  there since is checked batch by batch, and sealed again.
 - It is there only while the file is there and the next segment too: it is written when both are on disk, and goes,
   durably, before either does. So one that fits and whose successor is gone tells of a loss.
 - Nothing is mapped that may be rotten: where the disk cannot read a page of a mapping, the process dies.
 
-This module mends nothing, and knows no log: what else happens to the segments it is told by whoever calls.
+This module mends nothing, and knows no log: its callers say what else happens to the segments.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class SegmentFiles:
             is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
             is_left = suffix in (DELETED, CLEANED, ".tmp") and name != checkpoint.SEALS_HOLD
             if is_left or (is_index and stem not in logs):
-                with contextlib.suppress(FileNotFoundError):  # recovery may have made the same name anew
+                with contextlib.suppress(FileNotFoundError):  # recovery may have made the same name again
                     self._fs.unlink(os.path.join(self._path, name))
                     found = True
         return found

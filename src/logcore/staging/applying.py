@@ -101,7 +101,7 @@ class TargetDirectory(Protocol):
 def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) -> int:
     """Carries out the manifests that are ready, at most so many; returns how many are done.
 
-    For whoever holds the directory for writing. One whose files are not what it says is refused; one whose logs cannot
+    For the holder of the directory. One whose files are not what it says is refused; one whose logs cannot
     be written stays for later, and the first such error is raised when the others have had their turn.
     """
     path = staging_path(directory.path)
@@ -138,11 +138,11 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
 def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
     """Ends what a crash left between giving out offsets and having all files in place.
 
-    For whoever has just taken the lock of the directory, before any log of it is open. Returns the names of partition
-    directories that must not be written, each with the reason: offsets in them are given out for records that could
-    not be put in place. A manifest that is damaged is set aside as `.damaged`: where its records went is not known, so
-    no partition waits for it, and whoever asks for its outcome is told. Raises LogcoreError when the staging directory
-    itself cannot be read.
+    For the process that has just taken the lock of the directory, before any log of it is open. Returns the names of
+    partition directories that must not be written, each with the reason: offsets in them are given out for records that
+    could not be put in place. A manifest that is damaged is set aside as `.damaged`: where its records went is not
+    known, so no partition waits for it, and those who ask for its outcome are told. Raises LogcoreError when the
+    staging directory itself cannot be read.
     """
     path = staging_path(directory)
     blocked: dict[str, LogcoreError] = {}
@@ -282,7 +282,7 @@ def _make_topics(directory: TargetDirectory, manifest: Manifest) -> None:
     for topic, partition in manifest.partitions():
         if topic not in directory or partition not in directory.partitions(topic):
             raise InvalidConfigError(
-                f"topic {topic!r} has no partition {partition}: it was made anew since the write was planned"
+                f"topic {topic!r} has no partition {partition}: it was created again since the write was planned"
             )
 
 
@@ -339,7 +339,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
 
 
 def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
-    """Nobody may have appended since the offsets were given out, such as a Kafka that was started after the crash."""
+    """No other may have appended since the offsets were given out, such as a Kafka that was started after the crash."""
     ends = list(itertools.accumulate((file.count for file in files), initial=0))
     ours = {place.base + before for before in ends}
     bases = list_bases(fs, target)
@@ -442,7 +442,7 @@ def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) ->
     """Writes the real offsets into the batch heads of a staged segment, durably.
 
     Not over the lengths that stand between offset and epoch, for a crash may leave zeros of what is written: without
-    them nobody would find the next head.
+    them no reader would find the next head.
     """
     with opened(fs, name, write=True) as handle:
         view = fs.map(handle, fs.size(handle))

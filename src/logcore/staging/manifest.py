@@ -238,5 +238,5 @@ def remove_tree(fs: FS, path: str) -> None:
         for name in fs.listdir(path):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(path, name))
-        with contextlib.suppress(StorageWriteError):  # a task that nobody waits for has just made a file in it
+        with contextlib.suppress(StorageWriteError):  # a task that was given up has just made a file in it
             fs.rmdir(path)

@@ -5,7 +5,7 @@ Rules:
 - What no manifest names is garbage after a day: attempts that lost, or came late. It is removed when two looks a day
   apart found it old, so that one jump of the wall clock removes nothing.
 
-This module takes no lock and gives out no offset: applying.py does, for whoever holds the directory.
+This module takes no lock and gives out no offset: applying.py does, for the holder of the directory.
 """
 
 from __future__ import annotations
@@ -212,6 +212,6 @@ class Staging:
 
 
 def _is_unnamed(fs: FS, path: str, name: str) -> bool:
-    """Whether a state is of a write without a name, which nobody can repeat; that of a name is kept for ever."""
+    """Whether a state is of a write without a name, which cannot be repeated; that of a name is kept for ever."""
     state = checkpoint.unpack_checked(checkpoint.read(fs, path, name) or b"") or {}
     return state.get("app_id") is not None and state.get("app_id") == state.get("txid")

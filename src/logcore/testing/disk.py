@@ -259,7 +259,7 @@ class SimulatedDisk:
             self._plant(path, content)
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
-        """Bit rot: turns one bit of a file around, on the disk and for whoever reads it."""
+        """Bit rot: turns one bit of a file around, on the disk and for its readers."""
         file = self._file(path)
         for content in (rotten := bytearray(file.content), durable := bytearray(file.durable)):
             if position < len(content):

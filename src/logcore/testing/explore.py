@@ -132,7 +132,7 @@ class Explorer(Generic[Found]):
         disk.observer = self._observe
 
     def promised(self) -> None:
-        """More must survive than before: what may be left now is to be judged anew."""
+        """More must survive than before: what may be left now is to be judged again."""
         self._is_stale = True
 
     def finish(self) -> Report:
@@ -274,7 +274,7 @@ def explore(
     """Tests a program against crashes at every moment of run(); raises CrashTestError for the first wrong disk.
 
     run(disk, promise): works on the disk, and calls promise(value) as soon as somebody may rely on something.
-    recover(disk): starts anew on what a crash left, and returns what it finds; called once for each disk, so what it
+    recover(disk): starts again on what a crash left, and returns what it finds; called once for each disk, so what it
     finds must come from the disk alone. judge(promised, found): asserts that what had been promised by then is in what
     was found, and nothing that must not be. files: what is on the disk at first. limit: disks looked at for one moment,
     None for all. again_every: one in so many recoveries is crashed too, and what it did outside the disk is then

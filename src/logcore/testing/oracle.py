@@ -383,7 +383,7 @@ def recover_log(
 
 def _judge_files(disk: SimulatedDisk, path: str, config: Mapping[str, object] | None) -> list[Verdict]:
     """What verify() says of a log that was closed. Its indexes are what its batches say, entry by entry; of a
-    sealed segment they may be gone, as their names were, and Kafka makes them anew then.
+    sealed segment they may be gone, as their names were, and Kafka rebuilds them then.
     """
     bases = list_bases(disk, path)
     for base in bases:

@@ -98,7 +98,7 @@ def _park(
                 return  # not enough can have come, and nothing has gone: no need to gather what there is
         try:
             response, size, settled = _collect(request, wanted, call, state)
-        except Exception as error:  # it is not for whoever woke us
+        except Exception as error:  # it is not for the caller that woke us
             finish(error)
             return
         if settled or now_ms >= deadline_ms or size >= enough:

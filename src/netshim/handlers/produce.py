@@ -178,7 +178,7 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
             return codes.INVALID_RECORD, refusal
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
-    if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:  # nobody could end it, and readers would wait for that
+    if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:  # it could never be ended, and readers would wait for that
         if request.transactional_id is None:
             return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
         return codes.INVALID_PRODUCER_ID_MAPPING, "there is no transaction of this id; transactions are not served"
