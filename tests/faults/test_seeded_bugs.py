@@ -1,7 +1,7 @@
 """The log is broken on purpose, and what explores its disks has to find that; the sound log is not accused.
 
 Each breaks one rule of writing or of recovery, by the number it has in the list of bugs that tests are measured by,
-and must be found within a minute. B10 to B12, B41 and B44 are in tests/log/test_cleaner.py, B37 and B38 in
+and must be found within a minute. B10 to B12, B41 and B44 are in tests/log/test_compaction_crashes.py, B37 and B38 in
 tests/faults/test_processes.py. Not here, and why:
 - B17: a segment was synced before the next one was made; where a disk lied about that, readers meet the hole.
 - B23, B24: an index is believed only where a batch bears it out, so one that is too long is harmless.

@@ -1,0 +1,453 @@
+"""Compaction that is cut off: crashes, errors of the disk, damage, and seeded bugs of the exchange of files."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import checkpoint, cleaner
+from logcore.cleaner import OffsetMap, clean
+from logcore.inspect.verify import verify
+from logcore.log import Rewriting
+from logcore.partition.recovery import SwapAction, SwapFacts, decide_swap
+from logcore.recordbatch import encode, read_batches
+from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
+from support.compacting import COMPACT, T0, compact, open_log, pairs
+
+# -- crashes -------------------------------------------------------------------------------------------------------
+
+
+def keyed(disk: SimulatedDisk, promise: Any, *, rounds: int = 2) -> None:
+    """A life with rounds of compaction, under `group`; promises are what was appended, and how far was compacted."""
+    log = logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk)
+    for turn in range(rounds):
+        for number in range(9):
+            receipt = log.append(b"%d.%d" % (turn, number) * 9, key=b"k%d" % (number % 3), timestamp_ms=T0)
+            promise((receipt.offset, b"k%d" % (number % 3), b"%d.%d" % (turn, number) * 9))
+        compact(log)
+    log.close()
+
+
+def found_after(disk: SimulatedDisk) -> tuple[list[tuple[int, bytes | None, bytes | None]], int]:
+    with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
+        found, end = pairs(log), log.log_end_offset
+        shown = [r.offset for r in log.read(log.log_start_offset, isolation="read_committed")]
+        assert shown == [offset for offset, _, _ in found]
+    left = [name for name in disk.files() if name.endswith((".cleaned", ".swap", ".deleted")) and name.count("/") > 1]
+    assert not [name for name in left if not name.endswith(checkpoint.SEALS_HOLD)]
+    bad = [verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"]
+    assert not bad
+    with logcore.open("t-0", config=COMPACT, durability="group", fs=disk) as log:
+        assert pairs(log) == found, "opening again finds something else"
+    return found, end
+
+
+def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
+    """P45: one generation, whole: nothing acknowledged is lost but what a later record supersedes."""
+    found, end = result
+    offsets = [offset for offset, _, _ in found]
+    assert offsets == sorted(set(offsets)), "records twice, or out of order"
+    known = dict(enumerate((key, value) for _, key, value in promised))
+    for offset, key, value in found:
+        assert offset not in known or known[offset] == (key, value), "records were changed"
+    assert end >= len(promised), "acknowledged records are lost"
+    newest = {key: offset for offset, key, _ in found}
+    for offset, key, _ in promised:
+        assert offset in offsets or newest.get(key, -1) > offset, f"the record at {offset} is lost"
+
+
+def explore_compaction(seed: int = 0, **options: Any) -> Any:
+    return explore(keyed, found_after, judge, seed=seed, **{"limit": 6, "again_every": 12, **options})
+
+
+@pytest.mark.parametrize("names", ["posix", pytest.param("journal", marks=pytest.mark.slow)])
+def test_P45_a_crash_leaves_one_generation(names: Any) -> None:
+    report = explore_compaction(names=names)
+    assert report.states > 300
+
+
+def test_readers_see_one_generation_whatever_a_crash_left() -> None:
+    """Without recovery: a reader beside nobody, on a disk that a crash in the middle of a swap left."""
+
+    def read(disk: SimulatedDisk) -> Any:
+        try:
+            with logcore.open("t-0", read_only=True, fs=disk) as log:
+                return pairs(log), 1 << 40
+        except (logcore.LogNotFoundError, logcore.CorruptBatchError):
+            return [], 1 << 40  # before the directory is there, or an unsynced tail
+
+    def check(promised: list[Any], result: tuple[list[Any], int]) -> None:
+        offsets = [offset for offset, _, _ in result[0]]
+        assert offsets == sorted(set(offsets)), "records twice, or out of order"
+        if offsets and len(promised) > 9:
+            judge(promised[:9], result)
+
+    assert explore(keyed, read, check, limit=40, again_every=0).states > 200
+
+
+def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """Breaks the order in which compaction puts new segments in place."""
+    real = Rewriting.replace
+
+    def replace(self: Rewriting, old: Any, new: Any) -> None:
+        fs = self.fs
+        disk: Any = fs
+        methods = {name: getattr(disk, name) for name in ("fsync", "sync_dir", "rename")}
+        with pytest.MonkeyPatch.context() as patch:
+            if broken == "B10":
+                patch.setattr(disk, "fsync", lambda handle: None)
+                patch.setattr(disk, "fdatasync", lambda handle: None)
+            elif broken == "B11":  # the old ones go before the names of the new one are on disk
+                synced = iter([True, False, False, True])
+                patch.setattr(disk, "sync_dir", lambda path: methods["sync_dir"](path) if next(synced, True) else None)
+                patch.setattr(
+                    disk,
+                    "rename",
+                    lambda source, target: (
+                        disk.unlink(source) if target.endswith(".deleted") else methods["rename"](source, target)
+                    ),
+                )
+            real(self, old, new)
+
+    monkeypatch.setattr(Rewriting, "replace", replace)
+
+
+def never_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = OffsetMap.newest
+    monkeypatch.setattr(OffsetMap, "newest", lambda self, hashes: real(self, hashes) + 1)
+
+
+def early_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = cleaner._Round._note_keys
+
+    def note(self: Any, newest: OffsetMap) -> Iterator[Any]:
+        self.view.note_cleaned(self.plan.first_uncleanable)
+        yield from real(self, newest)
+
+    monkeypatch.setattr(cleaner._Round, "_note_keys", note)
+
+
+@pytest.mark.parametrize("bug", ["B10", "B11"])
+def test_seeded_bugs_of_the_swap_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_without(monkeypatch, bug)
+    with pytest.raises(AssertionError):
+        explore_compaction()
+
+
+def test_seeded_bug_B12_of_the_order_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old segments get out of the way from the last on: a crash then leaves a hole that no file accounts for."""
+    real = SimulatedDisk.rename
+
+    def rename(self: SimulatedDisk, source: str, target: str) -> None:
+        if target.endswith(".swap"):  # final at once, as if there were no such name
+            target = target.removesuffix(".swap")
+        if not source.endswith(".swap"):
+            real(self, source, target)
+
+    monkeypatch.setattr(SimulatedDisk, "rename", rename)
+    with pytest.raises((AssertionError, FileNotFoundError)):
+        explore_compaction()
+
+
+def test_seeded_bug_B41_the_last_value_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_newest(monkeypatch)
+    with pytest.raises(AssertionError):
+        explore_compaction()
+
+
+def test_seeded_bug_B44_the_checkpoint_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost to no reader, but never compacted again: the checkpoint says that it was."""
+    early_checkpoint(monkeypatch)
+
+    def recover(disk: SimulatedDisk) -> Any:
+        with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
+            checked = checkpoint.read_offsets(disk, ".", checkpoint.CLEANER).get(("t", 0), 0)
+            keys = [key for offset, key, _ in pairs(log) if offset < checked]
+        return keys
+
+    def once(promised: list[Any], keys: list[bytes]) -> None:
+        assert len(keys) == len(set(keys)), "marked as compacted, and it was not"
+
+    with pytest.raises(AssertionError, match="marked as compacted"):
+        explore(keyed, recover, once, limit=40, again_every=0)
+
+
+def test_the_checkpoint_never_says_more_than_was_done() -> None:
+    def recover(disk: SimulatedDisk) -> Any:
+        with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
+            checked = checkpoint.read_offsets(disk, ".", checkpoint.CLEANER).get(("t", 0), 0)
+            return [key for offset, key, _ in pairs(log) if offset < checked]
+
+    def once(promised: list[Any], keys: list[bytes]) -> None:
+        assert len(keys) == len(set(keys)), "marked as compacted, and it was not"
+
+    explore(keyed, recover, once, limit=40, again_every=0)
+
+
+#: The first operation that fails, and how many lie between it and the next: each operation fails in one way.
+EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
+
+
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", EACH_IN_TURN)
+def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
+    """The log goes on, or refuses and is whole when it is opened again; nothing is lost either way."""
+    disk, expected = SimulatedDisk(), {}
+    with open_log(disk) as log:
+        for at in range(40):
+            log.append(b"%d" % at * 8, key=b"k%d" % (at % 4))
+            expected[b"k%d" % (at % 4)] = b"%d" % at * 8
+        log.roll()
+    files = disk.files()
+    for count in range(min(step, EACH_IN_TURN[number]), 800, step):
+        disk = SimulatedDisk(files)
+        log = open_log(disk)
+        disk.faults = FaultPlan(Fault("*", number, at=count))
+        try:
+            clean(log, force=True)
+        except logcore.LogcoreError:
+            pass
+        reached = disk.faults is not None and bool(disk.faults.hits)
+        disk.faults = None
+        assert {key: value for _, key, value in pairs(log)} == expected
+        if not log.has_failed:
+            log.append(b"after", key=b"k0")
+            clean(log, force=True)
+        log.close()
+        with open_log(disk) as log:
+            state = {key: value for _, key, value in pairs(log)}
+            assert {**state, b"k0": expected[b"k0"]} == expected
+        if not reached:
+            print(f"{count // step} failures of single operations in a round")
+            return
+    raise AssertionError("the round has more operations than were tried")
+
+
+def test_damage_ends_a_round_and_changes_no_file(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+    files = sorted((tmp_path / "t-0").glob("*.log"))
+    raw = bytearray(files[1].read_bytes())
+    raw[150] ^= 1
+    files[1].write_bytes(raw)
+    with logcore.open(tmp_path / "t-0", config=COMPACT, durability="os") as log:
+        before = {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")}
+        with pytest.raises(logcore.CorruptBatchError, match=files[1].name):
+            clean(log, force=True)
+        assert {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")} == before
+        assert not list((tmp_path / "t-0").glob("*.cleaned"))
+        log.append(b"on", key=b"k")
+
+
+def test_an_index_that_came_without_its_log_goes_again() -> None:
+    """A crash kept the name of the new index of aborted transactions, and not that of the new .log: beside the old one,
+    which had none, it told of a marker that was not there.
+    """
+    disk, left = SimulatedDisk(), {}
+    log = logcore.open("t-0", create=True, config={**COMPACT, "segment.bytes": 10_000}, fs=disk)
+    log.append(b"v", key=b"k")
+    log.roll()
+    log.append_batch(encode([(b"a", b"v")], transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
+    log.append(b"between", key=b"b")
+    log.end_transaction(5, 0, commit=False)
+    log.roll()
+
+    def observe(operation: str, is_done: bool) -> None:
+        if is_done and disk.operations[-1].path.endswith(".txnindex.swap") and not left:
+            left.update(disk.files())
+
+    disk.observer = observe
+    clean(log, force=True)
+    disk.observer = None
+    log.close()
+    name = f"/t-0/{0:020d}.log"
+    left[name + ".cleaned"] = left.pop(name + ".swap")
+    again = SimulatedDisk(left)
+    with logcore.open("t-0", fs=again) as log:
+        assert [record.offset for record in log.read(0)] == [0, 1, 2]
+    assert f"/t-0/{0:020d}.txnindex" not in again.files()
+    assert not [name for name in again.files() if name.endswith((".swap", ".cleaned"))]
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_an_offset_that_turned_supersedes_nothing(tmp_path: Path, is_dense: bool) -> None:
+    """No CRC covers it. Taken as it stands, it would drop the newer records of the same keys."""
+    with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        if not is_dense:
+            compact(log)
+            for number in range(60, 120):
+                log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+    file = sorted((tmp_path / "t-0").glob("*.log"))[-4]
+    whole = file.read_bytes()
+    first = next(read_batches(whole)).size_bytes
+    for bit in range(40):
+        raw = bytearray(whole)
+        raw[first + 7 - bit // 8] ^= 1 << bit % 8  # of the second batch's base offset
+        file.write_bytes(raw)
+        with logcore.open(tmp_path / "t-0", config=COMPACT, durability="os") as log:
+            before = {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")}
+            with pytest.raises(logcore.CorruptBatchError, match="does not continue"):
+                clean(log, force=True)
+            assert {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")} == before
+
+
+def test_a_truncation_meanwhile_ends_the_round() -> None:
+    """What the table of keys says of records that are gone must not cost those that they superseded."""
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+        steps = cleaner.cleaning(log, force=True)
+        for _ in range(5):
+            next(steps)
+        log.truncate(30)
+        with pytest.raises(logcore.CompactionAbandonedError):
+            for _ in steps:
+                pass
+        assert [offset for offset, _, _ in pairs(log)] == list(range(30))
+        assert not [name for name in disk.files() if name.endswith(".cleaned")]
+
+
+def test_segments_that_go_meanwhile_end_the_round() -> None:
+    """Their records would come back, above a start that readers were told of."""
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+        steps = cleaner.cleaning(log, force=True)
+        while not any(name.endswith(".cleaned") for name in disk.files()):
+            next(steps)
+        log.delete_records(30)
+        with pytest.raises(logcore.CompactionAbandonedError, match="deleted meanwhile"):
+            for _ in steps:
+                pass
+        assert [offset for offset, _, _ in pairs(log)] == list(range(30, 60))
+        assert not [name for name in disk.files() if name.endswith(".cleaned")]
+        assert clean(log, force=True) is not None, "and another round may begin"
+
+
+@pytest.mark.parametrize(
+    ("faults", "goes_on"),
+    [
+        ([Fault("rename", errno.EIO, path="*.index.swap")], True),
+        # .swap files that stay would bring records back at the next opening that a later round has removed.
+        (
+            [Fault("rename", errno.EIO, path="*.index.swap"), Fault("unlink", errno.EIO, path="*.swap", times=None)],
+            False,
+        ),
+        # The directory says already that the new segment counts.
+        ([Fault("rename", errno.EIO, path="*.log.deleted")], False),
+    ],
+    ids=["taken back", "not taken back", "half in place"],
+)
+def test_a_round_that_fails_while_names_change(faults: list[Fault], goes_on: bool) -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    for number in range(60):
+        log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+    log.roll()
+    before = pairs(log)
+    disk.faults = FaultPlan(*faults)
+    with pytest.raises(logcore.StorageWriteError):
+        clean(log, force=True)
+    disk.faults = None
+    assert pairs(log) == before
+    assert any(name.endswith(".swap") for name in disk.files()) is not goes_on
+    if goes_on:
+        log.append(b"after", key=b"new")
+        assert clean(log, force=True) is not None
+    else:
+        with pytest.raises(logcore.LogFailedError):
+            log.append(b"after", key=b"new")
+    log.close()
+    with open_log(disk) as log:
+        assert not any(name.endswith((".swap", ".cleaned")) for name in disk.files())
+        found = {key: value for _, key, value in pairs(log)}
+        assert found == {key: value for _, key, value in before} | ({b"new": b"after"} if goes_on else {})
+
+
+def test_what_comes_after_a_truncation_is_dirty() -> None:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        compact(log)
+        log.truncate(30)
+        assert checkpoint.read_offsets(disk, ".", checkpoint.CLEANER) == {("t", 0): 30}
+        for number in range(30, 60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        compact(log)
+        assert len(pairs(log)) == 4
+
+
+def test_two_rounds_at_a_time_are_refused() -> None:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+        steps = cleaner.cleaning(log, force=True)
+        while not any(name.endswith(".cleaned") for name in disk.files()):
+            next(steps)
+        with pytest.raises(logcore.LogLockedError, match="compacted"):
+            clean(log, force=True)
+        steps.close()
+        assert not [name for name in disk.files() if name.endswith(".cleaned")]
+        assert clean(log, force=True) is not None
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("was_begun", [True, False])
+@pytest.mark.parametrize("has_retired", [True, False])
+def test_every_combination_of_swap_facts_has_one_answer(is_whole: bool, was_begun: bool, has_retired: bool) -> None:
+    action = decide_swap(SwapFacts(is_whole, was_begun, has_retired))
+    if is_whole and not was_begun:
+        assert action is SwapAction.FINISH
+    elif has_retired:
+        assert action is SwapAction.FAIL, "neither generation is whole"
+    else:
+        assert action is SwapAction.DISCARD
+
+
+def test_an_index_that_is_in_its_place_stays_when_another_was_left_over() -> None:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        for number in range(20):
+            log.append(b"%d" % number * 10, key=b"k")
+        before = pairs(log)
+    index = disk.content(f"t-0/{0:020d}.index")
+    disk.replace(f"t-0/{0:020d}.index.swap", b"\x7f" * 8)
+    with open_log(disk) as log:
+        assert pairs(log) == before
+        assert disk.content(f"t-0/{0:020d}.index") == index != b""
+        assert not any(name.endswith(".swap") for name in disk.files())
+
+
+def test_a_damaged_swap_file_is_not_put_in_place() -> None:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        log.append(b"v", key=b"k")
+        log.append(b"w", key=b"k")
+    files = disk.files()
+    name = next(name for name in files if name.endswith(f"{0:020d}.log"))
+    raw = bytearray(files[name])
+    raw[-1] ^= 1
+    log = open_log(SimulatedDisk({**files, name + ".swap": bytes(raw)}))
+    assert len(pairs(log)) == 2
+    log.close()
+    gone = {**files, name + ".swap": bytes(raw), name + ".deleted": files[name]}
+    del gone[name]
+    with pytest.raises(logcore.CorruptLogError, match="compaction"):
+        open_log(SimulatedDisk(gone))

@@ -1,0 +1,28 @@
+"""Logs that a crash has torn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import logcore
+from logcore.recordbatch import read_batches
+from logcore.testing import SimulatedDisk
+
+LOG = f"{0:020d}.log"
+
+
+def whole(data: bytes) -> list[bytes | None]:
+    return [record.value for batch in read_batches(data) for record in batch.records()]
+
+
+def killed(times: list[int], **config: Any) -> SimulatedDisk:
+    """A log of records of these times, on disk up to the recovery point, as a crash leaves it."""
+    disk = SimulatedDisk()
+    log = logcore.open("t-0", create=True, fs=disk, config={"index.interval.bytes": 100, **config})
+    for at in times:
+        log.append(b"x" * 50, timestamp_ms=at)
+    log.flush()
+    disk.advance(10_000)
+    log.tick()
+    disk.kill()
+    return disk
