@@ -457,6 +457,32 @@ def test_a_crash_while_a_log_gets_its_first_copy_hides_nothing() -> None:
     assert explore(run, recover, judge, limit=12, again_every=20).states > 100
 
 
+def test_a_cut_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> None:
+    """What stands for the gap had the epoch that the same call forgets, and copies refused what followed."""
+    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+        for offset in range(6):
+            leader.append_as_follower(batch(base_offset=offset, leader_epoch=0))
+        leader.append_as_follower(batch(base_offset=10, leader_epoch=5))
+        assert leader.truncate_to_epoch(0, 8) == 8
+        leader.append_as_follower(batch(base_offset=8, leader_epoch=3))
+        copy(leader, follower)
+        assert follower.writer.epochs == leader.writer.epochs == [(0, 0), (3, 8)]
+        assert log_files(disk, "/a/t-0") == log_files(disk, "/b/t-0")
+
+
+def test_a_cut_inside_a_gap_that_no_segment_can_hold_is_refused(disk: SimulatedDisk) -> None:
+    far = 1 << 32
+    with opened(disk, "/b/t-0") as follower:
+        follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
+        follower.append_as_follower(batch(base_offset=far, leader_epoch=0))
+        for offset in ((1 << 31) + 1, far - 1):
+            with pytest.raises(logcore.OffsetOutOfRangeError, match="wider than a segment"):
+                follower.truncate(offset)
+        assert (follower.log_end_offset, follower.has_failed) == (far + 1, False)
+        follower.truncate(1 << 31)
+        assert follower.log_end_offset == 1 << 31
+
+
 def test_bad_arguments_have_no_effect(disk: SimulatedDisk) -> None:
     with opened(disk, "/b/t-0") as follower:
         before = disk.files()

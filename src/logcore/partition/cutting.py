@@ -19,7 +19,7 @@ from logcore.config import LogConfig
 from logcore.errors import CorruptBatchError, DiskFullError, OffsetOutOfRangeError, ResourceError
 from logcore.invariants import keeps_order, locked
 from logcore.notices import INFO, tell
-from logcore.partition import epochs, recovery, transactions
+from logcore.partition import epochs, order, recovery, transactions
 from logcore.partition.scan import slot_of
 from logcore.partition.writer import Writer
 from logcore.recordbatch import empty_batch, front_of
@@ -83,7 +83,7 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
     writer.sync_locked()
     with writer.commit.held():
         slot = max(0, slot_of(state.segments, offset))
-        position, tail = plan_cut(state.segments[slot], offset, state.config, writer.leader_epoch)
+        position, tail = plan_cut(state.segments[slot], offset, state.config, writer.epochs)
         try:
             with state.scanning:  # a look at transactions sees the log before the cut or after it
                 _cut_locked(writer, offset, slot, position, tail)
@@ -93,11 +93,11 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
             raise
 
 
-def plan_cut(segment: Segment, offset: int, config: LogConfig, leader_epoch: int) -> tuple[int, bytes]:
+def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epochs.Entry]) -> tuple[int, bytes]:
     """(position, tail): the segment is to keep its bytes before position, and tail behind them.
 
-    leader_epoch: of a batch without records that stands for a gap. Raises CorruptBatchError when damage stands in the
-    way; what lies behind it is not given up for a truncation.
+    entries: the leader epochs of the log. Raises CorruptBatchError when damage stands in the way; what lies behind it
+    is not given up for a truncation. Raises OffsetOutOfRangeError inside a gap that is wider than a segment.
     """
     position = segment.find(offset)
     batch = segment.batch(position)
@@ -109,7 +109,16 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, leader_epoch: int
         if len(facts):
             end = int(facts["last_offset"][-1]) + 1
     if not tail and end < offset:  # compaction left a gap here; the offsets in it stay given out
-        tail = empty_batch(end, offset - 1, leader_epoch)
+        if offset > order.reach(segment.base_offset):
+            raise OffsetOutOfRangeError(
+                "cannot truncate inside a gap that is wider than a segment",
+                path=segment.path,
+                offset=offset,
+                expected=f"at most {order.reach(segment.base_offset)}, or where the gap ends",
+                found=offset,
+            )
+        # Of the epoch before the gap: the latest may begin behind the cut, and what follows may be of one between.
+        tail = empty_batch(end, offset - 1, epochs.in_force(entries, end))
     return position, tail
 
 

@@ -48,6 +48,16 @@ def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:
     return [(below[-1][0], start_offset), *above] if below else above
 
 
+def in_force(entries: list[Entry], offset: int) -> int:
+    """The epoch that an offset belongs to: the last one that begins at or below it, else the first."""
+    epoch, _ = entries[0]
+    for later, start_offset in entries[1:]:
+        if start_offset > offset:
+            break
+        epoch = later
+    return epoch
+
+
 def end_of(entries: list[Entry], epoch: int, log_end: int) -> Entry:
     """(epoch, end offset): the largest known epoch at or below the one asked for, and where it ends; (-1, -1) when that
     is not known.

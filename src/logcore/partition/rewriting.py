@@ -125,7 +125,7 @@ class Rewriting:
 
     def plan_cut(self, segment: Segment, offset: int) -> tuple[int, bytes]:
         """(position, tail): up to offset a segment has its bytes before position, and tail behind them."""
-        return plan_cut(segment, offset, self._writer.state.config, self._writer.leader_epoch)
+        return plan_cut(segment, offset, self._writer.state.config, self._writer.epochs)
 
     def check_unchanged(self) -> None:
         """Raises CompactionAbandonedError when the log was truncated since the rewriting began."""
