@@ -186,7 +186,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "an_append_that_rolls_saves_no_producers", "logcore/partition/producerstate.py",
-        "        if not has_producers:\n", "        if not has_producers or self._storing_from is not None:\n",
+        "            return self.if_any()\n", "            return None\n",
         "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
     ),
     Mistake(

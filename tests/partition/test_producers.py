@@ -395,6 +395,28 @@ def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(tmp_path: Path
         assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(range(8, 13))
 
 
+def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy of old records: no producer is known any more, and each roll read the whole log again."""
+    disk = SimulatedDisk(now_ms=NOW_MS + 2 * 86_400_000)
+    walked = 0
+    add_facts = Producers.add_facts
+
+    def counting(self: Producers, facts: Any, coordinator_epoch: Any) -> None:
+        nonlocal walked
+        walked += len(facts)
+        add_facts(self, facts, coordinator_epoch)
+
+    monkeypatch.setattr(Producers, "add_facts", counting)
+    monkeypatch.setattr("logcore.partition.producerstate._LOOK_BACK_BYTES", 0)
+    with logcore.open("t-0", create=True, config={"segment.bytes": 300}, durability="os", fs=disk) as log:
+        for n in range(40):
+            log.append_batch(batch(n), check_sequence=False)
+        assert log.statistics().rolls > 8
+    assert walked < 40 * 2
+
+
 _LIVES = st.lists(
     st.tuples(
         st.sampled_from(["append", "append", "copy", "plain", "roll", "delete", "reopen", "kill"]),

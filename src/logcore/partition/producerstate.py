@@ -169,23 +169,29 @@ class ProducerState:
         """What save() is to save where the log is rolled: once retention has deleted the batches, only a snapshot tells
         of them. None when there is nothing to save, or the batches cannot be read.
 
-        has_producers: whether the log may name any.
+        has_producers: whether the log may name any. What had to be read is saved also when no producer is known any
+        more: a copy of old records would read all of them again at its next roll.
         """
-        if not has_producers:
-            return None
         _, end = self._extent()
         is_midway = self._storing_from is not None and end > self._storing_from
+        if self._known is not None and not is_midway:
+            return self.if_any()
         with contextlib.suppress(CorruptBatchError, StorageReadError):
-            return self._looked_up() if is_midway else self.known()
+            if has_producers:
+                return self._looked_up() if is_midway else self.known()
         return None
 
+    def if_any(self) -> Producers | None:
+        """The producers, where some are known without looking."""
+        if self._known is None or not len(self._known):
+            return None
+        return self.known()
+
     def save(self, producers: Producers | None) -> None:
-        """Notes the producers at the log's end, where there are any, and removes what is not at a segment's start."""
+        """Notes producers at the log's end, and removes what is not at a segment's start."""
         if producers is None:
             return
         producers.expire(self._fs.now_ms())
-        if not len(producers):
-            return
         segments, end = self._extent()
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             checkpoint.write(self._fs, self._path, file_name(end, SNAPSHOT), producers.pack())

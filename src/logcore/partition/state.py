@@ -47,7 +47,6 @@ class PartitionState:
         bases = [segment.base_offset for segment in self.segments]
         assert bases == sorted(set(bases)), f"segments out of order: {bases}"
         assert self.segments[-1] is active, "another segment is written than the last"
-        assert bases[0] <= self.log_start, f"no segment holds the log start {self.log_start}: {bases}"
         assert bases[-1] <= self.end, f"the log ends at {self.end}, before its last segment: {bases}"
         assert self.log_start <= self.visible <= self.end, (self.log_start, self.visible, self.end)
 

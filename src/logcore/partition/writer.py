@@ -267,8 +267,7 @@ class Writer:
                 active_.write_indexes(whole=True, sync=is_clean)
                 if is_clean and self.notes.producers:
                     fs.sync_dir(self.path)  # the name of an index of aborted transactions
-                if self.producers.is_known:
-                    self.producers.save(self.producers.known())
+                self.producers.save(self.producers.if_any())
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self.claim.fail()
             if not self.claim.hand_over(self.key, self.commit.durable_end):
