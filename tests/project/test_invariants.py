@@ -39,7 +39,7 @@ def test_segments_out_of_order_are_noticed() -> None:
         log.roll()
         state = log.writer.state
         sound = state.segments
-        for wrong in (sound[:1], [*sound, sound[1]], sound[1:]):
+        for wrong in (sound[:1], [*sound, sound[1]]):
             state.segments = wrong
             with pytest.raises(AssertionError):
                 state.check(log.writer.active)
