@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -415,6 +416,30 @@ def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
             log.append_batch(batch(n), check_sequence=False)
         assert log.statistics().rolls > 8
     assert walked < 40 * 2
+
+
+def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
+    """The heads below a snapshot are read for the batches that it does not name, and may not overrule it."""
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    with logcore.open("/d/t-0", create=True, durability="os", fs=disk) as log:
+        for n in range(3):
+            log.append_batch(batch(n, transactional=True))
+        log.end_transaction(7, 0, commit=True)
+        log.append(b"plain")
+        log.roll()
+    path = f"/d/t-0/{0:020d}.log"
+    with logcore.open("/d/t-0", durability="os", fs=disk) as log:
+        for n in range(3):
+            assert log.append_batch(batch(n, transactional=True)).offset == n
+    files = disk.files()
+    for position in range(len(files[path])):
+        for bit in (0, 6, 7):
+            damaged = SimulatedDisk(files, now_ms=NOW_MS)
+            damaged.flip(path, position, bit)
+            with logcore.open("/d/t-0", durability="os", fs=damaged) as log:
+                assert log.append_batch(batch(2, transactional=True)).offset == 2
+                with contextlib.suppress(logcore.OutOfOrderSequenceError):
+                    assert log.append_batch(batch(1, transactional=True)).offset == 1
 
 
 _LIVES = st.lists(

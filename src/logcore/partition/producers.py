@@ -215,7 +215,7 @@ class Producers:
             other = others._known.get(producer_id)
             if other is None or other.epoch != known.epoch or not (known.batches and other.batches):
                 continue
-            if other.batches[-1].last_offset == known.batches[-1].last_offset:
+            if other.batches[-1][:4] == known.batches[-1][:4]:  # a snapshot has the time of a marker behind it
                 known.batches = other.batches
 
     def expire(self, now_ms: int) -> None:

@@ -37,6 +37,7 @@ from logcore.fs import FS
 from logcore.kernels import layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.names import SNAPSHOT, base_offset_of, file_name
+from logcore.partition.order import end_of, in_order
 from logcore.partition.producers import Producers, SequencedBatch, last_sequence
 from logcore.partition.scan import slot_of
 from logcore.segment import Segment
@@ -87,7 +88,8 @@ class ProducerState:
         if producers is None:  # and not an empty one, which says that no producer is known up to there
             producers = Producers(next_offset=segments[0].base_offset)
         else:
-            producers.fill(_last_below(segments, producers.next_offset))
+            with contextlib.suppress(CorruptBatchError, StorageReadError):
+                producers.fill(_last_below(segments, producers.next_offset))
         for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
             start = max(producers.next_offset, segment.base_offset)
             for facts, position, why in segment.walk(segment.find(start), crc=False):
@@ -208,21 +210,31 @@ class ProducerState:
 
 
 def _last_below(segments: Sequence[Segment], end: int) -> Producers:
-    """The producers of the last batches below an offset, as far as these are there and sound."""
+    """The last batches of producers below an offset; none where these are not all sound and without gaps.
+
+    The snapshot at that offset has a CRC, so nothing unchecked may stand in its place. Of markers no record is decoded:
+    the snapshot names their coordinator epochs.
+    """
     spans: list[tuple[Segment, int, int]] = []
     left = _LOOK_BACK_BYTES
+    for segment in reversed(segments[: slot_of(segments, end - 1) + 1]):
+        stop = segment.find(end)
+        start = min(stop, _start_near(segment, stop - left))
+        spans.append((segment, start, stop))
+        left -= stop - start
+        if left <= 0:
+            break
     found = Producers()
-    with contextlib.suppress(CorruptBatchError, StorageReadError):
-        for segment in reversed(segments[: slot_of(segments, end - 1) + 1]):
-            stop = segment.find(end)
-            start = _start_near(segment, stop - left)
-            spans.append((segment, start, stop))
-            left -= stop - start
-            if left <= 0:
-                break
-        for segment, start, stop in reversed(spans):
-            for facts, _, _ in segment.walk(start, crc=False, stop=stop):
-                found.add_facts(facts, coordinator_epochs(segment))
+    expected = -1
+    for segment, start, stop in reversed(spans):
+        for facts, _, why in segment.walk(start, crc=True, stop=stop):
+            if len(facts) and expected < 0:
+                expected = int(facts["base_offset"][0])
+            is_sound = why in (layout.WALK_END, layout.WALK_LIMIT)
+            if not is_sound or in_order(facts, expected, end, dense_from=0) < len(facts):
+                return Producers()
+            expected = end_of(facts, expected)
+            found.add_facts(facts, lambda position: -1)
     return found
 
 
