@@ -21,7 +21,7 @@ from logcore.errors import DurabilityUnknownError, LogFailedError, StorageWriteE
 from logcore.fs import FS
 
 #: A leader lets others run, to share its sync, until as many came as lately, or this many looks in a row found no
-#: other.
+#: other thread.
 #: 64 threads on a disk that syncs in 0.25 ms: without it 20 appends share a sync, with it 63, and twice as many are
 #: appended in a second. One thread alone never looks.
 _IDLE_LOOKS: Final = 6

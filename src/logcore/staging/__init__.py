@@ -11,13 +11,13 @@
     data.staging/logcore.garbage                            what was old when publish() last looked, and since when
 
 The road of a write: tasks stage segments whose offsets begin at 0, under names no other attempt has, and sync them.
-The driver publishes a manifest: from this moment on all of it will be there. A writer of the
-directory claims it, gives out offsets from the ends of the logs, writes them down, and only then stamps them into the
-batch heads, outside the CRC, and moves the files in place. A crash before "assigned" leaves a manifest that somebody
-claims later; after it, roll_forward() ends the work before any log is listed.
+The driver publishes a manifest: from this moment on all of it will be in the log. A writer of the directory claims it,
+gives out offsets from the ends of the logs, writes them down, and only then stamps them into the batch heads, outside
+the CRC, and moves the files in place. A crash before "assigned" leaves a manifest that a later writer claims; after it,
+roll_forward() ends the work before any log is listed.
 
 A staged segment differs from a real one in its name and in the base offsets and leader epochs of its heads.
 
-manifest.py knows the files, writing.py does a task's part, publishing.py its driver's, applying.py the part of the
-holds the directory.
+manifest.py knows the files, writing.py does a task's part, publishing.py its driver's, applying.py that of the holder
+of the directory.
 """

@@ -101,8 +101,8 @@ class TargetDirectory(Protocol):
 def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) -> int:
     """Carries out the manifests that are ready, at most so many; returns how many are done.
 
-    For the holder of the directory. One whose files are not what it says is refused; one whose logs cannot
-    be written stays for later, and the first such error is raised when the others have had their turn.
+    For the holder of the directory. One whose files are not what it says is refused; one whose logs cannot be written
+    stays for later, and the first such error is raised when the others have had their turn.
     """
     path = staging_path(directory.path)
     done = 0
@@ -339,7 +339,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
 
 
 def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
-    """No other may have appended since the offsets were given out, such as a Kafka that was started after the crash."""
+    """No other program may have appended since the offsets were given out, such as a Kafka started after the crash."""
     ends = list(itertools.accumulate((file.count for file in files), initial=0))
     ours = {place.base + before for before in ends}
     bases = list_bases(fs, target)
