@@ -45,7 +45,11 @@ def classes() -> Path:
             )  # fmt: skip
             if done.returncode:
                 pytest.skip(f"Maven could not fetch Kafka: {(done.stdout + done.stderr)[-300:]}")
-            jars.rename(folder)
+            try:
+                jars.rename(folder)
+            except OSError:  # another process of this run was first
+                if not folder.is_dir():
+                    raise
     return folder
 
 
