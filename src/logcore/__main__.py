@@ -14,7 +14,7 @@ from logcore.cli.installation import installation, installation_text
 
 
 def main() -> None:
-    """The entry point. Exit codes are those of cli/commands.py."""
+    """The entry point. Exit codes are those of cli/program.py."""
     arguments = sys.argv[1:]
     if arguments in (["info"], ["info", "--json"]):
         print(json.dumps(installation()) if "--json" in arguments else installation_text())

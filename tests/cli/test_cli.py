@@ -12,7 +12,8 @@ import logcore
 from support.vectors import VECTORS
 
 click_testing = pytest.importorskip("click.testing")
-from logcore.cli.commands import last_records, main, place_in  # noqa: E402
+from logcore.cli.commands import main  # noqa: E402
+from logcore.cli.reading import last_records, place_in  # noqa: E402
 from logcore.cli.terminal import print_table  # noqa: E402
 
 SOURCE = str(Path(logcore.__file__).resolve().parents[1])

@@ -253,7 +253,7 @@ def test_the_command(tmp_path: Path, own: Path) -> None:
 
 
 def test_the_command_for_people(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logcore.cli.commands.wants_json", lambda as_json: as_json)
+    monkeypatch.setattr("logcore.cli.care.wants_json", lambda as_json: as_json)
     done = run("recover", own, tmp_path / "b" / "t-0")
     assert done.exit_code == 0 and "all of it was saved" in done.stdout
     for path in sorted(own.glob("*.log"))[:2]:

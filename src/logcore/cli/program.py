@@ -1,0 +1,91 @@
+"""What the commands share: the group that turns errors into exit codes, and the options that several of them take.
+
+Rules:
+- Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.
+- Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover) or a check failed (demo), 2 wrong usage
+  or an error, 130 interrupted, 141 the reader of our output went away.
+
+This module knows no command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, Final, NoReturn
+
+import click
+
+from logcore.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    DiskFullError,
+    InvalidNameError,
+    LogcoreError,
+    LogNotFoundError,
+    OffsetOutOfRangeError,
+    ResourceError,
+)
+
+DAMAGED: Final = 1
+FAILED: Final = 2
+INTERRUPTED: Final = 130
+READER_GONE: Final = 141
+
+#: What to do about an error, by its class.
+NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
+    (LogNotFoundError, "check the path; `append --create` makes a partition directory such as data/orders-0"),
+    (CorruptBatchError, "run `logcore verify` on the directory to see what is whole"),
+    (CorruptLogError, "run `logcore verify` on the directory to see what is whole, `logcore recover` to save it"),
+    (OffsetOutOfRangeError, "run `logcore info` on the directory to see which offsets it holds"),
+    (InvalidNameError, "name the directory <topic>-<number>, such as orders-0"),
+    (DiskFullError, "free some space and repeat the command from where it stopped"),
+    (ResourceError, "close some files or processes and repeat the command"),
+)
+
+
+class Group(click.Group):
+    """Turns what ends a command into its exit code and at most two lines."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except LogcoreError as error:
+            fail(str(error), next((step for kind, step in NEXT_STEPS if isinstance(error, kind)), None))
+        except BrokenPipeError:
+            # Python flushes stdout once more when it exits; let it go where it does no harm.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(READER_GONE)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except OSError as error:  # of the files that we read and write for the user; those of a log are LogcoreErrors
+            fail(f"{error.filename or 'input or output'}: {error.strerror}", None)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def fail(message: str, advice: str | None) -> NoReturn:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    if advice:
+        click.echo(f"next:  {advice}", err=True)
+    raise click.exceptions.Exit(FAILED)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, also on a terminal.")
+config_option = click.option(
+    "--config", "configs", metavar="NAME=VALUE", multiple=True, help="A setting by Kafka's name. Repeatable."
+)
+directory_argument = click.argument("directory", metavar="DIR", type=click.Path())
+log_directory_argument = click.argument("directory", metavar="DATA", type=click.Path())
+
+
+def setting(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--config")
+    return name.strip(), value.strip()

@@ -1,0 +1,117 @@
+"""`logcore topic`: makes, lists, describes, alters, deletes and forks the topics of a log directory.
+
+The work is done by logdir.py.
+"""
+
+from __future__ import annotations
+
+import click
+
+import logcore
+from logcore.cli.program import Group, config_option, json_option, log_directory_argument, setting
+from logcore.cli.terminal import Lines, print_table, to_json, wants_json
+from logcore.directory.topicfile import id_text
+
+
+@click.group(cls=Group)
+def topic() -> None:
+    """Create, list, describe, alter and delete the topics of a log directory."""
+
+
+@topic.command("create")
+@log_directory_argument
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True)
+@config_option
+def topic_create(directory: str, name: str, partitions: int, configs: tuple[str, ...]) -> None:
+    """Make the topic NAME in the log directory DATA, which is made if it is not there."""
+    with logcore.open_dir(directory, create=True) as logdir:
+        logdir.create_topic(name, partitions, dict(map(setting, configs)))
+
+
+@topic.command("list")
+@log_directory_argument
+@json_option
+def topic_list(directory: str, as_json: bool) -> None:
+    """Names of the topics in DATA, with their partitions and bytes."""
+    with logcore.open_dir(directory, read_only=True) as logdir:
+        rows = []
+        for name in logdir.topics():
+            numbers = logdir.partitions(name)
+            rows.append((name, len(numbers), sum(logdir.size_bytes(name, number) for number in numbers)))
+    if wants_json(as_json):
+        with Lines() as out:
+            for name, count, size_bytes in rows:
+                out.write(to_json({"topic": name, "partitions": count, "size_bytes": size_bytes}))
+    else:
+        print_table(("topic", "partitions", "bytes"), rows, right=(1, 2))
+
+
+@topic.command("describe")
+@log_directory_argument
+@click.argument("name")
+@json_option
+def topic_describe(directory: str, name: str, as_json: bool) -> None:
+    """The id, settings and partitions of the topic NAME."""
+    with logcore.open_dir(directory, read_only=True) as logdir:
+        found = logdir.describe_topic(name)
+        rows = []
+        for part in found.partitions:
+            log = logdir.partition(name, part.partition)
+            facts = log.statistics()
+            rows.append((part.partition, facts.segments, facts.size_bytes, log.log_start_offset, log.high_watermark))
+    names = ("partition", "segments", "size_bytes", "log_start_offset", "high_watermark")
+    if wants_json(as_json):
+        with Lines() as out:
+            partitions = [dict(zip(names, row, strict=True)) for row in rows]
+            facts_ = {"topic": name, "topic_id": id_text(found.topic_id), "config": dict(found.overrides)}
+            out.write(to_json({**facts_, "partitions": partitions}))
+        return
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(found.overrides.items())) or "the defaults"
+    click.echo(f"{name}  id {id_text(found.topic_id)}  {settings}")
+    print_table(("partition", "segments", "bytes", "start", "end"), rows, right=range(5))
+
+
+@topic.command("alter")
+@log_directory_argument
+@click.argument("name")
+@config_option
+@click.option("--unset", metavar="NAME", multiple=True, help="Take a setting back to its default. Repeatable.")
+@click.option("--partitions", type=click.IntRange(1), help="Raise their number to this.")
+def topic_alter(
+    directory: str, name: str, configs: tuple[str, ...], unset: tuple[str, ...], partitions: int | None
+) -> None:
+    """Change settings of the topic NAME, or its number of partitions."""
+    changes: dict[str, object | None] = {**dict(map(setting, configs)), **dict.fromkeys(unset)}
+    if not changes and partitions is None:
+        raise click.UsageError("say what to change: --config, --unset or --partitions")
+    with logcore.open_dir(directory) as logdir:
+        logdir.alter_topic(name, changes, check_only=True)
+        if partitions is not None:
+            logdir.add_partitions(name, partitions)
+        if changes:
+            logdir.alter_topic(name, changes)
+
+
+@topic.command("delete")
+@log_directory_argument
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def topic_delete(directory: str, name: str, yes: bool) -> None:
+    """Delete the topic NAME with all its records."""
+    with logcore.open_dir(directory) as logdir:
+        count = len(logdir.partitions(name))
+        if not yes:
+            click.confirm(f"delete {name} with {count} partition{'s' * (count > 1)} and all records?", abort=True)
+        logdir.delete_topic(name)
+
+
+@topic.command("fork")
+@log_directory_argument
+@click.argument("name")
+@click.argument("new_name")
+@click.option("--at", "at_offset", type=click.IntRange(0), help="Up to this offset, else all that is there.")
+def topic_fork(directory: str, name: str, new_name: str, at_offset: int | None) -> None:
+    """Make the topic NEW_NAME with the records of NAME: hard links, so that it takes no room of its own."""
+    with logcore.open_dir(directory) as logdir:
+        logdir.fork(name, at_offset, new_name)
