@@ -6,6 +6,8 @@ from typing import Any
 
 import attrs
 
+from logcore.config import INT32_MAX
+
 
 def _between(low: int, high: int) -> Any:
     def check(_: object, attribute: Any, value: object) -> None:
@@ -15,36 +17,45 @@ def _between(low: int, high: int) -> Any:
     return check
 
 
-def _setting(default: int, low: int, high: int = 2**31 - 1) -> Any:
-    return attrs.field(default=default, validator=_between(low, high))
+def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
+    """A number; doc and range are what `netshim serve --help` says."""
+    return attrs.field(default=default, validator=_between(low, high), metadata={"doc": doc, "range": (low, high)})
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
     """How a broker behaves; names and defaults are Kafka's where it has them, except where tests would wait for them.
 
-    auto_create_topics: make topics that a client asks the metadata of, with num_partitions. rebalance_delay_ms: how
-    long the first members of a group wait for others (Kafka: 3000). offsets_partitions: of `__consumer_offsets` when it
-    is made; one broker has nothing to spread (Kafka: 50). max_replication_factor: the largest that CreateTopics accepts
-    and then reports as 1. The limits of connections: docs/netshim.md.
+    Each field says what it is in its metadata, which `netshim serve --help` shows; docs/netshim.md has a table. Kafka's
+    rebalance_delay_ms is 3000; its offsets_partitions are 50, but one broker has nothing to spread.
     """
 
-    auto_create_topics: bool = True
-    num_partitions: int = _setting(1, 1, 100_000)
-    max_replication_factor: int = _setting(3, 1, 32_767)
-    offsets_partitions: int = _setting(1, 1, 1_000)
-    rebalance_delay_ms: int = _setting(0, 0)
-    cleaner_backoff_ms: int = _setting(15_000, 0)
-    min_session_timeout_ms: int = _setting(100, 1)
-    max_session_timeout_ms: int = _setting(1_800_000, 1)
-    group_max_size: int = _setting(2**31 - 1, 1)
-    offset_metadata_max_bytes: int = _setting(4_096, 0)
-    fetch_max_bytes: int = _setting(57_671_680, 1_024)
-    max_request_bytes: int = _setting(104_857_600, 1_024)
-    max_buffered_bytes: int = _setting(256 << 20, 1 << 20, 1 << 40)
-    max_connections: int = _setting(1_024, 1)
-    max_connections_per_address: int = _setting(1_024, 1)
-    max_pipelined_requests: int = _setting(64, 1)
-    max_unread_bytes: int = _setting(32 << 20, 1 << 16)
-    request_timeout_ms: int = _setting(30_000, 10)
-    idle_timeout_ms: int = _setting(600_000, 10)
+    auto_create_topics: bool = attrs.field(
+        default=True, metadata={"doc": "Make a topic that a client asks for and that is not there."}
+    )
+    num_partitions: int = _setting(1, 1, 100_000, doc="Partitions of a topic that is made so.")
+    max_replication_factor: int = _setting(
+        3, 1, 32_767, doc="Largest replication factor that CreateTopics accepts; there is always one replica."
+    )
+    offsets_partitions: int = _setting(1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is made.")
+    rebalance_delay_ms: int = _setting(0, 0, doc="How long the first members of a group wait for others.")
+    cleaner_backoff_ms: int = _setting(15_000, 0, doc="How long compaction waits when it has found no work.")
+    min_session_timeout_ms: int = _setting(100, 1, doc="Shortest session timeout that members of groups may ask for.")
+    max_session_timeout_ms: int = _setting(1_800_000, 1, doc="Longest session timeout that they may ask for.")
+    group_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group.")
+    offset_metadata_max_bytes: int = _setting(4_096, 0, doc="Most text that goes with a committed offset.")
+    fetch_max_bytes: int = _setting(57_671_680, 1_024, doc="Most that one fetch returns, but never less than a batch.")
+    max_request_bytes: int = _setting(104_857_600, 1_024, doc="Largest request; a larger one ends its connection.")
+    max_buffered_bytes: int = _setting(
+        256 << 20, 1 << 20, 1 << 40, doc="Most of unfinished requests, of all connections; above it, reading waits."
+    )
+    max_connections: int = _setting(1_024, 1, doc="Most connections; more are refused.")
+    max_connections_per_address: int = _setting(1_024, 1, doc="Most connections of one address.")
+    max_pipelined_requests: int = _setting(64, 1, doc="Most requests of a connection that wait for their answers.")
+    max_unread_bytes: int = _setting(
+        32 << 20, 1 << 16, doc="Most of responses that a client has not read; above it, its requests wait."
+    )
+    request_timeout_ms: int = _setting(
+        30_000, 10, doc="End a connection whose request comes slower than 1 KiB a second, or that reads no response."
+    )
+    idle_timeout_ms: int = _setting(600_000, 10, doc="End a connection without requests.")

@@ -421,7 +421,7 @@ def test_the_command_says_what_is_wrong(command: Any, tmp_path: Path) -> None:
         ([str(tmp_path / "other"), "--port", port], "cannot listen on"),
         ([str(tmp_path / "other"), "--port", "0", "--durability", "maybe"], "unknown durability"),
         ([str(tmp_path / "other"), "--port", "0", "--config", "retention.mss=1"], "did you mean 'retention.ms'"),
-        ([str(tmp_path / "other"), "--port", "0", "--num-partitions", "0"], "num_partitions"),
+        ([str(tmp_path / "other"), "--port", "0", "--num-partitions", "0"], "--num-partitions"),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "netshim", "serve", *arguments],
@@ -430,7 +430,7 @@ def test_the_command_says_what_is_wrong(command: Any, tmp_path: Path) -> None:
             timeout=DEADLINE_S,
             check=False,
         )
-        assert done.returncode == 1 and expected in done.stderr, (arguments, done.stderr)
+        assert done.returncode == 2 and expected in done.stderr, (arguments, done.stderr)
         assert "Traceback" not in done.stderr
 
 

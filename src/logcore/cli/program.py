@@ -1,4 +1,4 @@
-"""What the commands share: the group that turns errors into exit codes, and the options that several of them take.
+"""What commands of logcore and netshim share: a group that turns errors into exit codes, and common options.
 
 Rules:
 - Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.

@@ -1,0 +1,171 @@
+"""The command line: `netshim serve DIR`.
+
+Prints one line with the address once clients may connect; the log goes to standard error, as text at a terminal and as
+JSON lines elsewhere. INT and TERM stop it in good order; a second one at once. Errors and exit codes are those of the
+command line of logcore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import click
+
+import logcore
+from logcore.cli.program import Group, config_option, fail, setting
+from logcore.config import INT32_MAX
+from netshim.journal import Repeated
+from netshim.server import Server, loop_factory
+from netshim.settings import Settings
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {
+            "time_ms": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            facts["error"] = self.formatException(record.exc_info)
+        return json.dumps(facts)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(logcore.__version__, prog_name="netshim")
+def main() -> None:
+    """A Kafka broker over a directory of logs."""
+
+
+def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each field of Settings, with the words, range and default that stand there."""
+    for field in reversed(attrs.fields(Settings)):
+        option = "--" + field.name.replace("_", "-")
+        doc = field.metadata["doc"]
+        shape: dict[str, Any] = {"show_default": True, "metavar": "N"}
+        shape["type"] = click.IntRange(*field.metadata.get("range", ()))
+        if field.default == INT32_MAX:
+            shape["show_default"] = "no limit"
+        if isinstance(field.default, bool):
+            option += "/--no-" + field.name.replace("_", "-")
+            shape = {"show_default": True}
+        command = click.option(option, field.name, default=field.default, help=doc, **shape)(command)
+    return command
+
+
+@main.command()
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=9092,
+    show_default=True,
+    help="Port to listen on; 0 for a free one.",
+)
+@click.option("--advertise", metavar="HOST:PORT", help="Address to tell clients, if not the one that they use.")
+@click.option(
+    "--durability",
+    default="group",
+    show_default=True,
+    help="When an append counts as done: always, group, every(M), interval(MS) or os.",
+)
+@config_option
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is written to standard error.",
+)
+@_settings_options
+def serve(
+    directory: str,
+    host: str,
+    port: int,
+    advertise: str | None,
+    durability: str,
+    configs: tuple[str, ...],
+    log_level: str,
+    **settings: Any,
+) -> None:
+    """Serve the log directory DIR to Kafka clients; it is made if it is not there.
+
+    Prints its address once clients may connect. Ctrl-C or TERM stops it in good order, a second one at once. --config
+    sets what topics that do not set it themselves have. Sizes are in bytes, times in milliseconds.
+    """
+    handler = logging.StreamHandler()
+    if not sys.stderr.isatty():
+        handler.setFormatter(_JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(Repeated())
+    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    _lift_file_limit()
+    try:
+        server = Server(
+            directory,
+            host=host,
+            port=port,
+            advertised=_address(advertise) if advertise else None,
+            durability=durability,
+            config=dict(map(setting, configs)),
+            settings=Settings(**settings),
+        )
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(server))
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port; 0 takes a free one")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise click.BadParameter(f"expected HOST:PORT, found {text!r}", param_hint="'--advertise'")
+    return host.strip("[]"), int(port)
+
+
+async def _serve(server: Server) -> None:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    drain = asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            drain.set()
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    await server.start()
+    try:
+        print(f"netshim: serving {server.logdir.path} at {server.bootstrap_servers}", flush=True)
+        await stopping.wait()
+        print("netshim: stopping", file=sys.stderr, flush=True)
+    finally:
+        ending = loop.create_task(server.stop())
+        hurry = loop.create_task(drain.wait())
+        await asyncio.wait({ending, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not ending.done():
+            server.hurry()
+        await ending
+
+
+def _lift_file_limit() -> None:
+    """As many files as the system allows: an open partition holds two, a client one, and the usual limit is 1,024."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

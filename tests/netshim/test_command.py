@@ -1,0 +1,86 @@
+"""`netshim` as it is typed: help, versions, wrong usage. tests/netshim/test_shim.py runs it as a server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+import logcore
+from netshim.settings import Settings
+
+click_testing = pytest.importorskip("click.testing")
+from netshim.command import main  # noqa: E402
+
+SOURCE = str(Path(logcore.__file__).resolve().parents[1])
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = click_testing.CliRunner().invoke(main, list(arguments))
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_help_explains_each_setting() -> None:
+    code, text = run("serve", "--help")
+    words = " ".join(text.split())
+    assert code == 0
+    for field in attrs.fields(Settings):
+        assert f"--{field.name.replace('_', '-')} " in words
+        assert field.metadata["doc"].endswith(".") and field.metadata["doc"] in words
+
+
+def test_the_range_of_an_option_is_that_of_the_setting() -> None:
+    for field in attrs.fields(Settings):
+        if isinstance(field.default, bool):
+            continue
+        low, high = field.metadata["range"]
+        for number in (low, high):
+            assert getattr(Settings(**{field.name: number}), field.name) == number
+        for number in (low - 1, high + 1):
+            with pytest.raises(ValueError, match=field.name):
+                Settings(**{field.name: number})
+
+
+def test_the_version() -> None:
+    assert run("--version") == (0, f"netshim, version {logcore.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sreve",), "No such command"),
+        (("serve",), "Missing argument"),
+        (("serve", "data", "--num-partitions", "0"), "--num-partitions"),
+        (("serve", "data", "--num-partition", "3"), "--num-partitions"),
+        (("serve", "data", "--advertise", "nowhere"), "expected HOST:PORT, found 'nowhere'"),
+        (("serve", "data", "--config", "x"), "NAME=VALUE"),
+        (("serve", "data", "--config", "retention.mss=1"), "did you mean 'retention.ms'"),
+        (("serve", "data", "--durability", "maybe"), "unknown durability"),
+    ],
+)
+def test_wrong_usage_exits_2_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = run(*arguments)
+    assert code == 2 and words in text and "Traceback" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_click_it_says_what_to_install() -> None:
+    hide = "import sys, importlib.util as u; real = u.find_spec\n"
+    hide += "u.find_spec = lambda name, *rest: None if name == 'click' else real(name, *rest)\n"
+    hide += "from netshim.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", hide],
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "pip install 'logcore[cli]'" in done.stderr) == (2, True)
