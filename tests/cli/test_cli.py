@@ -267,7 +267,8 @@ def test_the_life_of_a_topic(tmp_path):
     (facts,) = run("topic", "describe", data, "orders").rows
     assert facts["config"] == {"retention.ms": "5"} and len(facts["partitions"]) == 3 and len(facts["topic_id"]) == 22
     assert run("topic", "fork", data, "orders", "copy").code == 0
-    assert run("topic", "delete", data, "orders", stdin="n\n").code == 1, "asked, and not confirmed"
+    refused = run("topic", "delete", data, "orders", stdin="y\n")
+    assert (refused.code, "--yes" in refused.err) == (2, True), "it cannot ask without a terminal"
     assert run("topic", "delete", data, "orders", "--yes").code == 0
     assert [row["topic"] for row in run("topic", "list", data).rows] == ["copy"]
 
@@ -281,6 +282,8 @@ def test_the_life_of_a_topic(tmp_path):
         (("alter", "{}", "there", "--config", "nothing=1"), "unknown config"),
         (("alter", "{}", "there", "--partitions", "1"), "partitions"),
         (("describe", "{}", "nothing"), "no such topic"),
+        (("describe", "{}", "theer"), "did you mean 'there'"),
+        (("delete", "{}", "theer", "--yes"), "did you mean 'there'"),
         (("fork", "{}", "there", "new", "--at", "9"), "cannot copy up to there"),
     ],
 )

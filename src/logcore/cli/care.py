@@ -19,11 +19,12 @@ import attrs
 import click
 
 import logcore
-from logcore.cli.program import DAMAGED, config_option, json_option, setting
+from logcore.cli.program import DAMAGED, config_option, full_option, json_option, setting
 from logcore.cli.terminal import (
     Lines,
     plain_text,
     print_table,
+    print_troubles,
     print_verdicts,
     progress,
     size_text,
@@ -64,12 +65,15 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path())
+@click.option("-v", "--verbose", is_flag=True, help="At a terminal: a line for each file, not only for what is wrong.")
+@full_option
 @json_option
-def verify(directories: tuple[str, ...], as_json: bool) -> None:
+def verify(directories: tuple[str, ...], verbose: bool, full: bool, as_json: bool) -> None:
     """Judge every file of a partition or log directory, read-only; exit code 1 when something is damaged.
 
     ok: as it should be. warning: opening the log mends it by itself. damaged: data may be lost or wrong. The .log files
-    are walked batch by batch, CRCs included.
+    are walked batch by batch, CRCs included. A terminal shows what is wrong and a summary; a pipe or --json gets an
+    object for each file.
     """
     from logcore.inspect.verify import Verdict
     from logcore.inspect.verify import verify as verdicts_of
@@ -85,16 +89,25 @@ def verify(directories: tuple[str, ...], as_json: bool) -> None:
                     out.write(to_json(verdict.as_dict()))
     counts = {status: sum(verdict.status == status for verdict in found) for status in ("damaged", "warning", "ok")}
     if not streaming:
-        print_verdicts(found, within=directories[0].rstrip(os.sep) if len(directories) == 1 else "")
-        batches, records = sum(one.batches for one in found), sum(one.records for one in found)
+        within = directories[0].rstrip(os.sep) if len(directories) == 1 else ""
+        if verbose:
+            print_verdicts(found, within=within, full=full)
+        if not (verbose and full):
+            print_troubles([verdict for verdict in found if verdict.status != "ok"], within=within)
+        batches = sum(one.batches for one in found)
+        records = sum(one.records for one in found)
         size = size_text(sum(one.size_bytes for one in found if one.kind == "log"))
-        click.echo(f"{batches:,} batches, {records:,} records, {size} checked: " + _counted(counts))
+        click.echo(f"{batches:,} batches, {records:,} records, {size} checked in {_counted(counts)}")
     if counts["damaged"]:
+        if not streaming:
+            click.echo("next:  `logcore recover SRC DST` copies all that is whole", err=True)
         raise click.exceptions.Exit(DAMAGED)
 
 
 def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no files"
+    files = sum(counts.values())
+    each = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "nothing to judge"
+    return f"{files:,} file{'s' * (files != 1)}: {each}"
 
 
 @click.command()

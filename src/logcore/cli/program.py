@@ -2,8 +2,8 @@
 
 Rules:
 - Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.
-- Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover) or a check failed (demo), 2 wrong usage
-  or an error, 130 interrupted, 141 the reader of our output went away.
+- Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover), a check failed (demo) or a question
+  answered with no (topic delete), 2 wrong usage or an error, 130 interrupted, 141 the reader of our output went away.
 
 This module knows no command.
 """
@@ -26,15 +26,18 @@ from logcore.errors import (
     LogNotFoundError,
     OffsetOutOfRangeError,
     ResourceError,
+    TopicNotFoundError,
 )
 
 DAMAGED: Final = 1
+DECLINED: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 130
 READER_GONE: Final = 141
 
 #: What to do about an error, by its class.
 NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
+    (TopicNotFoundError, "run `logcore topic list` on the directory to see its topics"),
     (LogNotFoundError, "check the path; `append --create` makes a partition directory such as data/orders-0"),
     (CorruptBatchError, "run `logcore verify` on the directory to see what is whole"),
     (CorruptLogError, "run `logcore verify` on the directory to see what is whole, `logcore recover` to save it"),
@@ -77,6 +80,7 @@ def fail(message: str, advice: str | None) -> NoReturn:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, also on a terminal.")
+full_option = click.option("--full", is_flag=True, help="At a terminal: do not cut long lines to its width.")
 config_option = click.option(
     "--config", "configs", metavar="NAME=VALUE", multiple=True, help="A setting by Kafka's name. Repeatable."
 )

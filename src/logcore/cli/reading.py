@@ -17,9 +17,11 @@ from typing import Any, Final
 import click
 
 import logcore
-from logcore.cli.program import directory_argument, json_option
-from logcore.cli.terminal import Lines, plain_text, time_text, to_json, wants_json
+from logcore.cli.program import directory_argument, full_option, json_option
+from logcore.cli.terminal import Lines, cells, fitted, plain_text, terminal_columns, time_text, to_json, wants_json
 
+#: Of a record that is cut, so many columns stay however narrow the terminal is.
+_LEAST_COLUMNS: Final = 24
 _RELATIVE: Final = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)")
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
@@ -61,9 +63,17 @@ def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
     help="read_committed leaves out what transactions aborted or have not ended.",
 )
 @click.option("-f", "--format", "form", help="As kcat's: %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.")
+@full_option
 @json_option
 def read(
-    directory: str, start: str, end: str, count: int | None, isolation: Any, form: str | None, as_json: bool
+    directory: str,
+    start: str,
+    end: str,
+    count: int | None,
+    isolation: Any,
+    form: str | None,
+    full: bool,
+    as_json: bool,
 ) -> None:
     """Print records from one place to another; the end is fixed when the command starts.
 
@@ -73,7 +83,7 @@ def read(
         now_ms = time.time_ns() // 1_000_000
         records = log.read(place_in(log, start, now_ms), place_in(log, end, now_ms), isolation=isolation)
         with Lines() as out:
-            _print_records(out, _first(records, count), form, as_json)
+            _print_records(out, _first(records, count), form, full, as_json)
 
 
 @click.command()
@@ -81,16 +91,17 @@ def read(
 @click.option("-n", "--count", type=click.IntRange(0), default=20, show_default=True, help="The last so many records.")
 @click.option("-f", "--follow", is_flag=True, help="Then print new ones as they come.")
 @click.option("--timeout", type=click.FloatRange(0), help="With -f: end after so many seconds without a new record.")
+@full_option
 @json_option
-def tail(directory: str, count: int, follow: bool, timeout: float | None, as_json: bool) -> None:
+def tail(directory: str, count: int, follow: bool, timeout: float | None, full: bool, as_json: bool) -> None:
     """Print the last records, and with -f what comes after them."""
     with logcore.open(directory, read_only=True) as log, Lines() as out:
         end = log.high_watermark
-        _print_records(out, last_records(log, count), None, as_json)
+        _print_records(out, last_records(log, count), None, full, as_json)
         if follow:
             out.flush()
             for record in log.tail(end, timeout=timeout):
-                _print_records(out, [record], None, as_json)
+                _print_records(out, [record], None, full, as_json)
                 if log.high_watermark <= record.offset + 1:  # nothing more to wait for: show it now
                     out.flush()
 
@@ -116,22 +127,38 @@ def last_records(log: logcore.Log, count: int) -> list[logcore.Record]:
     return []
 
 
-def _print_records(out: Lines, records: Iterable[logcore.Record], form: str | None, as_json: bool) -> None:
-    from logcore.inspect.dump import shown_record
-
+def _print_records(out: Lines, records: Iterable[logcore.Record], form: str | None, full: bool, as_json: bool) -> None:
     if form is not None:
         parts = _format_parts(form)
         for record in records:
             out.write_bytes(b"".join(part if isinstance(part, bytes) else part(record) for part in parts))
     elif wants_json(as_json):
+        from logcore.inspect.dump import shown_record
+
         for record in records:
             out.write(to_json(shown_record(record)))
     else:
+        columns = None if full else terminal_columns()
         for record in records:
-            row = shown_record(record)
-            headers = " ".join(f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"])
-            fields = (time_text(record.timestamp_ms), plain_text(row["key"]), plain_text(row["value"]), headers)
-            out.write(f"{record.offset}  " + "  ".join(fields).rstrip())
+            out.write(_line(record, columns))
+
+
+def _line(record: logcore.Record, columns: int | None) -> str:
+    """A record as a line; key, value and headers are cut so that it takes no more than so many columns."""
+    from logcore.inspect.dump import shown_record
+
+    row = shown_record(record)
+    head = f"{record.offset}  {time_text(record.timestamp_ms)}  "
+    key = plain_text(row["key"])
+    value = plain_text(row["value"])
+    headers = " ".join(f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"])
+    if columns is not None:
+        left = max(_LEAST_COLUMNS, columns - len(head))
+        key = fitted(key, left // 3)
+        headers = fitted(headers, left // 3)
+        # Two blanks behind the key, two before the headers; what key and headers leave is the value's.
+        value = fitted(value, left - cells(key) - cells(headers) - 4)
+    return head + f"{key}  {value}  {headers}".rstrip()
 
 
 _FORMATS: Final[dict[str, Callable[[logcore.Record], bytes]]] = {

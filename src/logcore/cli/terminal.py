@@ -12,10 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any, Final
+
+import click
 
 #: Lines written to stdout at once.
 _CHUNK_LINES: Final = 1000
@@ -58,8 +61,14 @@ class Lines:
         self._out.flush()
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
-    """A table: rich on a terminal, aligned plain text elsewhere. right: columns of numbers."""
+def print_table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = (), full: bool = True
+) -> None:
+    """A table: rich on a terminal, aligned plain text elsewhere.
+
+    right: columns of numbers. full: what does not fit the terminal goes on in the next line; else a row is one line,
+    and its last column is cut first.
+    """
     texts = [[_cell(cell) for cell in row] for row in rows]
     numbers = set(right)
     if sys.stdout.isatty():
@@ -69,9 +78,14 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, rig
 
         table = Table(box=None, header_style="bold", pad_edge=False)
         for slot, header in enumerate(headers):
-            table.add_column(Text(header), justify="right" if slot in numbers else "left", overflow="fold")
+            table.add_column(
+                Text(header),
+                justify="right" if slot in numbers else "left",
+                overflow="fold" if full else "ellipsis",
+                no_wrap=not full and slot < len(headers) - 1,
+            )
         for row in texts:
-            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, ""), no_wrap=not full) for cell in row))
         Console().print(table)
         return
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
@@ -80,26 +94,40 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, rig
         print("  ".join(cells).rstrip())
 
 
-def print_verdicts(found: Sequence[Any], *, within: str = "") -> None:
+def print_verdicts(found: Sequence[Any], *, within: str = "", full: bool = True) -> None:
     """A table of verdicts; paths below within are shown without it."""
-    rows = []
+    rows = [
+        (
+            one.status,
+            _path_within(one.path, within),
+            one.batches or "",
+            one.records or "",
+            one.size_bytes,
+            one.detail + _place_of(one),
+        )
+        for one in found
+    ]
+    headers = ("verdict", "file", "batches", "records", "bytes", "detail")
+    print_table(headers, rows, right=(2, 3, 4), full=full)
+
+
+def print_troubles(found: Sequence[Any], *, within: str = "") -> None:
+    """Two lines for each verdict: whose it is, and in full what is wrong."""
     for one in found:
-        where = (
-            ""
-            if one.position is None
-            else f" (position {one.position}" + (")" if one.offset is None else f", offset {one.offset})")
-        )
-        rows.append(
-            (
-                one.status,
-                one.path.removeprefix(within + os.sep) if within else one.path,
-                one.batches or "",
-                one.records or "",
-                one.size_bytes,
-                one.detail + where,
-            )
-        )
-    print_table(("verdict", "file", "batches", "records", "bytes", "detail"), rows, right=(2, 3, 4))
+        color = {"damaged": "red", "warning": "yellow"}.get(one.status)
+        click.echo(click.style(one.status, fg=color, bold=True) + "  " + _path_within(one.path, within))
+        click.echo(f"    {one.detail}{_place_of(one)}")
+
+
+def _path_within(path: str, within: str) -> str:
+    return path.removeprefix(within + os.sep) if within else path
+
+
+def _place_of(verdict: Any) -> str:
+    if verdict.position is None:
+        return ""
+    offset = "" if verdict.offset is None else f", offset {verdict.offset}"
+    return f" (position {verdict.position}{offset})"
 
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
@@ -145,6 +173,30 @@ def size_text(size_bytes: float) -> str:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     raise AssertionError("the last unit has returned")
+
+
+def terminal_columns() -> int | None:
+    """How wide lines may be: the width of the terminal, or None where stdout is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def cells(text: str) -> int:
+    """How many columns a text takes: some signs take two, some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def fitted(text: str, columns: int) -> str:
+    """Text that takes at most so many columns of a terminal; what is cut ends in an ellipsis."""
+    if len(text) <= columns and cells(text) <= columns:
+        return text
+    from rich.cells import set_cell_size
+
+    # No sign takes more than two columns, so what stands behind these cannot show.
+    return set_cell_size(text[: 2 * columns], max(0, columns - 1)) + "…"
 
 
 def plain_text(value: object) -> str:

@@ -5,11 +5,13 @@ The work is done by logdir.py.
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 import logcore
-from logcore.cli.program import Group, config_option, json_option, log_directory_argument, setting
-from logcore.cli.terminal import Lines, print_table, to_json, wants_json
+from logcore.cli.program import DECLINED, Group, config_option, fail, json_option, log_directory_argument, setting
+from logcore.cli.terminal import Lines, print_table, size_text, to_json, wants_json
 from logcore.directory.topicfile import id_text
 
 
@@ -96,13 +98,23 @@ def topic_alter(
 @topic.command("delete")
 @log_directory_argument
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def topic_delete(directory: str, name: str, yes: bool) -> None:
-    """Delete the topic NAME with all its records."""
+    """Delete the topic NAME with all its records.
+
+    Asks first. Without a terminal it cannot ask, and deletes nothing unless --yes is given.
+    """
+    with logcore.open_dir(directory, read_only=True) as logdir:  # no lock while the question stands
+        numbers = logdir.partitions(name)
+        size = size_text(sum(logdir.size_bytes(name, number) for number in numbers))
+    if not yes:
+        if not sys.stdin.isatty():
+            fail(f"deleting {name} has to be confirmed, and stdin is no terminal", "give --yes to delete it unasked")
+        count = f"{len(numbers)} partition{'s' * (len(numbers) != 1)}"
+        if not click.confirm(f"Delete {name} with {count}, {size}, and all its records?"):
+            click.echo("nothing was deleted", err=True)
+            raise click.exceptions.Exit(DECLINED)
     with logcore.open_dir(directory) as logdir:
-        count = len(logdir.partitions(name))
-        if not yes:
-            click.confirm(f"delete {name} with {count} partition{'s' * (count > 1)} and all records?", abort=True)
         logdir.delete_topic(name)
 
 

@@ -13,6 +13,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Generator
 from typing import Any
 
 import click
@@ -64,7 +65,7 @@ def append(
     config = dict(setting(text) for text in configs)
     started = time.perf_counter()
     done = _Appended()
-    with contextlib.ExitStack() as stack:
+    with done.telling_interruptions(), contextlib.ExitStack() as stack:
         stream: Any = sys.stdin.buffer if source == "-" else stack.enter_context(open(source, "rb"))
         log = stack.enter_context(logcore.open(directory, create=create, config=config, durability=durability))
         total = None if source == "-" else os.path.getsize(source)
@@ -75,6 +76,9 @@ def append(
         try:
             for group in groups:
                 done.append(log, group)
+        except KeyboardInterrupt:
+            done.note_end(log)
+            raise
         except LineError as error:
             fail(f"line {error.line}: {error.reason}", done.advice())
         except LogcoreError as error:
@@ -102,6 +106,22 @@ class _Appended:
         self.count = 0
         self.first_offset = self.last_offset = -1
         self.durability: str | None = None
+
+    @contextlib.contextmanager
+    def telling_interruptions(self) -> Generator[None, None, None]:
+        """Says after Ctrl-C what is stored, when the log is closed and its records are on disk."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            click.echo(f"interrupted: {self.text()} are appended and stay", err=True)
+            raise
+
+    def note_end(self, log: logcore.Log) -> None:
+        """Counts what a call stored that was interrupted before it said so; no other process writes here."""
+        stored = log.log_end_offset - 1
+        if self.first_offset >= 0:
+            self.count += max(0, stored - max(self.last_offset, self.first_offset - 1))
+            self.last_offset = max(self.last_offset, stored)
 
     def text(self) -> str:
         if not self.count:

@@ -1,0 +1,45 @@
+"""Runs a program as at a terminal: its three streams are a pseudo-terminal of a given width."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import logcore
+
+SOURCE = str(Path(logcore.__file__).resolve().parents[1])
+
+
+def at_terminal(*arguments: object, columns: int = 80, typed: str = "", module: str = "logcore") -> tuple[int, str]:
+    """The exit code and what the terminal showed; typed: what the user types, all at once."""
+    ours, theirs = pty.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environment = {**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm"}
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):
+            environment.pop(name, None)
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    finally:
+        os.close(theirs)
+    shown = b""
+    try:
+        os.write(ours, typed.encode())
+        while piece := _read(ours):
+            shown += piece
+    finally:
+        os.close(ours)
+    return process.wait(60), shown.decode().replace("\r\n", "\n")
+
+
+def _read(handle: int) -> bytes:
+    try:
+        return os.read(handle, 1 << 16)
+    except OSError:  # EIO: no process holds the other end any more
+        return b""
