@@ -45,8 +45,8 @@ from logcore.staging.manifest import staging_path
 from pyspark_logcore import columns, options, planning
 from pyspark_logcore.planning import DataLossError, OtherDirectoryError, part_counts
 from pyspark_logcore.reader import RangePartition
-from pyspark_logcore.rows import murmur2
 from pyspark_logcore.writer import OtherQueryError, PublishTimeoutError
+from support.partitions import reference_murmur2
 from support.tasks import frame, source, spark_types, write
 
 T0 = 1_700_000_000_000
@@ -483,40 +483,6 @@ def test_rows_go_where_kafka_would_put_them(tmp_path: Path) -> None:
     for wrong in (5, -1):
         with pytest.raises(InvalidRecordError, match="no such partition"):
             write(path, frame(value=[b"a"], partition=[wrong]), topic="t")
-
-
-def reference_murmur2(data: bytes) -> int:
-    """Kafka's Utils.murmur2 and toPositive, statement by statement."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
-    h = (0x9747B28C ^ len(data)) & mask
-    for at in range(0, len(data) // 4 * 4, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * m & mask
-        k ^= k >> 24
-        h = (h * m & mask) ^ (k * m & mask)
-    rest = data[len(data) // 4 * 4 :]
-    if rest:
-        h ^= int.from_bytes(rest, "little")
-        h = h * m & mask
-    h ^= h >> 13
-    h = h * m & mask
-    return (h ^ (h >> 15)) & 0x7FFFFFFF
-
-
-def test_murmur2_is_kafkas() -> None:
-    """The values are those of Kafka's UtilsTest.testMurmur2."""
-    known = {
-        b"21": -973932308,
-        b"foobar": -790332482,
-        b"a-little-bit-long-string": -985981536,
-        b"a-little-bit-longer-string": -1486304829,
-        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
-        b"abc": 479470107,
-    }
-    pieces = [*known, b"", *(bytes(range(size)) for size in range(40))]
-    edges = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
-    found = murmur2(np.frombuffer(b"".join(pieces), np.uint8), edges)
-    assert [int(one) for one in found[: len(known)].astype(np.int32)] == list(known.values())
-    assert [int(one) & 0x7FFFFFFF for one in found] == [reference_murmur2(piece) for piece in pieces]
 
 
 def test_topics_by_column(tmp_path: Path) -> None:
