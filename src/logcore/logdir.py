@@ -31,7 +31,7 @@ from logcore.config import INT32_MAX, Durability, LogConfig
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import (
-    Topic,
+    TopicEntry,
     id_text,
     new_id,
 )
@@ -359,7 +359,7 @@ class LogDir:
             if self._claim is None:
                 self._registry.look()
 
-    def _topic(self, name: str) -> Topic:
+    def _topic(self, name: str) -> TopicEntry:
         self._check_open()
         return self._registry.topic(name)
 
@@ -426,7 +426,7 @@ class LogDir:
             self._check_writable()
             source = self._topic(topic)
             overrides = self._registry.own_overrides(source)
-            made = Topic(new_topic, new_id(self._fs), len(source.numbers), overrides, source.numbers)
+            made = TopicEntry(new_topic, new_id(self._fs), len(source.numbers), overrides, source.numbers)
             if source.numbers != tuple(range(len(source.numbers))):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(source.numbers))
             self.create_topics({new_topic: (made.count, made.overrides)}, check_only=True)

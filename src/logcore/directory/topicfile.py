@@ -30,7 +30,7 @@ _MOST_IN_ALL: Final = 1_000_000
 
 
 @attrs.define
-class Topic:
+class TopicEntry:
     """What is known of a topic. count: its partitions are 0..count-1; 0 for one that only its directories tell of."""
 
     name: str
@@ -52,7 +52,7 @@ class Topic:
         return facts
 
     @classmethod
-    def from_json(cls, row: object) -> Topic:
+    def from_json(cls, row: object) -> TopicEntry:
         """Raises ValueError, which says what is wrong. The file may come from anywhere, and what it says becomes paths
         and memory.
         """
@@ -84,7 +84,7 @@ class Topic:
         )
 
 
-def read_topics(fs: FS, path: str) -> list[Topic]:
+def read_topics(fs: FS, path: str) -> list[TopicEntry]:
     """Rows of logcore.topics. Raises CorruptLogError: settings that cannot be believed are not guessed."""
     content = checkpoint.read(fs, path, checkpoint.TOPICS)
     if content is None:
@@ -101,7 +101,7 @@ def read_topics(fs: FS, path: str) -> list[Topic]:
         total = sum(int(row["partitions"]) for row in rows if isinstance(row, dict) and _is_count(row))
         if total > _MOST_IN_ALL:
             raise ValueError(f"{total} partitions in all, where {_MOST_IN_ALL} are the most")
-        topics = [Topic.from_json(row) for row in rows]
+        topics = [TopicEntry.from_json(row) for row in rows]
         if len({topic.name for topic in topics}) < len(topics):
             raise ValueError("a topic twice")
     except ValueError as error:
@@ -115,7 +115,7 @@ def read_topics(fs: FS, path: str) -> list[Topic]:
     return topics
 
 
-def write_topics(fs: FS, path: str, topics: Iterable[Topic], *, may_use_reserve: bool = True) -> None:
+def write_topics(fs: FS, path: str, topics: Iterable[TopicEntry], *, may_use_reserve: bool = True) -> None:
     """Replaces the file. may_use_reserve: on a full disk."""
     rows = [topic.as_json() for topic in topics]
     total = sum(row["partitions"] for row in rows)

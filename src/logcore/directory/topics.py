@@ -28,7 +28,7 @@ from logcore.config import KEEPS_ALL, LogConfig, config_text, known_config
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import (
     NO_ID,
-    Topic,
+    TopicEntry,
     check_count,
     id_text,
     new_id,
@@ -87,8 +87,8 @@ class TopicRegistry:
         self._claim = claim
         self._incidents = incidents
         self._given = given
-        self.known: dict[str, Topic] = {}
-        self.deleting: dict[str, Topic] = {}
+        self.known: dict[str, TopicEntry] = {}
+        self.deleting: dict[str, TopicEntry] = {}
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class TopicRegistry:
         going = {row.name for row in rows if row.is_deleting}
         for name, numbers in found.items():
             if name not in going:
-                topic_ = topics.setdefault(name, Topic(name))
+                topic_ = topics.setdefault(name, TopicEntry(name))
                 whole = {number for number in numbers if number not in half_made.get(name, ())}
                 topic_.numbers = tuple(sorted({*topic_.numbers, *whole}))
         self.known = topics
@@ -160,7 +160,7 @@ class TopicRegistry:
             for topic in self.known.values()
         )
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicEntry:
         """Raises TopicNotFoundError, with the name that is nearest."""
         topic = self.known.get(name)
         if topic is None:
@@ -194,7 +194,7 @@ class TopicRegistry:
         except ValueError:
             return None
 
-    def save(self, *changed: Topic, deleting: Iterable[Topic] = (), makes_room: bool = False) -> None:
+    def save(self, *changed: TopicEntry, deleting: Iterable[TopicEntry] = (), makes_room: bool = False) -> None:
         """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place.
 
         makes_room: on a full disk the reserve may be used for it.
@@ -231,7 +231,7 @@ class TopicRegistry:
                 )
             count = check_count(partitions, 1)
             overrides = self._overrides({}, config or {})
-            made.append(Topic(name, new_id(self._fs), count, overrides, tuple(range(count))))
+            made.append(TopicEntry(name, new_id(self._fs), count, overrides, tuple(range(count))))
         for topic in made:
             for number in topic.numbers:
                 self._check_unused(topic.name, number)
@@ -248,7 +248,7 @@ class TopicRegistry:
             self.undo(*made)
             raise
 
-    def undo(self, *made: Topic) -> None:
+    def undo(self, *made: TopicEntry) -> None:
         """Takes back topics that could not be made; what fails of it is left to tick() and the next opening."""
         for topic in made:
             self.known.pop(topic.name, None)
@@ -295,7 +295,7 @@ class TopicRegistry:
         self.save(changed)
         self.known[name] = changed
 
-    def start_deleting(self, topic: Topic) -> None:
+    def start_deleting(self, topic: TopicEntry) -> None:
         """From here on there is no such topic; finish_deleting() removes its files."""
         self.save(deleting=[topic], makes_room=True)
         self.deleting[topic.name] = self.known.pop(topic.name)
@@ -358,11 +358,11 @@ class TopicRegistry:
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
-    def settings(self, topic: Topic) -> LogConfig:
+    def settings(self, topic: TopicEntry) -> LogConfig:
         """Those in force. One that was not made here, whose settings may stand elsewhere, loses nothing by default."""
         return LogConfig.parse({**({} if topic.count else KEEPS_ALL), **self._given, **topic.overrides})
 
-    def own_overrides(self, topic: Topic) -> dict[str, str]:
+    def own_overrides(self, topic: TopicEntry) -> dict[str, str]:
         """What a topic sets itself, with what it has for not being made here, for one that is."""
         implied = {} if topic.count else {name: config_text(-1) for name in KEEPS_ALL if name not in self._given}
         return {**implied, **topic.overrides}
@@ -381,7 +381,7 @@ class TopicRegistry:
     def partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self.path, partition_name(topic, number))
 
-    def make_partitions(self, wanted: Iterable[tuple[Topic, Iterable[int]]]) -> None:
+    def make_partitions(self, wanted: Iterable[tuple[TopicEntry, Iterable[int]]]) -> None:
         """Makes directories of partitions, durably, that hold nothing yet."""
         made: dict[tuple[str, int], int | None] = {}
         for topic, numbers in wanted:
@@ -392,7 +392,7 @@ class TopicRegistry:
             self.forget(made)  # what a deletion or another program may have left
             self._fs.sync_dir(self.path)
 
-    def make_partition(self, topic: Topic, path: str) -> None:
+    def make_partition(self, topic: TopicEntry, path: str) -> None:
         """Makes one, under a name that may not be its last, with the topic's id in it."""
         with contextlib.suppress(FileExistsError):  # see _check_unused(); it is empty, or a crash left it
             self._fs.mkdir(path)
