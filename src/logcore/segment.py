@@ -342,7 +342,7 @@ class GrowingSegment(Segment):
         self._size = self.fs.size(handle)
         # Where gaps.check_growing() goes on, and the offset that is expected there.
         # Replaced whole: several threads may check.
-        self.checked = (0, self.base_offset)
+        self.checked: tuple[int, int] = (0, self.base_offset)
         self._whole_position = 0  # where the whole batches seen by next_offset end
         self._whole_end = self.base_offset
 

@@ -35,7 +35,7 @@ from logcore.kernels import Record, layout
 from logcore.names import LOG, SUFFIXES, base_offset_of, partition_of
 from logcore.partition import seals
 from logcore.partition.producers import SNAPSHOT_ENTRY, snapshot_entries
-from logcore.recordbatch import RecordBatch
+from logcore.recordbatch import Marker, RecordBatch
 from logcore.segment import GrowingSegment
 
 #: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.
@@ -165,6 +165,7 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
         "crc_ok": True,
     }
     found: list[Record] = []
+    marker: Marker | None = None
     try:
         batch.verify()
     except LogcoreError as error:
@@ -186,7 +187,7 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
             said = described(record.key, record.value)
             if said is not None:
                 one["says"] = said
-        if batch.is_control:
+        if marker is not None:
             one["control_type"] = marker.kind
             if marker.coordinator_epoch >= 0:
                 one["coordinator_epoch"] = marker.coordinator_epoch
