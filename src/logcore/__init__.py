@@ -33,6 +33,7 @@ from logcore.errors import (
     LogLockedError,
     LogNotFoundError,
     MissingDependencyError,
+    OffsetConflictError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     ReadOnlyLogError,
@@ -57,6 +58,7 @@ from logcore.partition.seals import ScrubReport
 from logcore.partition.writer import Receipt
 from logcore.recordbatch import RecordBatch
 from logcore.table import Table, TopicTable
+from logcore.topic import Topic, TopicRecord
 
 __version__ = "0.1.0"
 
@@ -87,6 +89,7 @@ __all__ = [
     "LogStatistics",
     "LogcoreError",
     "MissingDependencyError",
+    "OffsetConflictError",
     "OffsetOutOfRangeError",
     "OutOfOrderSequenceError",
     "ReadOnlyLogError",
@@ -103,9 +106,11 @@ __all__ = [
     "StorageReadError",
     "StorageWriteError",
     "Table",
+    "Topic",
     "TopicDescription",
     "TopicExistsError",
     "TopicNotFoundError",
+    "TopicRecord",
     "TopicTable",
     "UnsupportedCodecError",
     "Upkeep",

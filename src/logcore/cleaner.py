@@ -38,6 +38,7 @@ from logcore.kernels.layout import (
     HEADER_SIZE,
     LOG_OVERHEAD,
     TRANSACTIONAL_BIT,
+    Time,
 )
 from logcore.log import Log
 from logcore.notices import INFO, tell
@@ -46,7 +47,7 @@ from logcore.partition.rewriting import Rewriting
 from logcore.partition.scan import Run
 from logcore.partition.seals import Progress
 from logcore.partition.transactions import Transactions
-from logcore.recordbatch import TRANSACTION_ENDS, RecordBatch, compressor, empty_batch, encode, stamp_crc
+from logcore.recordbatch import TRANSACTION_ENDS, RecordBatch, compressor, empty_batch, encode, stamp_crc, time_ms
 from logcore.segment import Segment
 
 #: Kafka: log.cleaner.dedupe.buffer.size.
@@ -347,7 +348,7 @@ def _plan_of(view: Rewriting, config: LogConfig, now_ms: int) -> Plan:
 
 
 def clean(
-    log: Log, *, now_ms: int | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
+    log: Log, *, now_ms: Time | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
 ) -> CleaningReport | None:
     """Compacts a log in one go; None when there is nothing to do yet, by the log's settings.
 
@@ -365,7 +366,7 @@ def clean(
 
 
 def cleaning(
-    log: Log, *, now_ms: int | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
+    log: Log, *, now_ms: Time | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
 ) -> Generator[Progress, None, CleaningReport | None]:
     """As clean(), in steps of some milliseconds: a generator of Progress that returns the report."""
     if not log.config.is_compacted:
@@ -375,11 +376,13 @@ def cleaning(
             found=log.config.cleanup_policy,
         )
     with log.rewriting() as view:
-        now_ms = view.fs.now_ms() if now_ms is None else now_ms
-        plan = _plan_of(view, log.config, now_ms)
+        clock_ms = time_ms(now_ms)
+        if clock_ms is None:
+            clock_ms = view.fs.now_ms()
+        plan = _plan_of(view, log.config, clock_ms)
         if not (plan.is_due or (force and plan.cleanable_bytes)):
             return None
-        return (yield from _Round(view, log.config, plan, now_ms, memory_bytes).run())
+        return (yield from _Round(view, log.config, plan, clock_ms, memory_bytes).run())
 
 
 class _Round:

@@ -12,6 +12,7 @@
     │   └── SegmentTooSmallError      a batch that the limits allow does not fit a segment
     ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
     ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle
+    ├── OffsetConflictError       an append that expected the log to end elsewhere
     ├── OffsetOutOfRangeError     the offset asked for is below the log start or above the log end
     ├── LogFailedError            the log was poisoned by a failed write or sync; only reopening helps
     │   └── DurabilityUnknownError    this very sync failed: what was written may or may not be on disk
@@ -140,6 +141,13 @@ class UnsupportedCodecError(LogcoreError):
 
 class CorruptLogError(LogcoreError):
     """Files of one partition are damaged, or contradict each other, where no crash could have done it."""
+
+
+class OffsetConflictError(LogcoreError):
+    """An append with expected_offset, and the log ends elsewhere: another append came first. Nothing was appended.
+
+    expected: the offset that the caller gave; found: the log end offset; both int.
+    """
 
 
 class OffsetOutOfRangeError(LogcoreError):

@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
 import attrs
@@ -74,8 +74,8 @@ _FOLIO_BYTES: Final = 2 << 20
 
 
 class Watch(Protocol):
-    """Tells that something in a directory may have changed. wait() may wake early, never late by more than its
-    timeout.
+    """Tells that something in one of some directories may have changed. wait() may wake early, never late by more than
+    its timeout.
     """
 
     def wait(self, timeout: float | None) -> bool:
@@ -146,7 +146,7 @@ class FS(Protocol):
     def real_path(self, path: str) -> str: ...
     def lock(self, directory: str, member: str) -> Lock: ...
     def after_fork(self, forget: Callable[[], None]) -> None: ...
-    def watch(self, directory: str) -> Watch: ...
+    def watch(self, *directories: str) -> Watch: ...
     def now_ms(self) -> int: ...
     def monotonic_ms(self) -> int: ...
 
@@ -503,12 +503,12 @@ class OsFS:
     def forget_lock(self, identity: tuple[int, int]) -> None:
         self._locks.pop(identity, None)
 
-    def watch(self, directory: str) -> Watch:
+    def watch(self, *directories: str) -> Watch:
         """inotify where there is one (0.35 ms to notice an append), else a look at the files every millisecond."""
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
-                return _Inotify(directory)
-        return _Polling(directory)
+                return _Inotify(directories)
+        return _Polling(directories)
 
 
 def _mode_of(path: str, look: Callable[[str], os.stat_result]) -> int | None:
@@ -647,21 +647,22 @@ def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
 
 
 class _Inotify:
-    """Wakes on writes, creations and renames in one directory. Writers use pwrite; stores through a mapping do not
-    wake.
+    """Wakes on writes, creations and renames in any of the directories. Writers use pwrite; stores through a mapping do
+    not wake.
     """
 
     # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
     MASK: Final = 0x2 | 0x100 | 0x80 | 0x200
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directories: Sequence[str]) -> None:
         libc = _libc()
         self._handle = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._handle < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
-        if libc.inotify_add_watch(self._handle, os.fsencode(directory), self.MASK) < 0:
-            os.close(self._handle)
-            raise OSError(ctypes.get_errno(), "inotify_add_watch")
+        for directory in directories:
+            if libc.inotify_add_watch(self._handle, os.fsencode(directory), self.MASK) < 0:
+                os.close(self._handle)
+                raise OSError(ctypes.get_errno(), "inotify_add_watch")
         self._poll = select.poll()
         self._poll.register(self._handle, select.POLLIN)
 
@@ -729,17 +730,18 @@ def _libc() -> ctypes.CDLL:
 class _Polling:
     """Looks at the files every millisecond: half a millisecond to notice an append, for systems without inotify."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, directories: Sequence[str]) -> None:
+        self._directories = directories
         self._seen = self._look()
 
     def _look(self) -> dict[str, tuple[int, int]]:
         seen = {}
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    facts = entry.stat()
-                    seen[entry.name] = (facts.st_size, facts.st_mtime_ns)
+        for directory in self._directories:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        facts = entry.stat()
+                        seen[entry.path] = (facts.st_size, facts.st_mtime_ns)
         return seen
 
     def wait(self, timeout: float | None) -> bool:

@@ -24,7 +24,7 @@ import re
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
+from typing import Final, Literal, NoReturn, Self
 
 import attrs
 import numpy as np
@@ -41,11 +41,11 @@ from logcore.errors import (
     ReadOnlyLogError,
     SegmentTooSmallError,
 )
-from logcore.format.columns import input_column, input_timestamps
+from logcore.format.columns import ColumnInput, TimesInput, input_column, input_timestamps
 from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
 from logcore.kernels import kernel, layout
-from logcore.kernels.layout import Buffer
+from logcore.kernels.layout import Buffer, HeadersInput, Piece, RecordInput, Time
 from logcore.names import (
     parse_partition_name,
 )
@@ -63,13 +63,11 @@ from logcore.reader import Isolation, LogReader
 from logcore.recordbatch import (
     check_timestamps,
     prepare_append,
+    time_ms,
     transaction_marker,
 )
 from logcore.segment import GrowingSegment
 from logcore.table import Table
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 OnCorruption = Literal["fail", "quarantine"]
 
@@ -365,17 +363,19 @@ class Log(LogReader):
 
     def append(
         self,
-        value: bytes | None,
+        value: Piece | None,
         *,
-        key: bytes | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
-        timestamp_ms: int | datetime | None = None,
+        key: Piece | None = None,
+        headers: HeadersInput = (),
+        timestamp_ms: Time | None = None,
         durability: Level | None = None,
+        expected_offset: int | None = None,
     ) -> Receipt:
         """Appends one record and returns when it is as safe as the log's policy, or durability, says.
 
         timestamp_ms: milliseconds since the epoch, or a datetime with a time zone; now by default. durability: "disk"
-        or "os" for this append alone.
+        or "os" for this append alone. expected_offset: the record gets this offset, or OffsetConflictError is raised
+        because the log does not end there (any more): for who decided by what he has read up to there.
         Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError before anything is written;
         DiskFullError after the write was cut back, so that it may be repeated; LogFailedError once the log is poisoned;
         DurabilityUnknownError when its sync failed.
@@ -393,6 +393,8 @@ class Log(LogReader):
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
             offset = state.end
+            if expected_offset is not None:
+                writer.expect_end_locked(expected_offset)
             data, max_timestamp = kernel.encode_one(
                 key,
                 value,
@@ -409,19 +411,21 @@ class Log(LogReader):
             if writer.is_os and durability is None:  # nothing to settle or to wait for: 0.2 of 2 us saved
                 writer.appends += 1
                 state.visible = offset + 1
-                if state.tailing:
+                if state.listeners:
                     state.wake()
-                return tuple.__new__(Receipt, (offset, offset, now_ms, "os"))
+                return tuple.__new__(Receipt, (offset, offset, now_ms, "os", *writer.key))
             writer.settle_locked(durability)
         return writer.acknowledge(offset, offset, now_ms, durability)
 
-    def append_many(self, records: Iterable[Any], *, durability: Level | None = None) -> Receipt:
+    def append_many(
+        self, records: Iterable[RecordInput], *, durability: Level | None = None, expected_offset: int | None = None
+    ) -> Receipt:
         """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more batches.
 
         Batches are closed at batch.size bytes. All records are stored or none, as long as they fit into segment.bytes
         and into what the policy lets be unsynced (1 MiB under group, one batch under always): beyond that they go in
         parts, and an interrupt or a full disk may leave the first of them, which DiskFullError then says. An empty
-        iterable stores nothing and returns offsets end and end - 1. Errors as append().
+        iterable stores nothing and returns offsets end and end - 1. expected_offset and errors as for append().
         """
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Iterable):
@@ -430,6 +434,7 @@ class Log(LogReader):
         writer = self.writer
         with self._state.lock:
             writer.check_writable_locked()
+            writer.expect_end_locked(expected_offset)
             now_ms = self._fs.now_ms()
             size, batches = kernel.encode_records(
                 writer.scratch, records, self._state.end, writer.leader_epoch, now_ms, *writer.encoding
@@ -445,13 +450,20 @@ class Log(LogReader):
         return writer.acknowledge(first, last, now_ms, durability)
 
     def append_columns(
-        self, *, keys: Any = None, values: Any = None, timestamps_ms: Any = None, durability: Level | None = None
+        self,
+        *,
+        keys: ColumnInput | None = None,
+        values: ColumnInput | None = None,
+        timestamps_ms: TimesInput | None = None,
+        durability: Level | None = None,
+        expected_offset: int | None = None,
     ) -> Receipt:
         """Appends records given as columns, without making an object of each.
 
         keys, values: Arrow arrays of binary or string type, or (data, offsets) pairs: bytes or a uint8 array, and n + 1
         integer offsets into it. A missing column is null throughout. timestamps_ms: integers of shape (n,),
-        datetime64, or an Arrow array of timestamps; now by default. Errors as append(); nothing is kept of the arrays.
+        datetime64, or an Arrow array of timestamps; now by default. expected_offset and errors as for append(); nothing
+        is kept of the arrays.
         """
         if keys is None and values is None:
             raise InvalidRecordError("append_columns needs keys or values")
@@ -465,6 +477,7 @@ class Log(LogReader):
         writer = self.writer
         with self._state.lock:
             writer.check_writable_locked()
+            writer.expect_end_locked(expected_offset)
             now_ms = self._fs.now_ms()
             if writer.checks_times and times is not None:
                 check_timestamps(times, now_ms, self.config)
@@ -625,13 +638,13 @@ class Log(LogReader):
         """
         return self.writer.advance_high_watermark(operator.index(offset))
 
-    def tick(self, now_ms: int | None = None) -> bool:
+    def tick(self, now_ms: Time | None = None) -> bool:
         """Does what is due: the sync of an interval policy or of flush.ms, the roll of segment.ms, the recovery point.
 
-        now_ms: the wall clock, for the age of records; taken from the system when None. Bounded work; call it from a
-        timer. Returns whether there was anything to do.
+        now_ms: the wall clock, for the age of records, in milliseconds or a datetime with a time zone; taken from the
+        system when None. Bounded work; call it from a timer. Returns whether there was anything to do.
         """
-        return self.upkeep.tick(now_ms)
+        return self.upkeep.tick(time_ms(now_ms))
 
     # -- segments ------------------------------------------------------------------------------------------------
 
@@ -695,7 +708,7 @@ class Log(LogReader):
 
     def retain(
         self,
-        now_ms: int | None = None,
+        now_ms: Time | None = None,
         *,
         policy: retention.Policy = retention.kafka_rules,
         committed: Mapping[str, int] | None = None,
@@ -707,7 +720,7 @@ class Log(LogReader):
         start is moved up on disk first; readers that hold a deleted segment go on. tick() does this every five minutes.
         Raises what reading and writing raise.
         """
-        return self.upkeep.retain(now_ms, policy=policy, committed=committed, segments=segments)
+        return self.upkeep.retain(time_ms(now_ms), policy=policy, committed=committed, segments=segments)
 
     def truncate(self, offset: int) -> None:
         """Removes all records at and above offset; the next append gets it. A batch that offset lies in is cut, not

@@ -17,7 +17,7 @@ import os
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -51,9 +51,11 @@ from logcore.errors import (
     StorageReadError,
     TopicNotFoundError,
 )
+from logcore.format.columns import TOPIC_COLUMNS
 from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.fs import FS, OS
 from logcore.groupoffsets import committed_in
+from logcore.kernels.layout import HeadersInput, Piece, Time
 from logcore.log import (
     Log,
     OnCorruption,
@@ -70,11 +72,16 @@ from logcore.names import (
     partition_of,
 )
 from logcore.notices import INFO, Incident, tell
+from logcore.partition.scan import Scan
 from logcore.partition.seals import Finding, Progress, ScrubReport, finish
 from logcore.partition.segmentfiles import list_bases
+from logcore.partition.writer import Level, Receipt
+from logcore.partitioner import Partitioner
 from logcore.reader import Isolation, LogReader
+from logcore.recordbatch import time_ms
 from logcore.staging import applying
 from logcore.table import TopicTable
+from logcore.topic import Order, Position, Topic, TopicRecord
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
@@ -209,6 +216,7 @@ class LogDir:
         self.given_config = given
         self._make_locks()
         self._logs: dict[tuple[str, int], Log] = {}
+        self._partitioners: dict[str, Partitioner] = {}  # of topics that were appended to; see append()
         self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
         self._closed = True  # until it is open, there is nothing to close
         self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
@@ -550,6 +558,7 @@ class LogDir:
             for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
                 if self.opened(name, number) is None:
                     claims.callback(self._fs.lock(self.path, partition_name(name, number)).release)
+            self._partitioners.pop(name, None)
             self._registry.start_deleting(topic)
             tell("topics", INFO, "%s: topic %s deleted", self.path, name)
             claims.close()
@@ -620,6 +629,78 @@ class LogDir:
                 self._upkeeper.visit((topic, number), log)  # last: a tick() drops what is not among the open logs
             self._leader_epochs.pop((topic, number), None)  # from now on the log knows, and it may rise
             return log
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """A topic to append to and to read from. Raises TopicNotFoundError."""
+        self._topic(name)
+        return Topic(self, name)
+
+    def append(
+        self,
+        topic: str,
+        value: Piece | None,
+        *,
+        key: Piece | None = None,
+        headers: HeadersInput = (),
+        timestamp_ms: Time | None = None,
+        partition: int | None = None,
+        durability: Level | None = None,
+    ) -> Receipt:
+        """Appends one record to a partition of a topic, which the receipt names.
+
+        partition: by default that of the key, as Kafka's Java client chooses it (murmur2); records without a key stay
+        with one partition for 16 KiB and then go on to the next. All else, and errors, as for Log.append(); errors of
+        partition() too, and InvalidConfigError where partitions are missing, so that a key has none.
+        """
+        if partition is None:
+            known = self._registry.known.get(topic) or self._topic(topic)
+            partitioner = self._partitioners.get(topic)
+            if partitioner is None or partitioner.numbers is not known.numbers:
+                partitioner = self._partitioners[topic] = Partitioner(known.numbers)
+            partition = partitioner.choose(key, value)
+        log = self._logs.get((topic, partition))
+        if log is None or log.is_closed:
+            log = self.partition(topic, partition)
+        return log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
+
+    def read(
+        self,
+        topic: str,
+        start: Position | None = None,
+        end: Position | None = None,
+        *,
+        partitions: Iterable[int] | None = None,
+        isolation: Isolation = "read_uncommitted",
+        order: Order = "partition",
+    ) -> Iterator[TopicRecord]:
+        """The records of a topic; see Topic.read()."""
+        return self.topic(topic).read(start, end, partitions=partitions, isolation=isolation, order=order)
+
+    def scan(
+        self,
+        topic: str,
+        start: Position | None = None,
+        end: Position | None = None,
+        *,
+        partitions: Iterable[int] | None = None,
+        isolation: Isolation = "read_uncommitted",
+        columns: Iterable[str] = TOPIC_COLUMNS,
+    ) -> Scan:
+        """The records of a topic as columns; see Topic.scan()."""
+        return self.topic(topic).scan(start, end, partitions=partitions, isolation=isolation, columns=columns)
+
+    def tail(
+        self,
+        topic: str,
+        start: Position | None = None,
+        *,
+        partitions: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[TopicRecord]:
+        """The records of a topic as they come; see Topic.tail()."""
+        return self.topic(topic).tail(start, partitions=partitions, timeout=timeout)
 
     def table(self, topic: str, *, isolation: Isolation = "read_uncommitted") -> TopicTable:
         """The latest value of each key in all partitions, a read-only mapping that follows them. Errors as
@@ -711,25 +792,27 @@ class LogDir:
 
     # -- work in time --------------------------------------------------------------------------------------------
 
-    def tick(self, now_ms: int | None = None) -> None:
+    def tick(self, now_ms: Time | None = None) -> None:
         """Does what is due, a bounded piece of it: syncs and rolls by time, checkpoints, writes that Spark published.
 
         now_ms: the wall clock, taken from the system when None. Call it from a timer, a few times a second. A log that
         an earlier error has poisoned is passed over; its next append tells its user.
         """
         self._check_writable()
-        now_ms = self._fs.now_ms() if now_ms is None else now_ms
+        wall_ms = time_ms(now_ms)
+        if wall_ms is None:
+            wall_ms = self._fs.now_ms()
         if self._registry.deleting:
             with self._lock, self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
                 self._registry.finish_deleting()
-        if not self._upkeeper.visit_open(now_ms):
+        if not self._upkeeper.visit_open(wall_ms):
             return
         with self._incidents.going_on("staging", self.path):  # the publisher is told
             if applying.apply_ready(self._fs, self, most=1):
                 return
         clock_ms = self._fs.monotonic_ms()
         with self._lock:
-            if self._closed or self._upkeeper.keep(clock_ms, now_ms):
+            if self._closed or self._upkeeper.keep(clock_ms, wall_ms):
                 return
         if self._upkeeper.owes_high_watermarks:
             with self._lock, self._incidents.going_on("checkpoints", self.path):

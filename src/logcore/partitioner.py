@@ -1,12 +1,64 @@
-"""Which partition a record goes to: by its key, as Kafka's Java client chooses.
+"""Which partition a record goes to, as Kafka's Java client chooses: by its key, or one after the other.
+
+Rules:
+- A key is hashed with murmur2. The same key always chooses the same partition, as long as their number stays.
+- Records without a key stay with one partition for 16 KiB, a producer's batch, and then go on to the next.
 
 This module knows no topic and no directory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
+
+from logcore.errors import InvalidConfigError, InvalidRecordError
+from logcore.kernels import kernel
+from logcore.kernels.layout import Piece
+
+#: Kafka: batch.size of a producer.
+STICKY_BYTES: Final = 16_384
+
+
+class Partitioner:
+    """Chooses partitions of one topic. Threads that choose at the same time may stay a little longer with one.
+
+    numbers: of the partitions.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        """Raises InvalidConfigError where some numbers are missing: then a key has no partition."""
+        if tuple(numbers) != tuple(range(len(numbers))):
+            raise InvalidConfigError(
+                "some partitions of the topic are missing, so a record cannot choose one; name it with partition=",
+                expected="partitions from 0 on without gaps",
+                found=str(tuple(numbers))[:80],
+            )
+        self.numbers = numbers
+        self._number = 0
+        self._bytes = 0
+
+    def choose(self, key: Piece | None, value: Piece | None) -> int:
+        """For one record. Raises InvalidRecordError for a key that is not bytes."""
+        if key is not None:
+            return kernel.murmur2(key if type(key) is bytes else _as_bytes(key)) % len(self.numbers)
+        size = 0
+        if isinstance(value, (bytes, bytearray, memoryview)):  # what else it may be, the append refuses
+            size = len(value)
+        self._bytes += size
+        if self._bytes > STICKY_BYTES:
+            self._bytes = size
+            self._number = (self._number + 1) % len(self.numbers)
+        return self._number
+
+
+def _as_bytes(key: object) -> bytes:
+    if not isinstance(key, (bytearray, memoryview)):
+        raise InvalidRecordError("a key must be bytes or None", expected="bytes", found=type(key).__name__)
+    return bytes(key)
 
 
 def murmur2(data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:

@@ -10,12 +10,14 @@ This module does not decode (partition/scan.py does) and does not append (log.py
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,26 +28,23 @@ from logcore.errors import (
     CorruptBatchError,
     InvalidConfigError,
     InvalidRecordError,
-    InvalidTimestampError,
     LogClosedError,
     LogNotFoundError,
     OffsetOutOfRangeError,
 )
-from logcore.format.columns import RecordColumns
+from logcore.format.columns import ARROW_COLUMNS, RecordColumns
 from logcore.fs import FS
 from logcore.kernels import Record, layout
+from logcore.kernels.layout import Time
 from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, partition_of
 from logcore.partition.gaps import Gaps, check_growing
 from logcore.partition.noted import begin, noted_gaps, noted_offset
-from logcore.partition.scan import Scan, Stretch, slot_of
+from logcore.partition.scan import Scan, Span, Stretch, slot_of
 from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
 from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions, control_types
-from logcore.recordbatch import SLICE_ROWS, RecordBatch
+from logcore.recordbatch import SLICE_ROWS, RecordBatch, time_ms
 from logcore.segment import GrowingSegment, Segment
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -463,18 +462,33 @@ class LogReader:
             return self._scan_transactions().state.aborted_between(start, end)
 
     def scan(
-        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "read_uncommitted"
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        isolation: Isolation = "read_uncommitted",
+        columns: Iterable[str] = ARROW_COLUMNS,
     ) -> Scan:
-        """The records in [start, end) as columns: iterate for RecordColumns, or hand it to Arrow, polars, duckdb,
-        pandas.
+        """The records in [start, end) as columns: iterate for RecordColumns, or ask for pandas, polars or Arrow.
 
-        start is by default the log start, end the high watermark; both are fixed by this call. See Scan. Errors as
-        read().
+        start is by default the log start, end the high watermark; both are fixed by this call. columns: those wanted,
+        of topic, partition, offset, timestamp, key, value, headers. See Scan. Errors as read(), and InvalidConfigError
+        for a column that there is not.
         """
+        return Scan([self.span(start, end, isolation)], columns)
+
+    def span(self, start: int | None, end: int | None, isolation: Isolation) -> Span:
+        """What a scan reads of this log. Errors as read()."""
         first = self._state.log_start if start is None else start
         stretch = self._stretch(first, end, isolation)
-        # Asked again for each reading, so that a scan that is kept does not read segments that are gone.
-        return Scan(lambda: self._stretch(stretch.start, stretch.end, isolation))
+        topic, partition = partition_of(os.path.basename(self.path)) or (None, None)
+        return Span(
+            topic,
+            partition,
+            stretch.start,
+            stretch.end,
+            lambda: self._stretch(stretch.start, stretch.end, isolation),
+        )
 
     def scan_typed(
         self, start: int, end: int, *, isolation: Isolation, rows: int, size_bytes: int
@@ -512,48 +526,7 @@ class LogReader:
         """
         offset = self._state.visible if start is None else start
         self._stretch(offset, None)
-        return self._tail(offset, timeout)
-
-    def _tail(self, offset: int, timeout: float | None) -> Iterator[Record]:
-        watch = None if self._is_writing else self._fs.watch(self.path)
-        with self._state.moved:
-            self._state.tailing += 1
-        cuts = len(self._state.cuts)
-        try:
-            while True:
-                bound = self._state.visible
-                if offset > min([bound, *self._state.cuts[cuts:]]):
-                    raise OffsetOutOfRangeError("the log was truncated below here", path=self.path, offset=offset)
-                if offset < bound:
-                    for records in self._stretch(offset, bound).record_lists():
-                        yield from records
-                    offset = bound
-                if not self._await_visible(offset, timeout, watch):
-                    return
-        finally:
-            with self._state.moved:
-                self._state.tailing -= 1
-            if watch is not None:
-                watch.close()
-
-    def _await_visible(self, offset: int, timeout: float | None, watch: Any) -> bool:
-        if watch is None:
-            with self._state.moved:
-                return (
-                    self._state.moved.wait_for(lambda: self._state.visible > offset or self._state.is_closed, timeout)
-                    and self._state.visible > offset
-                )
-        deadline = None if timeout is None else self._fs.monotonic_ms() + int(timeout * 1000)
-        while not self._state.is_closed:
-            self.refresh()
-            if self._state.visible > offset:
-                return True
-            left = None if deadline is None else (deadline - self._fs.monotonic_ms()) / 1000
-            if left is not None and left <= 0:
-                return False
-            # Wakes at least each second, in case a file system tells nothing of another machine's writes.
-            watch.wait(1.0 if left is None else min(1.0, left))
-        return False
+        return itertools.chain.from_iterable(records for _, records in tail_together([self], [offset], timeout))
 
     def refresh(self) -> bool:
         """Of a log opened read-only: looks at what its writer has added since; True when the high watermark moved.
@@ -578,25 +551,19 @@ class LogReader:
                 self._list_segments()
             return self._state.visible != before
 
-    def offset_for_timestamp(self, timestamp_ms: int | datetime) -> int | None:
+    def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
         """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
 
         The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
         reaches it, and in it the first record that does. A datetime has to have a time zone.
         """
         self._check_open()
-        wanted = layout.milliseconds(timestamp_ms)
-        if wanted is None:
-            raise InvalidTimestampError(
-                "not a timestamp",
-                expected="an int of milliseconds, or a datetime with a time zone",
-                found=repr(timestamp_ms),
-            )
-        timestamp_ms = wanted
+        wanted = time_ms(timestamp_ms)
+        assert wanted is not None, "the caller gives a time"
         segments, visible = self._bounded()
 
         def end_of_older(segment: Segment) -> int:
-            if segment.max_timestamp() >= timestamp_ms:
+            if segment.max_timestamp() >= wanted:
                 return -1
             return self._sound_end(segment, visible)
 
@@ -604,12 +571,12 @@ class LogReader:
         # and their order are checked: a time or an offset that is damaged would hide what is looked for.
         log_start = self._state.log_start
         for segment, facts in self._state.gaps.walk(segments, log_start, visible, crc=True, passed=end_of_older):
-            for row in np.flatnonzero(facts["max_timestamp"] >= timestamp_ms).tolist():
+            for row in np.flatnonzero(facts["max_timestamp"] >= wanted).tolist():
                 batch = segment.batch(int(facts["position"][row]))
                 if batch is None or batch.is_control:
                     continue
                 for columns in batch.column_slices(SLICE_ROWS, max_size=self._state.config.max_decompressed_bytes):
-                    late = columns.timestamps_ms >= timestamp_ms
+                    late = columns.timestamps_ms >= wanted
                     late &= (columns.offsets >= log_start) & (columns.offsets < visible)
                     if late.any():
                         return int(columns.offsets[int(late.argmax())])
@@ -713,3 +680,100 @@ class _Committed(NamedTuple):
     state: Transactions
     last_stable_offset: int
     segments: list[Segment]
+
+
+class _Tailed:
+    """One log that tail_together() follows. offset: the next to deliver."""
+
+    def __init__(self, log: LogReader, offset: int) -> None:
+        self.log = log
+        self.offset = offset
+        self._cuts = len(log._state.cuts)
+
+    @property
+    def has_news(self) -> bool:
+        return self.log._state.visible > self.offset
+
+    def news(self) -> Iterator[list[Record]]:
+        """Records up to the present end. Raises OffsetOutOfRangeError when the log was truncated below the offset."""
+        state = self.log._state
+        bound = state.visible
+        if self.offset > min([bound, *state.cuts[self._cuts :]]):
+            raise OffsetOutOfRangeError("the log was truncated below here", path=self.log.path, offset=self.offset)
+        if self.offset < bound:
+            yield from self.log._stretch(self.offset, bound).record_lists()
+            self.offset = bound
+
+
+def tail_together(
+    logs: Sequence[LogReader], offsets: Sequence[int], timeout: float | None
+) -> Iterator[tuple[int, list[Record]]]:
+    """Records of several logs of one process as they come, each with the number of its log; see LogReader.tail().
+
+    logs: all open for writing, or all read-only. The records of one log are in order; nothing is said of those of two.
+    Ends when one of the logs is closed.
+    """
+    tailed = [_Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)]
+    with contextlib.ExitStack() as stack:
+        wait = _wait_for_reader if not logs[0]._is_writing else _wait_for_writer
+        is_there_more = wait(stack, tailed, timeout)
+        while True:
+            for number, one in enumerate(tailed):
+                for records in one.news():
+                    yield number, records
+            if not is_there_more():
+                return
+
+
+def _wait_for_writer(
+    stack: contextlib.ExitStack, tailed: Sequence[_Tailed], timeout: float | None
+) -> Callable[[], bool]:
+    """Blocks until a log of this process has news; False when the time is over or a log is closed."""
+    moved = threading.Condition(threading.RLock())
+
+    def wake() -> None:
+        with moved:
+            moved.notify_all()
+
+    for one in tailed:
+        state = one.log._state
+        state.listen(wake)
+        stack.callback(state.forget, wake)
+
+    def is_over() -> bool:
+        return any(one.log.is_closed for one in tailed)
+
+    def has_news() -> bool:
+        return any(one.has_news for one in tailed)
+
+    def wait() -> bool:
+        with moved:
+            moved.wait_for(lambda: has_news() or is_over(), timeout)
+        return has_news() and not is_over()
+
+    return wait
+
+
+def _wait_for_reader(
+    stack: contextlib.ExitStack, tailed: Sequence[_Tailed], timeout: float | None
+) -> Callable[[], bool]:
+    """The same for logs that another process may write."""
+    fs = tailed[0].log._fs
+    watch = fs.watch(*(one.log.path for one in tailed))
+    stack.callback(watch.close)
+
+    def wait() -> bool:
+        deadline = None if timeout is None else fs.monotonic_ms() + int(timeout * 1000)
+        while not any(one.log.is_closed for one in tailed):
+            for one in tailed:
+                one.log.refresh()
+            if any(one.has_news for one in tailed):
+                return True
+            left = None if deadline is None else (deadline - fs.monotonic_ms()) / 1000
+            if left is not None and left <= 0:
+                return False
+            # Wakes at least each second, in case a file system tells nothing of another machine's writes.
+            watch.wait(1.0 if left is None else min(1.0, left))
+        return False
+
+    return wait

@@ -585,6 +585,18 @@ def _check_client_head(batch: RecordBatch) -> None:
         )
 
 
+def time_ms(given: layout.Time | None) -> int | None:
+    """A time given by a user in milliseconds since the epoch; None stays None. Raises InvalidTimestampError."""
+    if given is None:
+        return None
+    found = layout.milliseconds(given)
+    if found is None:
+        raise InvalidTimestampError(
+            "not a timestamp", expected="an int of milliseconds, or a datetime with a time zone", found=repr(given)
+        )
+    return found
+
+
 def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int | None = None) -> None:
     """Refuses record times, an array of int64 ms, outside the topic's limits; -1 is no time. InvalidTimestampError."""
     _check_records(times, None, now_ms, config, position)

@@ -179,9 +179,7 @@ class Topic:
         for at, records in tail_together([log for _, log in chosen], offsets, timeout):
             yield from _named(self.name, chosen[at][0], records)
 
-    def _logs(
-        self, partitions: Iterable[int] | None, start: object, end: object
-    ) -> Iterator[tuple[int, Log]]:
+    def _logs(self, partitions: Iterable[int] | None, start: object, end: object) -> Iterator[tuple[int, Log]]:
         """The partitions asked for, read-only ones as they are now."""
         known = self.partitions
         wanted = known if partitions is None else tuple(partitions)

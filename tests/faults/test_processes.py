@@ -164,7 +164,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
 def test_tail_wakes_for_another_process_and_sees_each_record_once(
     partition: Path, policy: str, watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OsFS, "watch", lambda self, directory: watch(directory))
+    monkeypatch.setattr(OsFS, "watch", lambda self, *directories: watch(directories))
     writer = run(APPEND, partition, policy)
     assert writer.stdin is not None
     assert writer.stdout is not None
@@ -316,7 +316,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
         log = logdir.partition("t", 0)
         log.append(b"parent", key=b"k")
         kept = log.table()
-        locks = [log._state.lock, log._state.moved, log._state.scanning, log.writer.commit._mutex, kept._lock]
+        locks = [log._state.lock, log._state.listening, log._state.scanning, log.writer.commit._mutex, kept._lock]
         locks += [logdir._lock, logdir._upkeeper._agenda_lock, logdir._incidents._lock]
         locks += [log.writer.claim._mutex, log.writer.claim.checkpoints._lock]
         is_held = threading.Barrier(len(locks) + 1)

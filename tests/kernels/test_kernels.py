@@ -26,6 +26,7 @@ from logcore.errors import InvalidRecordError, InvalidTimestampError, LogcoreErr
 from logcore.kernels import layout, plain
 from logcore.kernels.checksum import crc32c
 from support.kernels import KERNELS, compiled, needs_compiler
+from support.partitions import reference_murmur2
 from support.vectors import EXPECTED, VECTORS
 
 T0 = 1_700_000_000_000
@@ -411,6 +412,12 @@ def test_gather_copies_pieces_behind_each_other(kernel: Any, pieces: list[bytes 
     if len(pieces):
         with pytest.raises(ValueError, match="outside"):
             kernel.gather(data, positions + len(data), np.maximum(sizes, 1))
+
+
+@given(st.binary(max_size=70))
+def test_all_kernels_hash_a_key_as_kafka_does(key: bytes) -> None:
+    for kernel in KERNELS:
+        assert kernel.murmur2(key) == reference_murmur2(key)
 
 
 def test_a_record_behaves_as_a_named_tuple() -> None:

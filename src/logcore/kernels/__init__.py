@@ -7,6 +7,7 @@ plain ones where the compiled are present, for tests and comparisons.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from logcore.kernels import layout
@@ -23,5 +24,7 @@ else:
     except ImportError:
         from logcore.kernels import plain as kernel
         from logcore.kernels.layout import Record
+    # As a named tuple is: `match` takes one apart, and pandas.DataFrame(records) has columns with names.
+    Sequence.register(Record)
 
 __all__ = ["Record", "kernel", "layout"]

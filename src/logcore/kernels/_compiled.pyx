@@ -414,6 +414,7 @@ cdef object _crc32 = None
 @cython.final
 @cython.no_gc  # it holds ints, bytes and tuples of those: nothing the cycle collector could ever free
 @cython.freelist(1024)
+@cython.collection_type("sequence")  # for `match`, which an immutable type cannot get from Sequence.register()
 cdef class Record:
     """One record as applications see it: layout.Record with the numbers kept as C integers (55 ns instead of 130).
 
@@ -1725,6 +1726,28 @@ def hash_keys(data, positions, sizes, coefficients):
         return found
     finally:
         PyBuffer_Release(&view)
+
+
+def murmur2(bytes key not None):
+    cdef const uint8_t *at = key
+    cdef Py_ssize_t size = len(key)
+    cdef const uint8_t *end = at + (size & ~3)
+    cdef uint32_t factor = 0x5bd1e995, found = <uint32_t>0x9747b28c ^ <uint32_t>size, mixed
+    while at < end:
+        mixed = (at[0] | <uint32_t>at[1] << 8 | <uint32_t>at[2] << 16 | <uint32_t>at[3] << 24) * factor
+        mixed ^= mixed >> 24
+        found = found * factor ^ mixed * factor
+        at += 4
+    size &= 3
+    if size:
+        if size == 3:
+            found ^= <uint32_t>at[2] << 16
+        if size >= 2:
+            found ^= <uint32_t>at[1] << 8
+        found = (found ^ at[0]) * factor
+    found ^= found >> 13
+    found *= factor
+    return (found ^ found >> 15) & 0x7fffffff
 
 
 cdef inline Py_ssize_t slot_of(uint64_t high, uint64_t slots) noexcept nogil:

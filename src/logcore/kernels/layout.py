@@ -9,6 +9,8 @@ This module touches no bytes. Of algorithms it holds one, which both kinds of ke
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -156,9 +158,24 @@ def record_of(*fields: Any) -> Record:
     return kind(*fields)
 
 
+#: A key, a value or a header's value as appends take it; None is null.
+Piece = bytes | bytearray | memoryview
+HeadersInput = Iterable[tuple[str, Piece | None]]
+#: Milliseconds since the epoch, or a datetime with a time zone (numpy's are UTC).
+Time = int | datetime.datetime | np.datetime64
+#: What append_many() takes: (key, value[, headers[, time]]).
+RecordInput = (
+    tuple[Piece | None, Piece | None]
+    | tuple[Piece | None, Piece | None, HeadersInput | None]
+    | tuple[Piece | None, Piece | None, HeadersInput | None, Time | None]
+)
+
 #: One encoded batch in an output buffer: (position, size_bytes, last_offset, max_timestamp). A plain tuple, because
 #: building a named one costs a tenth of encoding a 16 KiB batch.
 EncodedBatch = tuple[int, int, int, int]
+
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def milliseconds(given: object) -> int | None:
@@ -166,10 +183,8 @@ def milliseconds(given: object) -> int | None:
 
     A datetime has to have a time zone, since without one it may mean two things; numpy's are UTC.
     """
-    from datetime import UTC, datetime, timedelta  # for the few calls that are given one
-
-    if isinstance(given, datetime) and given.tzinfo is not None:
-        given = (given - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    if isinstance(given, datetime.datetime) and given.tzinfo is not None:
+        given = (given - _EPOCH) // datetime.timedelta(milliseconds=1)
     elif isinstance(given, np.datetime64) and not np.isnat(given):
         given = given.astype("datetime64[ms]").astype(np.int64)
     if isinstance(given, (int, np.integer)) and -(1 << 63) <= given < 1 << 63:

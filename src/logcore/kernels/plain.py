@@ -1304,6 +1304,25 @@ def hash_keys(
     return found
 
 
+def murmur2(key: bytes) -> int:
+    """Kafka's Utils.toPositive(Utils.murmur2(key)), from 0 to 2^31-1. The constants and the order are Kafka's."""
+    factor = 0x5BD1E995
+    mask = 0xFFFFFFFF
+    size = len(key)
+    whole = size & ~3
+    found = 0x9747B28C ^ size
+    for (word,) in struct.iter_unpack("<I", key[:whole]):
+        mixed = word * factor & mask
+        mixed ^= mixed >> 24
+        found = (found * factor & mask) ^ (mixed * factor & mask)
+    if whole < size:
+        found ^= int.from_bytes(key[whole:], "little")
+        found = found * factor & mask
+    found ^= found >> 13
+    found = found * factor & mask
+    return (found ^ found >> 15) & 0x7FFFFFFF
+
+
 def _slots_of(hashes: npt.NDArray[np.uint64], slots: int) -> npt.NDArray[np.int64]:
     return ((hashes[:, 0] >> np.uint64(32)) * np.uint64(slots) >> np.uint64(32)).astype(np.int64)
 

@@ -12,18 +12,19 @@ This module does not know how a log grows or who writes it.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from logcore.config import INT64_MAX
-from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError
-from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema
+from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError, MissingDependencyError
+from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema, checked_columns
 from logcore.kernels import Record, kernel, layout
 from logcore.partition.gaps import Gaps, readable
 from logcore.partition.order import NEVER, Fault, fault_of
@@ -32,6 +33,8 @@ from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import Segment
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
     import pyarrow
 
 #: Records decoded at once: few enough that they are still in the cache when they are used.
@@ -375,43 +378,87 @@ def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:
     return batch.is_transactional and committed.is_aborted(batch.producer_id, batch.base_offset)
 
 
-class Scan:
-    """The records between two offsets as columns, decoded as they are asked for; may be read several times.
-
-    Iterating gives RecordColumns, some thousand rows each, over borrowed memory that stays valid as long as they are
-    kept. polars, duckdb, pandas and pyarrow.table take the object itself: it has __arrow_c_stream__ (which needs
-    pyarrow).
+class Span(NamedTuple):
+    """What a scan reads of one partition: the records in [start, end). open: looks at the log as it is then, so that a
+    scan that is kept reads no segments that are gone.
     """
 
-    def __init__(self, open_stretch: Callable[[], Stretch], columns: tuple[str, ...] = ARROW_COLUMNS) -> None:
-        self._open = open_stretch
-        self._columns = columns
+    topic: str | None
+    partition: int | None
+    start: int
+    end: int
+    open: Callable[[], Stretch]
+
+
+class Scan:
+    """The records of one or more partitions between two offsets as columns, decoded as they are asked for; may be read
+    several times.
+
+    Iterating gives RecordColumns, some thousand rows each, over borrowed memory that stays valid as long as they are
+    kept; the columns know their topic and partition. polars, duckdb and pyarrow.table take the object itself: it has
+    __arrow_c_stream__ (which needs pyarrow). columns: what Arrow, pandas and polars are given; others are not made.
+    """
+
+    def __init__(self, spans: Sequence[Span], columns: Iterable[str] = ARROW_COLUMNS) -> None:
+        """Not for users. Raises InvalidConfigError for a column that there is not."""
+        self.columns = checked_columns(columns)
+        self._spans = spans
 
     def __repr__(self) -> str:
-        stretch = self._open()
-        return f"<Scan offsets {stretch.start}..{stretch.end} columns={list(self._columns)}>"
+        parts = [f"offsets {span.start}..{span.end}" for span in self._spans[:1]]
+        if len(self._spans) != 1:
+            parts = [f"{len(self._spans)} partitions"]
+        return f"<Scan {parts[0]} columns={list(self.columns)}>"
 
     def select(self, *columns: str) -> Scan:
-        """The same scan giving only these Arrow columns: offset, timestamp, key, value, headers."""
-        arrow_schema(columns)
-        return Scan(self._open, columns)
+        """The same scan giving only these columns, of: topic, partition, offset, timestamp, key, value, headers."""
+        return Scan(self._spans, columns)
 
     def __iter__(self) -> Iterator[RecordColumns]:
-        return self._open().columns()
+        for span in self._spans:
+            topic, partition = span.topic, span.partition
+            for columns in span.open().columns():
+                columns.name(topic, partition)
+                yield columns
 
     def to_reader(self) -> pyarrow.RecordBatchReader:
         """A pyarrow.RecordBatchReader that decodes as it is read. Raises MissingDependencyError without pyarrow."""
-        schema = arrow_schema(self._columns)
+        schema = arrow_schema(self.columns)
         import pyarrow as pa
 
-        return pa.RecordBatchReader.from_batches(schema, (columns.to_arrow(self._columns) for columns in self))
+        return pa.RecordBatchReader.from_batches(schema, (columns.to_arrow(self.columns) for columns in self))
 
     def to_table(self) -> pyarrow.Table:
         """All of it as one pyarrow.Table."""
         return self.to_reader().read_all()
 
+    def to_pandas(self) -> pandas.DataFrame:
+        """All of it as a pandas.DataFrame: timestamps with the time zone UTC, keys and values as bytes, None for null.
+
+        Raises MissingDependencyError without pandas or pyarrow.
+        """
+        if importlib.util.find_spec("pandas") is None:  # pyarrow's own message does not say how to get it
+            raise MissingDependencyError("to_pandas needs pandas: pip install pandas")
+        frame: pandas.DataFrame = self.to_table().to_pandas()
+        return frame
+
+    def to_polars(self) -> polars.DataFrame:
+        """All of it as a polars.DataFrame. Raises MissingDependencyError without polars or pyarrow."""
+        try:
+            import polars
+        except ImportError as error:
+            raise MissingDependencyError("to_polars needs polars: pip install polars") from error
+        return polars.DataFrame(self.to_table())
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        """Refuses: numpy, and pandas.DataFrame(scan), which asks numpy, would make one cell of the whole scan."""
+        raise TypeError(
+            "a scan is no array: write scan.to_pandas(), scan.to_polars() or scan.to_table(), or iterate over it for "
+            "columns of numpy arrays"
+        )
+
     def __arrow_c_schema__(self) -> object:
-        return arrow_schema(self._columns).__arrow_c_schema__()
+        return arrow_schema(self.columns).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return self.to_reader().__arrow_c_stream__(requested_schema)

@@ -12,6 +12,7 @@ This module decides nothing.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from logcore.config import LogConfig
 from logcore.partition.gaps import Gaps
@@ -32,14 +33,15 @@ class PartitionState:
         self.is_closed = False
         self.cuts: list[int] = []  # where the log was truncated since it was opened
         self.transactions: Transactions | None = None  # as far as they were walked; changed under scanning
-        self.tailing = 0  # iterators that wait for the visible end; changed under moved
         self.make_locks()
 
     def make_locks(self) -> None:
         """Also for a forked child, where no other thread is left to release a lock or to end what it was about."""
         self.lock = threading.Lock()
         # Reentrant: the collector may end an abandoned tail() while this thread holds it.
-        self.moved = threading.Condition(threading.RLock())
+        self.listening = threading.RLock()
+        #: Called when the visible end moves, or the log is closed; they may not wait. Replaced whole under listening.
+        self.listeners: tuple[Callable[[], None], ...] = ()
         self.scanning = threading.RLock()
 
     def check(self, active: Segment) -> None:
@@ -54,9 +56,17 @@ class PartitionState:
         """Moves the visible end up, and wakes those who wait for it."""
         assert end >= self.visible, "what readers have seen is not taken back"
         self.visible = end
-        if self.tailing:
+        if self.listeners:
             self.wake()
 
     def wake(self) -> None:
-        with self.moved:
-            self.moved.notify_all()
+        for listener in self.listeners:
+            listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        with self.listening:
+            self.listeners = (*self.listeners, listener)
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        with self.listening:
+            self.listeners = tuple(one for one in self.listeners if one is not listener)

@@ -16,6 +16,7 @@ what users give, and documents all of it.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, NoReturn
@@ -33,6 +34,7 @@ from logcore.errors import (
     InvalidConfigError,
     LogClosedError,
     LogFailedError,
+    OffsetConflictError,
     OffsetOutOfRangeError,
     ResourceError,
     StorageReadError,
@@ -67,13 +69,15 @@ class Receipt(NamedTuple):
     """What an append did: offsets of its first and last record, its time, and how safe it is.
 
     durability: "disk" when an fdatasync that began after the write has returned, else "os": a killed process keeps it,
-    a power cut may not. timestamp_ms: the clock when it was appended.
+    a power cut may not. timestamp_ms: the clock when it was appended. topic, partition: where they are.
     """
 
     offset: int
     last_offset: int
     timestamp_ms: int
     durability: Level
+    topic: str
+    partition: int
 
 
 def check_level(durability: object) -> None:
@@ -553,6 +557,16 @@ class Writer:
             self.commit.set_back(min(end, self.commit.durable_end))
             return True
 
+    def expect_end_locked(self, expected_offset: int | None) -> None:
+        """Raises OffsetConflictError when the log does not end there; None expects nothing."""
+        if expected_offset is not None and operator.index(expected_offset) != self.state.end:
+            raise OffsetConflictError(
+                "the log does not end where this append expects its end",
+                path=self.path,
+                expected=expected_offset,
+                found=self.state.end,
+            )
+
     def acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
         """Waits for what was promised. Outside the append lock, so that others append meanwhile."""
         reached = durability or self._level
@@ -564,7 +578,7 @@ class Writer:
                 with self.state.lock:
                     if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                         self.save_recovery_point_locked()
-        return tuple.__new__(Receipt, (first, last, now_ms, reached))
+        return tuple.__new__(Receipt, (first, last, now_ms, reached, *self.key))
 
     # -- the durable end, and the visible one ---------------------------------------------------------------------
 

@@ -832,7 +832,7 @@ class SimulatedDisk:
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Nothing: a process that forks has two of these disks then."""
 
-    def watch(self, directory: str) -> Watch:
+    def watch(self, *directories: str) -> Watch:
         """Tells of changes anywhere on the disk. Where there was none, the time that it was to wait passes at once."""
         return _Watch(self)
 
