@@ -13,7 +13,8 @@ from support.vectors import VECTORS
 
 click_testing = pytest.importorskip("click.testing")
 from logcore.cli.commands import main  # noqa: E402
-from logcore.cli.reading import last_records, place_in  # noqa: E402
+from logcore.cli.reading import last_records  # noqa: E402
+from logcore.cli.sources import place_in  # noqa: E402
 from logcore.cli.terminal import print_table  # noqa: E402
 
 SOURCE = str(Path(logcore.__file__).resolve().parents[1])

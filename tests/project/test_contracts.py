@@ -25,6 +25,8 @@ EXEMPT = {
     "logcore.cli.care": "a program, as above",
     "logcore.cli.program": "a program, as above",
     "logcore.cli.reading": "a program, as above",
+    "logcore.cli.sources": "a program, as above",
+    "logcore.cli.where": "a program's part: its errors are those of the command line",
     "logcore.cli.topics": "a program, as above",
     "logcore.cli.writing": "a program, as above",
     "logcore.cli.demo": "a program, as above",

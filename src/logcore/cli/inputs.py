@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import io
 import json
 import select
@@ -44,20 +45,27 @@ def row_groups(
     form: str,
     most: int,
     *,
+    key_delimiter: bytes | None = None,
     key_field: str | None,
     key_columns: list[str],
     tick: Callable[[int], None],
 ) -> Iterator[list[InputRow]]:
     """Rows of a binary stream in groups of at most that many, one group for each call of append_many.
 
-    form: "lines", "ndjson" or "csv". key_field: of ndjson, the field that is the key, the whole object being the value.
+    form: "lines", "ndjson" or "csv". key_delimiter: of lines, ends the key; a line without it is a value with a null
+    key, as for kcat. key_field: of ndjson, the field that is the key, the whole object being the value.
     key_columns: of csv. tick is called with each number of bytes taken. Raises LineError.
     """
     lines = _lines(stream, tick)
     if form == "csv":
         inputs = _from_csv(lines, key_columns)
     else:
-        inputs = _from_lines(lines, None if form == "lines" else lambda line: _from_json(line, key_field))
+        parse: Callable[[bytes], Any] | None = None
+        if form == "ndjson":
+            parse = functools.partial(_from_json, key_field=key_field)
+        elif key_delimiter is not None:
+            parse = functools.partial(_from_keyed, delimiter=key_delimiter)
+        inputs = _from_lines(lines, parse)
     return _groups(inputs, most)
 
 
@@ -122,7 +130,14 @@ def _from_lines(lines: Iterator[bytes | None], parse: Callable[[bytes], Any] | N
             yield InputRow(number, row)
 
 
-_FIELDS: Final = frozenset({"key", "value", "headers", "timestamp_ms", "offset", "timestamp"})
+def _from_keyed(line: bytes, delimiter: bytes) -> tuple[Any, ...]:
+    """A row from a line whose key ends at the first delimiter."""
+    key, sign, value = line.partition(delimiter)
+    return (key, value, [], None) if sign else (None, line, [], None)
+
+
+#: Those of what `read` gives; the places of a record are not taken over.
+_FIELDS: Final = frozenset({"key", "value", "headers", "timestamp_ms", "topic", "partition", "offset", "timestamp"})
 
 
 def _from_json(line: bytes, key_field: str | None) -> tuple[Any, ...] | None:

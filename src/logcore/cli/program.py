@@ -38,7 +38,7 @@ READER_GONE: Final = 141
 #: What to do about an error, by its class.
 NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
     (TopicNotFoundError, "run `logcore topic list` on the directory to see its topics"),
-    (LogNotFoundError, "check the path; `append --create` makes a partition directory such as data/orders-0"),
+    (LogNotFoundError, "check the path; `append --create` makes what is not there"),
     (CorruptBatchError, "run `logcore verify` on the directory to see what is whole"),
     (CorruptLogError, "run `logcore verify` on the directory to see what is whole, `logcore recover` to save it"),
     (OffsetOutOfRangeError, "run `logcore info` on the directory to see which offsets it holds"),

@@ -1,75 +1,92 @@
-"""`logcore read` and `logcore tail`: records of a log, as lines.
+"""`logcore read` and `logcore tail`: records of a partition or a topic, as lines.
 
 Rules:
-- The log is opened read-only: no lock is taken and nothing is written, also while a writer runs.
 - Bytes are shown as dump.shown() says: printable UTF-8 as text, all else as {"hex": "..."}.
 - The end of `read` is fixed when the command starts.
+- Records of a topic come merged by their timestamps, those of one partition in the order of their offsets; or one
+  partition after the other.
+
+sources.py finds what is named, where.py judges which records pass.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
+import heapq
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 import click
 
 import logcore
 from logcore.cli.program import directory_argument, full_option, json_option
+from logcore.cli.sources import Source, open_source, topic_argument
 from logcore.cli.terminal import Lines, cells, fitted, plain_text, terminal_columns, time_text, to_json, wants_json
+from logcore.cli.where import Where
 
 #: Of a record that is cut, so many columns stay however narrow the terminal is.
 _LEAST_COLUMNS: Final = 24
-_RELATIVE: Final = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)")
-_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
+#: What is printed: a record of the directory of one partition, or of a topic.
+_Found = logcore.Record | logcore.TopicRecord
 
-def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
-    """The offset that --from or --to means; raises click.BadParameter for what means nothing."""
-    if text in ("earliest", "latest"):
-        return log.log_start_offset if text == "earliest" else log.high_watermark
-    if text.isascii() and text.isdigit():
-        return int(text)
-    relative = _RELATIVE.fullmatch(text)
-    if relative is not None:
-        timestamp_ms = now_ms - int(relative[1]) * _UNIT_MS[relative[2]]
-    elif text == "now":
-        timestamp_ms = now_ms
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise click.BadParameter(
-                f"{text!r} is none of: an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
-                "(UTC unless it says otherwise), or an age such as -10m, -1h, -2d"
-            ) from None
-        timestamp_ms = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    found = log.offset_for_timestamp(timestamp_ms)
-    return log.high_watermark if found is None else found
-
-
-@click.command()
-@directory_argument
-@click.option("--from", "start", default="earliest", show_default=True, help="Offset, earliest, time, or age as -10m.")
-@click.option("--to", "end", default="latest", show_default=True, help="The same; the record there is not given.")
-@click.option("-n", "--count", type=click.IntRange(0), help="At most this many records.")
-@click.option(
+from_option = click.option(
+    "--from", "start", default="earliest", show_default=True, help="Offset, earliest, time, or age as -10m."
+)
+to_option = click.option(
+    "--to", "end", default="latest", show_default=True, help="The same; the record there is not given."
+)
+where_option = click.option(
+    "--where",
+    "conditions",
+    metavar="CONDITION",
+    multiple=True,
+    help="Only records with key=TEXT, value~REGEX, header.NAME!=TEXT, ... Repeatable: all have to hold.",
+)
+isolation_option = click.option(
     "--isolation",
     type=click.Choice(["read_uncommitted", "read_committed"]),
     default="read_uncommitted",
     show_default=True,
     help="read_committed leaves out what transactions aborted or have not ended.",
 )
-@click.option("-f", "--format", "form", help="As kcat's: %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.")
+_format_option = click.option(
+    "-f",
+    "--format",
+    "form",
+    help="As kcat's: %t topic, %p partition, %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.",
+)
+
+
+@click.command()
+@directory_argument
+@topic_argument
+@from_option
+@to_option
+@click.option("-n", "--count", type=click.IntRange(0), help="At most this many records.")
+@where_option
+@click.option(
+    "--order",
+    type=click.Choice(["time", "partition"]),
+    default="time",
+    show_default=True,
+    help="Of a topic: merged by time, or one partition after the other, which is faster.",
+)
+@isolation_option
+@_format_option
 @full_option
 @json_option
 def read(
     directory: str,
+    topic: str | None,
     start: str,
     end: str,
     count: int | None,
+    conditions: tuple[str, ...],
+    order: str,
     isolation: Any,
     form: str | None,
     full: bool,
@@ -77,78 +94,144 @@ def read(
 ) -> None:
     """Print records from one place to another; the end is fixed when the command starts.
 
-    Times mean the first record that is as young. A time of day without zone is UTC.
+    DIR is the directory of a partition, such as data/orders-0, or a directory of topics with a TOPIC in it. Places are
+    looked up in each partition; a time means the first record that is as young. A time of day without zone is UTC.
+
+    \b
+    --where 'key=anna'         equal; != is not equal
+    --where 'value~^[0-9]+$'   a regular expression; !~ for no match
+    --where 'header.trace'     there is one, or is not null; '!key' for null
     """
-    with logcore.open(directory, read_only=True) as log:
+    where = Where.parse(conditions)
+    with contextlib.ExitStack() as stack:
+        source = open_source(stack, directory, topic)
         now_ms = time.time_ns() // 1_000_000
-        records = log.read(place_in(log, start, now_ms), place_in(log, end, now_ms), isolation=isolation)
+        starts = source.places(start, now_ms)
+        ends = source.places(end, now_ms)
+        streams = {
+            number: _passing(log, starts[number], ends[number], where, isolation) for number, log in source.logs.items()
+        }
         with Lines() as out:
-            _print_records(out, _first(records, count), form, full, as_json)
+            _print_records(out, source, itertools.islice(_together(source, streams, order), count), form, full, as_json)
 
 
 @click.command()
 @directory_argument
+@topic_argument
 @click.option("-n", "--count", type=click.IntRange(0), default=20, show_default=True, help="The last so many records.")
 @click.option("-f", "--follow", is_flag=True, help="Then print new ones as they come.")
 @click.option("--timeout", type=click.FloatRange(0), help="With -f: end after so many seconds without a new record.")
+@where_option
 @full_option
 @json_option
-def tail(directory: str, count: int, follow: bool, timeout: float | None, full: bool, as_json: bool) -> None:
-    """Print the last records, and with -f what comes after them."""
-    with logcore.open(directory, read_only=True) as log, Lines() as out:
-        end = log.high_watermark
-        _print_records(out, last_records(log, count), None, full, as_json)
-        if follow:
-            out.flush()
-            for record in log.tail(end, timeout=timeout):
-                _print_records(out, [record], None, full, as_json)
-                if log.high_watermark <= record.offset + 1:  # nothing more to wait for: show it now
-                    out.flush()
+def tail(
+    directory: str,
+    topic: str | None,
+    count: int,
+    follow: bool,
+    timeout: float | None,
+    conditions: tuple[str, ...],
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Print the last records of a partition or topic, and with -f what comes after them.
+
+    DIR, TOPIC and --where are those of `logcore read`. The last records of a topic are the youngest by time.
+    """
+    where = Where.parse(conditions)
+    with contextlib.ExitStack() as stack:
+        source = open_source(stack, directory, topic)
+        ends = {number: log.high_watermark for number, log in source.logs.items()}
+        streams = {number: iter(last_records(log, count, where)) for number, log in source.logs.items()}
+        last = list(_together(source, streams, "time"))[-count:] if count else []
+        with Lines() as out:
+            _print_records(out, source, last, None, full, as_json)
+            if follow:
+                out.flush()
+                for record in _following(source, ends, timeout):
+                    if where is None or where.passes(record):
+                        _print_records(out, source, [record], None, full, as_json)
+                    if _is_last(source, record):  # nothing more to wait for: show it now
+                        out.flush()
 
 
-def _first(records: Iterator[logcore.Record], count: int | None) -> Iterator[logcore.Record]:
-    if count == 0:
-        return
-    for number, record in enumerate(records, 1):
-        yield record
-        if number == count:
-            return
+def _following(source: Source, ends: Mapping[int, int], timeout: float | None) -> Iterator[_Found]:
+    if source.logdir is None:
+        ((number, log),) = source.logs.items()
+        return log.tail(ends[number], timeout=timeout)
+    return source.logdir.tail(source.topic, ends, partitions=tuple(source.logs), timeout=timeout)
 
 
-def last_records(log: logcore.Log, count: int) -> list[logcore.Record]:
-    """The last records below the high watermark: looks further back as long as gaps in the offsets hide some."""
-    end, span = log.high_watermark, count
+def _is_last(source: Source, record: _Found) -> bool:
+    number = record.partition if isinstance(record, logcore.TopicRecord) else next(iter(source.logs))
+    return source.logs[number].high_watermark <= record.offset + 1
+
+
+def _passing(
+    log: logcore.Log, start: int, end: int, where: Where | None, isolation: Any = "read_uncommitted"
+) -> Iterator[logcore.Record]:
+    if where is None:
+        return log.read(start, end, isolation=isolation)
+    parts = log.scan(start, end, isolation=isolation)
+    return (record for part in parts for record in where.select(part).records())
+
+
+def _together(source: Source, streams: Mapping[int, Iterator[logcore.Record]], order: str) -> Iterator[_Found]:
+    """The records of all partitions; those of a topic know their partition."""
+    if source.logdir is None:
+        return itertools.chain.from_iterable(streams.values())
+    named = [_named(source.topic, number, stream) for number, stream in streams.items()]
+    if order == "partition":
+        return itertools.chain.from_iterable(named)
+    return heapq.merge(*named, key=attrgetter("timestamp_ms"))
+
+
+def _named(topic: str, partition: int, records: Iterable[logcore.Record]) -> Iterator[logcore.TopicRecord]:
+    return (logcore.TopicRecord(topic, partition, *record) for record in records)
+
+
+def last_records(log: logcore.Log, count: int, where: Where | None = None) -> list[logcore.Record]:
+    """The last records below the high watermark: looks further back as long as too few are found."""
+    end = log.high_watermark
+    span = count
     while count:
         start = max(log.log_start_offset, end - span)
-        records = list(log.read(start, end))
+        records = list(_passing(log, start, end, where))
         if len(records) >= count or start == log.log_start_offset:
             return records[-count:]
         span *= 4
     return []
 
 
-def _print_records(out: Lines, records: Iterable[logcore.Record], form: str | None, full: bool, as_json: bool) -> None:
+def _print_records(
+    out: Lines, source: Source, records: Iterable[_Found], form: str | None, full: bool, as_json: bool
+) -> None:
     if form is not None:
-        parts = _format_parts(form)
+        parts = _format_parts(form, source)
         for record in records:
             out.write_bytes(b"".join(part if isinstance(part, bytes) else part(record) for part in parts))
     elif wants_json(as_json):
-        from logcore.inspect.dump import shown_record
-
         for record in records:
-            out.write(to_json(shown_record(record)))
+            out.write(to_json(_shown(record)))
     else:
         columns = None if full else terminal_columns()
         for record in records:
             out.write(_line(record, columns))
 
 
-def _line(record: logcore.Record, columns: int | None) -> str:
-    """A record as a line; key, value and headers are cut so that it takes no more than so many columns."""
+def _shown(record: _Found) -> dict[str, Any]:
     from logcore.inspect.dump import shown_record
 
-    row = shown_record(record)
-    head = f"{record.offset}  {time_text(record.timestamp_ms)}  "
+    if isinstance(record, logcore.TopicRecord):
+        return {"topic": record.topic, "partition": record.partition, **shown_record(logcore.Record(*record[2:]))}
+    return shown_record(record)
+
+
+def _line(record: _Found, columns: int | None) -> str:
+    """A record as a line; key, value and headers are cut so that it takes no more than so many columns."""
+    row = _shown(record)
+    place = f"{row['partition']}:{record.offset}" if "partition" in row else f"{record.offset}"
+    head = f"{place}  {time_text(record.timestamp_ms)}  "
     key = plain_text(row["key"])
     value = plain_text(row["value"])
     headers = " ".join(f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"])
@@ -161,7 +244,8 @@ def _line(record: logcore.Record, columns: int | None) -> str:
     return head + f"{key}  {value}  {headers}".rstrip()
 
 
-_FORMATS: Final[dict[str, Callable[[logcore.Record], bytes]]] = {
+_FORMATS: Final[dict[str, Callable[[_Found], bytes]]] = {
+    "p": lambda record: b"%d" % record.partition,  # type: ignore[union-attr]  # of a topic; see _format_parts()
     "o": lambda record: b"%d" % record.offset,
     "T": lambda record: b"%d" % record.timestamp_ms,
     "k": lambda record: record.key or b"",
@@ -176,18 +260,22 @@ _FORMATS: Final[dict[str, Callable[[logcore.Record], bytes]]] = {
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
-def _format_parts(form: str) -> list[bytes | Callable[[logcore.Record], bytes]]:
+def _format_parts(form: str, source: Source) -> list[bytes | Callable[[_Found], bytes]]:
     """kcat's format string in pieces: bytes as they are, and functions of a record."""
-    parts: list[bytes | Callable[[logcore.Record], bytes]] = []
+    known_forms = {**_FORMATS, "t": lambda record: source.topic.encode()}
+    if source.logdir is None:
+        ((number, _),) = source.logs.items()
+        known_forms["p"] = lambda record: b"%d" % number
+    parts: list[bytes | Callable[[_Found], bytes]] = []
     signs = iter(form)
     for sign in signs:
         if sign not in "%\\":
             parts.append(sign.encode("utf-8", "surrogateescape"))
             continue
         code = next(signs, "")
-        known = _FORMATS.get(code) if sign == "%" else _ESCAPES.get(code)
+        known = known_forms.get(code) if sign == "%" else _ESCAPES.get(code)
         if known is None:
-            known_codes = f"%{' %'.join(_FORMATS)} \\n \\t \\r \\0"
+            known_codes = f"%{' %'.join(known_forms)} \\n \\t \\r \\0"
             raise click.BadParameter(f"unknown {sign + code!r}; known are {known_codes}", param_hint="-f")
         parts.append(known)
     return parts

@@ -11,8 +11,12 @@ import click
 
 import logcore
 from logcore.cli.program import DECLINED, Group, config_option, fail, json_option, log_directory_argument, setting
+from logcore.cli.sources import complete_topic
 from logcore.cli.terminal import Lines, print_table, size_text, to_json, wants_json
 from logcore.directory.topicfile import id_text
+
+#: Of a topic that is there.
+_name_argument = click.argument("name", shell_complete=complete_topic)
 
 
 @click.group(cls=Group)
@@ -51,7 +55,7 @@ def topic_list(directory: str, as_json: bool) -> None:
 
 @topic.command("describe")
 @log_directory_argument
-@click.argument("name")
+@_name_argument
 @json_option
 def topic_describe(directory: str, name: str, as_json: bool) -> None:
     """The id, settings and partitions of the topic NAME."""
@@ -76,7 +80,7 @@ def topic_describe(directory: str, name: str, as_json: bool) -> None:
 
 @topic.command("alter")
 @log_directory_argument
-@click.argument("name")
+@_name_argument
 @config_option
 @click.option("--unset", metavar="NAME", multiple=True, help="Take a setting back to its default. Repeatable.")
 @click.option("--partitions", type=click.IntRange(1), help="Raise their number to this.")
@@ -97,7 +101,7 @@ def topic_alter(
 
 @topic.command("delete")
 @log_directory_argument
-@click.argument("name")
+@_name_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def topic_delete(directory: str, name: str, yes: bool) -> None:
     """Delete the topic NAME with all its records.
@@ -120,7 +124,7 @@ def topic_delete(directory: str, name: str, yes: bool) -> None:
 
 @topic.command("fork")
 @log_directory_argument
-@click.argument("name")
+@_name_argument
 @click.argument("new_name")
 @click.option("--at", "at_offset", type=click.IntRange(0), help="Up to this offset, else all that is there.")
 def topic_fork(directory: str, name: str, new_name: str, at_offset: int | None) -> None:

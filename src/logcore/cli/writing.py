@@ -1,8 +1,9 @@
-"""`logcore append`: text as records of a log.
+"""`logcore append`: text as records of a partition or of a topic.
 
 Rules:
 - `append --format ndjson` takes what `read` gives.
-- A record that is refused ends the command with the number of its line; what came before it stays.
+- A record that is refused ends the command with the number of its line. What came before it stays.
+- In a topic a key chooses its partition as in Kafka's Java client; partitioner.py says how.
 
 This module parses nothing: inputs.py makes rows of lines.
 """
@@ -13,7 +14,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import click
@@ -21,28 +22,36 @@ import click
 import logcore
 from logcore.cli.inputs import InputRow, LineError, row_groups
 from logcore.cli.program import config_option, directory_argument, fail, json_option, setting
+from logcore.cli.sources import complete_topic_or_file, named_partitions
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
 from logcore.errors import InvalidRecordError, LogcoreError, RecordTooLargeError
+from logcore.names import partition_of
 
 
 @click.command()
 @directory_argument
-@click.argument("source", metavar="[FILE]", default="-", type=click.Path(allow_dash=True))
+@click.argument("words", metavar="[TOPIC[:PARTITION]] [FILE]", nargs=-1, shell_complete=complete_topic_or_file)
 @click.option("--format", "form", type=click.Choice(["lines", "ndjson", "csv"]), default="lines", show_default=True)
+@click.option(
+    "-K", "--key-delimiter", metavar="TEXT", help="lines: what stands before it is the key. \\t, \\n, \\0 are known."
+)
 @click.option("--key-field", metavar="NAME", help="ndjson: this field is the key and the whole object the value.")
 @click.option("--key", "key_columns", metavar="COLUMN[,COLUMN]", help="csv: the key is these columns, joined by '-'.")
-@click.option("--create", is_flag=True, help="Make the directory if it is not there.")
+@click.option("--create", is_flag=True, help="Make the directory, and the topic, if it is not there.")
+@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="Of a topic that is made.")
 @click.option("--durability", default="group", show_default=True, help="always, group, every(M), interval(MS) or os.")
 @config_option
 @click.option("--batch", "batch_rows", type=click.IntRange(1), default=1000, show_default=True, help="Records a call.")
 @json_option
 def append(
     directory: str,
-    source: str,
+    words: tuple[str, ...],
     form: str,
+    key_delimiter: str | None,
     key_field: str | None,
     key_columns: str | None,
     create: bool,
+    partitions: int,
     durability: str,
     configs: tuple[str, ...],
     batch_rows: int,
@@ -50,98 +59,206 @@ def append(
 ) -> None:
     """Append records from FILE, or from stdin for "-" and by default.
 
+    DIR is the directory of a partition, such as data/orders-0, or a directory of topics with a TOPIC in it. In a topic
+    a key chooses its partition as Kafka's Java client does; records without a key take turns.
+
     \b
-    lines   each line is a value
+    lines   each line is a value; with -K: what is before the delimiter is the key, a line without it has a null key
     ndjson  each line is {"value": ..., "key": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...};
             a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON, which is stored as JSON text
     csv     the first row names the columns; each further row becomes a JSON object of its texts
 
     A line that makes no record ends the command with its number; what came before it stays appended.
     """
+    if key_delimiter is not None and form != "lines":
+        raise click.UsageError("--key-delimiter goes with --format lines")
     if key_field is not None and form != "ndjson":
         raise click.UsageError("--key-field goes with --format ndjson")
     if key_columns is not None and form != "csv":
         raise click.UsageError("--key goes with --format csv")
+    delimiter = None if key_delimiter is None else _delimiter(key_delimiter)
+    topic, source = _topic_and_file(directory, words)
     config = dict(setting(text) for text in configs)
     started = time.perf_counter()
-    done = _Appended()
+    done = _Appended(directory)
     with done.telling_interruptions(), contextlib.ExitStack() as stack:
         stream: Any = sys.stdin.buffer if source == "-" else stack.enter_context(open(source, "rb"))
-        log = stack.enter_context(logcore.open(directory, create=create, config=config, durability=durability))
+        if topic is None:
+            log = stack.enter_context(logcore.open(directory, create=create, config=config, durability=durability))
+            done.writes_to(None, {0: log})
+        else:
+            logdir = logcore.open_dir(directory, create=create, config=config, durability=durability)
+            stack.enter_context(logdir)
+            done.writes_to(*_partitions_of(logdir, topic, partitions if create else 0, config))
         total = None if source == "-" else os.path.getsize(source)
         tick = stack.enter_context(progress("appending", total))
-        columns = key_columns.split(",") if key_columns else []
-        groups = row_groups(stream, form, batch_rows, key_field=key_field, key_columns=columns, tick=tick)
-        done.first_offset = log.log_end_offset
+        groups = row_groups(
+            stream,
+            form,
+            batch_rows,
+            key_delimiter=delimiter,
+            key_field=key_field,
+            key_columns=key_columns.split(",") if key_columns else [],
+            tick=tick,
+        )
+        stack.callback(done.note_ends)  # before the logs are closed
         try:
             for group in groups:
-                done.append(log, group)
-        except KeyboardInterrupt:
-            done.note_end(log)
-            raise
+                done.append(group)
         except LineError as error:
+            done.note_ends()
             fail(f"line {error.line}: {error.reason}", done.advice())
         except LogcoreError as error:
+            done.note_ends()
             fail(str(error), done.advice())
     seconds = time.perf_counter() - started
     if wants_json(as_json):
-        facts = {
-            "path": directory,
-            "records": done.count,
-            "first_offset": done.first_offset if done.count else None,
-            "last_offset": done.last_offset if done.count else None,
-            "durability": done.durability,
-            "seconds": round(seconds, 6),
-        }
         with Lines() as out:
-            out.write(to_json(facts))
+            out.write(to_json({**done.facts(), "durability": done.durability, "seconds": round(seconds, 6)}))
     else:
-        click.echo(f"{done.text()} appended to {directory} in {seconds:.2f} s ({done.durability})")
+        click.echo(f"{done.text()} appended to {done.name} in {seconds:.2f} s ({done.durability})")
+
+
+def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None, str]:
+    """The topic, or None where DIR is the directory of a partition, and the input."""
+    is_partition = partition_of(os.path.basename(os.path.realpath(directory))) is not None and len(words) < 2
+    if os.path.isdir(directory):
+        from logcore.inspect.survey import partitions
+
+        with contextlib.suppress(LogcoreError):
+            is_partition = partitions(directory) == [directory]
+    most = 1 if is_partition else 2
+    if len(words) > most:
+        raise click.UsageError(f"too many arguments: {' '.join(words[most:])}")
+    if is_partition:
+        return None, words[0] if words else "-"
+    if not words:
+        fail(f"{directory} is no directory of a partition, such as data/orders-0", f"name a topic behind {directory}")
+    return words[0], words[1] if len(words) > 1 else "-"
+
+
+def _partitions_of(
+    logdir: logcore.LogDir, text: str, partitions: int, config: Mapping[str, object]
+) -> tuple[str, dict[int, logcore.Log]]:
+    """The topic and logs that TOPIC[:PARTITION] means. partitions: of the topic if it has to be made, 0 not to."""
+    name = text.partition(":")[0]
+    if partitions and name not in logdir:
+        logdir.create_topic(name, partitions, config)
+    name, numbers = named_partitions(logdir, text)
+    return name, {number: logdir.partition(name, number) for number in numbers}
+
+
+_ESCAPES = {"\\t": "\t", "\\n": "\n", "\\0": "\0", "\\\\": "\\"}
+
+
+def _delimiter(text: str) -> bytes:
+    if not text:
+        raise click.BadParameter("expected some text, found none", param_hint="'--key-delimiter'")
+    return _ESCAPES.get(text, text).encode("utf-8", "surrogateescape")
 
 
 class _Appended:
-    """What one append command has stored so far."""
+    """What one append command has stored so far. name: of what it writes to."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.first_offset = self.last_offset = -1
+    def __init__(self, directory: str) -> None:
+        self.name = directory
         self.durability: str | None = None
+        self._directory = directory
+        self._topic: str | None = None
+        self._logs: dict[int, logcore.Log] = {}
+        self._starts: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+
+    def writes_to(self, topic: str | None, logs: dict[int, logcore.Log]) -> None:
+        from logcore.partitioner import Partitioner
+
+        self._topic = topic
+        self._logs = logs
+        self._starts = {number: log.log_end_offset for number, log in logs.items()}
+        self._ends = dict(self._starts)
+        if topic is not None:
+            self.name = f"{topic} in {self._directory}"
+        self._partitioner = Partitioner(tuple(logs)) if len(logs) > 1 else None
+
+    def note_ends(self) -> None:
+        """Looks how far the logs go. No other process writes them, so what is behind their starts is ours, also what
+        a call stored that was interrupted before it said so.
+        """
+        for number, log in self._logs.items():
+            if not log.is_closed:
+                self._ends[number] = log.log_end_offset
 
     @contextlib.contextmanager
     def telling_interruptions(self) -> Generator[None, None, None]:
-        """Says after Ctrl-C what is stored, when the log is closed and its records are on disk."""
+        """Says after Ctrl-C what is stored, when the logs are closed and their records are on disk."""
         try:
             yield
         except KeyboardInterrupt:
             click.echo(f"interrupted: {self.text()} are appended and stay", err=True)
             raise
 
-    def note_end(self, log: logcore.Log) -> None:
-        """Counts what a call stored that was interrupted before it said so; no other process writes here."""
-        stored = log.log_end_offset - 1
-        if self.first_offset >= 0:
-            self.count += max(0, stored - max(self.last_offset, self.first_offset - 1))
-            self.last_offset = max(self.last_offset, stored)
+    @property
+    def count(self) -> int:
+        return sum(self._ends.values()) - sum(self._starts.values())
+
+    def _spans(self) -> list[tuple[int, int, int]]:
+        """Partition, first and last offset of what was stored."""
+        return [
+            (number, start, self._ends[number] - 1)
+            for number, start in self._starts.items()
+            if self._ends[number] > start
+        ]
 
     def text(self) -> str:
-        if not self.count:
+        spans = self._spans()
+        if not spans:
             return "0 records"
-        return f"{self.count:,} records (offsets {self.first_offset} to {self.last_offset})"
+        if self._topic is None:
+            places = f"offsets {spans[0][1]} to {spans[0][2]}"
+        else:
+            places = ", ".join(f"{self._topic}:{number} offsets {first} to {last}" for number, first, last in spans)
+        return f"{self.count:,} records ({places})"
+
+    def facts(self) -> dict[str, Any]:
+        spans = self._spans()
+        if self._topic is None:
+            _, first, last = spans[0] if spans else (0, None, None)
+            return {"path": self._directory, "records": self.count, "first_offset": first, "last_offset": last}
+        names = ("partition", "first_offset", "last_offset")
+        found = [dict(zip(names, span, strict=True)) for span in spans]
+        return {"path": self._directory, "topic": self._topic, "records": self.count, "partitions": found}
 
     def advice(self) -> str:
-        return f"{self.text()} from before it are appended and stay; mend the input and append the rest"
+        if self._partitioner is None:
+            return f"{self.text()} from before it are appended and stay; mend the input and append the rest"
+        return (
+            f"{self.text()} are appended and stay, some perhaps of lines behind it, which went to other partitions; "
+            "--batch 1 stores line by line"
+        )
 
-    def append(self, log: logcore.Log, group: list[InputRow]) -> None:
-        """Stores records in one call; when one of them is refused, those before it, and raises LineError for it."""
-        try:
-            self._note(log.append_many([one.row for one in group]))
-        except (InvalidRecordError, RecordTooLargeError):  # raised before anything is written
-            for one in group:
-                try:
-                    self._note(log.append_many([one.row]))
-                except (InvalidRecordError, RecordTooLargeError) as error:
-                    raise LineError(one.line, str(error)) from error
+    def append(self, group: list[InputRow]) -> None:
+        """Stores records, in one call for each partition; when one of them is refused, those before it, and raises
+        LineError for it.
+        """
+        for log, rows in self._by_log(group):
+            try:
+                self.durability = log.append_many([one.row for one in rows]).durability
+            except (InvalidRecordError, RecordTooLargeError):  # raised before anything is written
+                for one in rows:
+                    try:
+                        self.durability = log.append_many([one.row]).durability
+                    except (InvalidRecordError, RecordTooLargeError) as error:
+                        raise LineError(one.line, str(error)) from error
 
-    def _note(self, receipt: logcore.Receipt) -> None:
-        self.count += receipt.last_offset + 1 - receipt.offset
-        self.last_offset, self.durability = receipt.last_offset, receipt.durability
+    def _by_log(self, group: list[InputRow]) -> Iterable[tuple[logcore.Log, list[InputRow]]]:
+        if self._partitioner is None:
+            (log,) = self._logs.values()
+            return [(log, group)]
+        found: dict[int, list[InputRow]] = {}
+        now_ms = time.time_ns() // 1_000_000
+        for one in group:
+            key, value, headers, timestamp_ms = one.row
+            if timestamp_ms is None:  # one time for all partitions, so that a reading by time keeps groups together
+                one = InputRow(one.line, (key, value, headers, now_ms))
+            found.setdefault(self._partitioner.choose(key, value), []).append(one)
+        return [(self._logs[number], rows) for number, rows in found.items()]

@@ -93,8 +93,8 @@ class RecordColumns:
         span = f" offsets {self.offsets[0]}..{self.offsets[-1]}" if len(self) else ""
         return f"<RecordColumns rows={len(self)}{span}>"
 
-    def __getitem__(self, rows: slice) -> RecordColumns:
-        """The same records cut to a slice; nothing is copied for a step of 1."""
+    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> RecordColumns:
+        """The same records cut to a slice, where nothing is copied for a step of 1, or those of a mask."""
         return self._with(np.ascontiguousarray(array[rows]) for array in self._arrays())
 
     def between(self, start: int, end: int) -> RecordColumns:
