@@ -87,7 +87,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
-        "if offset > min([bound, *self._state.cuts[cuts:]]):", "if offset > bound:",
+        "if self.offset > min([bound, *state.cuts[self._cuts :]]):", "if self.offset > bound:",
         "log/test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
     ),
     Mistake(

@@ -11,7 +11,7 @@ Rules (storage format section 9, Kafka's Cleaner):
 - New files are complete and on disk before they take the place of the old ones; a crash leaves one generation, whole.
 - Damage ends the round with an error; the segments that were not reached stay as they were.
 
-This module decides and writes the new files; Log.rewriting() puts them in place. It starts no thread: a round is an
+This module decides and writes the new files; rewriting_of() puts them in place. It starts no thread: a round is an
 iterator, and its caller decides how fast.
 """
 
@@ -40,7 +40,7 @@ from logcore.kernels.layout import (
     TRANSACTIONAL_BIT,
     Time,
 )
-from logcore.log import Log
+from logcore.log import Log, rewriting_of
 from logcore.notices import INFO, tell
 from logcore.partition.order import in_order
 from logcore.partition.rewriting import Rewriting
@@ -331,7 +331,7 @@ class _Counts:
 
 def plan_of(log: Log, now_ms: int | None = None) -> Plan:
     """What a round would do to a log now. Errors as clean()."""
-    with log.rewriting() as view:
+    with rewriting_of(log) as view:
         return _plan_of(view, log.config, view.fs.now_ms() if now_ms is None else now_ms)
 
 
@@ -375,7 +375,7 @@ def cleaning(
             expected="cleanup.policy with 'compact'",
             found=log.config.cleanup_policy,
         )
-    with log.rewriting() as view:
+    with rewriting_of(log) as view:
         clock_ms = time_ms(now_ms)
         if clock_ms is None:
             clock_ms = view.fs.now_ms()

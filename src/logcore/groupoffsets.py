@@ -22,7 +22,7 @@ from logcore.format.grouprecords import (
     read_group,
     read_key,
 )
-from logcore.reader import LogReader
+from logcore.reader import LogReader, aborted_transactions
 
 
 class StoredGroups:
@@ -73,7 +73,7 @@ def latest_records(log: LogReader) -> dict[bytes, bytes | None]:
     """The last value of each key in one partition of the topic. Raises what reading raises."""
     start = log.log_start_offset
     end = log.high_watermark
-    if log.last_stable_offset == end and not log.aborted_transactions(start, end):
+    if log.last_stable_offset == end and not aborted_transactions(log, start, end):
         latest: dict[bytes, bytes | None] = {}
         for columns in log.scan(start, end):
             latest.update(zip(columns.keys(), columns.values()))  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ import os
 import re
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, Literal, NoReturn, Self
 
@@ -54,12 +55,12 @@ from logcore.partition.cutting import delete_below_locked, truncate_locked
 from logcore.partition.noted import noted_gaps
 from logcore.partition.opening import Place, open_partition
 from logcore.partition.producers import SequencedBatch
-from logcore.partition.rewriting import Adoption, Rewriting
+from logcore.partition.rewriting import Rewriting, rewriting
 from logcore.partition.scan import slot_of
 from logcore.partition.state import PartitionState
 from logcore.partition.upkeep import Upkeep
 from logcore.partition.writer import Level, Receipt, Writer, check_level
-from logcore.reader import Isolation, LogReader
+from logcore.reader import Isolation, LogReader, open_reader, transactions_of
 from logcore.recordbatch import (
     check_timestamps,
     prepare_append,
@@ -137,7 +138,7 @@ def open_log(
             raise InvalidConfigError("a log cannot be created read-only")
         if replicated:
             raise InvalidConfigError("replicated=True is for a writer; a reader finds the high watermark by itself")
-        return Log.open_reader(fs, directory, settings)
+        return open_reader(Log, fs, directory, settings)
     keeps_damage = check_on_corruption(on_corruption)
     real = fs.real_path(directory)
     parent, name = os.path.split(real)
@@ -195,10 +196,20 @@ def check_path(path: str | os.PathLike[str]) -> str:
     return directory
 
 
+def rewriting_of(log: Log) -> AbstractContextManager[Rewriting]:
+    """For the cleaner and copies: the sealed segments as they are now, and the way to replace them. See Rewriting."""
+    return rewriting(
+        log.writer,
+        last_stable_offset=lambda: log.last_stable_offset,
+        transactions=lambda: transactions_of(log),
+    )
+
+
 class Log(LogReader):
     """One partition directory, open for appending and reading, or for reading only. Made by logcore.open().
 
-    All methods may be called from several threads. A with block closes it. Reading is documented in LogReader.
+    Most programs need eight methods: append, append_many, append_columns, read, scan, get, tail and close. All methods
+    may be called from several threads. A with block closes it. Reading is documented in LogReader.
     """
 
     def __init__(
@@ -655,32 +666,6 @@ class Log(LogReader):
             writer.check_writable_locked()
             if writer.active.size_bytes:
                 writer.roll_locked()
-
-    @contextlib.contextmanager
-    def adopting(self) -> Generator[Adoption, None, None]:
-        """For staging.apply_ready(): inside, appends wait, all is on disk, and files may be put behind the end."""
-        writer = self.writer
-        with self._state.lock:
-            writer.check_writable_locked()
-            writer.sync_locked()
-            with writer.commit.held():
-                yield Adoption(writer)
-
-    @contextlib.contextmanager
-    def rewriting(self) -> Generator[Rewriting, None, None]:
-        """For the cleaner: the sealed segments as they are now, and the way to replace them."""
-        writer = self.writer
-        with self._state.lock:
-            writer.check_writable_locked()
-        view = Rewriting(
-            writer,
-            last_stable_offset=lambda: self.last_stable_offset,
-            transactions=lambda: self._scan_transactions().state,
-        )
-        try:
-            yield view
-        finally:
-            view.discard()
 
     def delete_records(self, before_offset: int) -> int:
         """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.

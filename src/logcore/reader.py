@@ -17,7 +17,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -111,19 +111,6 @@ class LogReader:
     def config(self) -> LogConfig:
         """The settings."""
         return self._state.config
-
-    @classmethod
-    def open_reader(cls, fs: FS, directory: str, config: LogConfig) -> Self:
-        """Not for users: a log opened read-only. Errors as open_log()."""
-        check_is_partition(fs, directory)
-        gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
-        log = cls(fs, directory, PartitionState(config, gaps), Durability("os"))
-        try:
-            log._list_segments()
-        except BaseException:
-            log._state.segments = []
-            raise
-        return log
 
     def _list_segments(self) -> None:
         """Reader: takes the present files as the log, keeping what is known of segments that are still there."""
@@ -281,15 +268,6 @@ class LogReader:
         watermark.
         """
         return max(self._state.log_start, self._scan_transactions().last_stable_offset)
-
-    @property
-    def unwalked_offsets(self) -> int:
-        """How many offsets were not yet walked for transactions. The next read_committed look walks them, which waits
-        for the disk: the first one walks the whole log, later ones what was appended since.
-        """
-        state = self._state.transactions
-        walked = self._state.log_start if state is None else state.next_offset
-        return max(0, self.high_watermark - walked)
 
     def _scan_transactions(self) -> _Committed:
         """Walks heads that were not walked before; the first call walks the whole log.
@@ -454,13 +432,6 @@ class LogReader:
 
         return check
 
-    def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of aborted transactions that a reader of [start, end) must know of to leave them
-        out.
-        """
-        with self._state.scanning:  # another thread's walk adds to the state
-            return self._scan_transactions().state.aborted_between(start, end)
-
     def scan(
         self,
         start: int | None = None,
@@ -475,48 +446,7 @@ class LogReader:
         of topic, partition, offset, timestamp, key, value, headers. See Scan. Errors as read(), and InvalidConfigError
         for a column that there is not.
         """
-        return Scan([self.span(start, end, isolation)], columns)
-
-    def span(self, start: int | None, end: int | None, isolation: Isolation) -> Span:
-        """What a scan reads of this log. Errors as read()."""
-        first = self._state.log_start if start is None else start
-        stretch = self._stretch(first, end, isolation)
-        topic, partition = partition_of(os.path.basename(self.path)) or (None, None)
-        return Span(
-            topic,
-            partition,
-            stretch.start,
-            stretch.end,
-            lambda: self._stretch(stretch.start, stretch.end, isolation),
-        )
-
-    def scan_typed(
-        self, start: int, end: int, *, isolation: Isolation, rows: int, size_bytes: int
-    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-        """The columns in [start, end) in chunks of at most that many rows and bytes, but not less than a batch, each
-        with the timestamp types of its records. See Stretch.typed_columns(). Errors as read().
-        """
-        return self._stretch(start, end, isolation).typed_columns(rows, size_bytes)
-
-    def segments_between(self, start: int, end: int) -> list[Segment]:
-        """The segments that hold [start, end), in order."""
-        segments = self._state.segments
-        return segments[max(0, slot_of(segments, start)) : slot_of(segments, max(start, end - 1)) + 1]
-
-    def avoid_mapping(self) -> None:
-        """Of a log opened read-only: reads with pread from now on, for a process that may not map as much as a segment.
-
-        A mapping counts against RLIMIT_AS in full, whatever of it is read.
-        """
-        assert not self._is_writing
-        self.refresh()  # a compaction may have replaced files since
-        try:
-            self._state.segments = [
-                one if isinstance(one, GrowingSegment) else GrowingSegment(self._fs, self.path, one.base_offset)
-                for one in self._state.segments
-            ]
-        except FileNotFoundError:
-            raise OffsetOutOfRangeError("a segment was removed by its writer", path=self.path) from None
+        return Scan([span_of(self, start, end, isolation)], columns)
 
     def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
         """Records from start on, by default the present end, and then new ones as they come, each once and in order.
@@ -526,7 +456,11 @@ class LogReader:
         """
         offset = self._state.visible if start is None else start
         self._stretch(offset, None)
-        return itertools.chain.from_iterable(records for _, records in tail_together([self], [offset], timeout))
+        return self._tail(offset, timeout)
+
+    def _tail(self, offset: int, timeout: float | None) -> Iterator[Record]:
+        for _, records in tail_together([self], [offset], timeout):
+            yield from records
 
     def refresh(self) -> bool:
         """Of a log opened read-only: looks at what its writer has added since; True when the high watermark moved.
@@ -640,7 +574,7 @@ class LogReader:
     ) -> Stretch:
         """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
         self._check_open()
-        start = operator.index(start)
+        start = _as_offset(start, "start")
         if isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidConfigError(
                 "isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation)
@@ -665,10 +599,105 @@ class LogReader:
                 found=start,
             )
         if end is not None:
-            bound = min(bound, operator.index(end))
+            bound = min(bound, _as_offset(end, "end"))
         return Stretch.of(
             segments, start, bound, committed, self._state.config.max_decompressed_bytes, self._state.gaps
         )
+
+
+def _as_offset(given: object, what: str) -> int:
+    try:
+        return operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidConfigError(
+            f"{what} is no offset; offset_for_timestamp() finds that of a time", expected="an int", found=repr(given)
+        ) from None
+
+
+_Kind = TypeVar("_Kind", bound=LogReader)
+
+
+# -- for hosts -------------------------------------------------------------------------------------------------------
+
+
+def span_of(log: LogReader, start: int | None, end: int | None, isolation: Isolation) -> Span:
+    """What a scan reads of a log. Errors as read()."""
+    first = log._state.log_start if start is None else start
+    stretch = log._stretch(first, end, isolation)
+    topic, partition = partition_of(os.path.basename(log.path)) or (None, None)
+    return Span(
+        topic,
+        partition,
+        stretch.start,
+        stretch.end,
+        lambda: log._stretch(stretch.start, stretch.end, isolation),
+    )
+
+
+def typed_columns(
+    log: LogReader, start: int, end: int, *, isolation: Isolation, rows: int, size_bytes: int
+) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+    """The columns in [start, end) in chunks of at most that many rows and bytes, but not less than a batch, each
+    with the timestamp types of its records. See Stretch.typed_columns(). Errors as read().
+    """
+    return log._stretch(start, end, isolation).typed_columns(rows, size_bytes)
+
+
+def segments_between(log: LogReader, start: int, end: int) -> list[Segment]:
+    """The segments that hold [start, end), in order."""
+    segments = log._state.segments
+    return segments[max(0, slot_of(segments, start)) : slot_of(segments, max(start, end - 1)) + 1]
+
+
+def avoid_mapping(log: LogReader) -> None:
+    """Of a log opened read-only: reads with pread from now on, for a process that may not map as much as a segment.
+
+    A mapping counts against RLIMIT_AS in full, whatever of it is read.
+    """
+    assert not log._is_writing
+    log.refresh()  # a compaction may have replaced files since
+    try:
+        log._state.segments = [
+            one if isinstance(one, GrowingSegment) else GrowingSegment(log._fs, log.path, one.base_offset)
+            for one in log._state.segments
+        ]
+    except FileNotFoundError:
+        raise OffsetOutOfRangeError("a segment was removed by its writer", path=log.path) from None
+
+
+def transactions_of(log: LogReader) -> Transactions:
+    """Those up to the high watermark, and perhaps beyond. Errors as read() with read_committed."""
+    return log._scan_transactions().state
+
+
+def unwalked_offsets(log: LogReader) -> int:
+    """How many offsets were not yet walked for transactions. The next read_committed look walks them, which waits
+    for the disk: the first one walks the whole log, later ones what was appended since.
+    """
+    state = log._state.transactions
+    walked = log._state.log_start if state is None else state.next_offset
+    return max(0, log.high_watermark - walked)
+
+
+def aborted_transactions(log: LogReader, start: int, end: int) -> list[tuple[int, int]]:
+    """(producer id, first offset) of aborted transactions that a reader of [start, end) must know of to leave them
+    out.
+    """
+    with log._state.scanning:  # another thread's walk adds to the state
+        return log._scan_transactions().state.aborted_between(start, end)
+
+
+def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) -> _Kind:
+    """A log opened read-only, as a LogReader or a kind of it. Errors as open_log()."""
+    check_is_partition(fs, directory)
+    gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
+    log = kind(fs, directory, PartitionState(config, gaps), Durability("os"))
+    try:
+        log._list_segments()
+    except BaseException:
+        log._state.segments = []
+        raise
+    return log
 
 
 class _Committed(NamedTuple):

@@ -24,7 +24,7 @@ from logcore.kernels.layout import Headers, HeadersInput, Piece, Time
 from logcore.log import Log
 from logcore.partition.scan import Scan
 from logcore.partition.writer import Level, Receipt
-from logcore.reader import Isolation, tail_together
+from logcore.reader import Isolation, span_of, tail_together
 
 #: Where a reading of a topic begins or ends: a time, or an offset for each partition that does not begin at its start.
 Position = datetime | Mapping[int, int]
@@ -151,7 +151,7 @@ class Topic:
         spans = []
         for number, log in self._logs(partitions, start, end):
             first, last = _bounds(number, log, start, end)
-            spans.append(log.span(first, last, isolation))
+            spans.append(span_of(log, first, last, isolation))
         return Scan(spans, columns)
 
     def tail(
@@ -182,6 +182,8 @@ class Topic:
     def _logs(self, partitions: Iterable[int] | None, start: object, end: object) -> Iterator[tuple[int, Log]]:
         """The partitions asked for, read-only ones as they are now."""
         known = self.partitions
+        if partitions is not None and not isinstance(partitions, Iterable):
+            raise InvalidConfigError("partitions is a list of numbers", expected=f"[{partitions}]", found=partitions)
         wanted = known if partitions is None else tuple(partitions)
         for position in (start, end):
             _check_position(position, self.name, known)

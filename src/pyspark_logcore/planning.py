@@ -32,7 +32,7 @@ from logcore.errors import (
 )
 from logcore.fs import OS
 from logcore.names import partition_name
-from logcore.reader import LogReader
+from logcore.reader import LogReader, segments_between
 from logcore.segment import Segment
 from pyspark_logcore.options import EARLIEST, LATEST, At, OffsetMap, ReadOptions
 
@@ -286,7 +286,7 @@ class Marks:
 
     @classmethod
     def of(cls, log: LogReader, start: int, end: int) -> Marks:
-        stretch = log.segments_between(start, end)
+        stretch = segments_between(log, start, end)
         total, before, slots, positions = 0, [], [], []
         for slot, segment in enumerate(stretch):
             low = segment.find(start) if segment.base_offset < start else 0

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 import logcore
 from logcore.errors import LogcoreError, LogNotFoundError, OffsetOutOfRangeError, ResourceError
 from logcore.fs import OS
+from logcore.reader import avoid_mapping, typed_columns
 from pyspark_logcore.columns import BatchBuilder
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.planning import Identity, OffsetRange, check_identity, plan, report_loss
@@ -137,8 +138,13 @@ def _batches(options: ReadOptions, builder: BatchBuilder, path: str, wanted: Off
         mapping, stopped = True, -1
         while at < end:
             try:
-                for columns, types in log.scan_typed(
-                    at, end, isolation=options.isolation, rows=options.batch_rows, size_bytes=options.batch_bytes
+                for columns, types in typed_columns(
+                    log,
+                    at,
+                    end,
+                    isolation=options.isolation,
+                    rows=options.batch_rows,
+                    size_bytes=options.batch_bytes,
                 ):
                     behind = int(columns.offsets[-1]) + 1
                     yield builder.build(columns, types), behind
@@ -148,7 +154,7 @@ def _batches(options: ReadOptions, builder: BatchBuilder, path: str, wanted: Off
                 if not mapping:
                     raise
                 mapping = False  # a memory limit counts a mapping in full: read piece by piece instead
-                log.avoid_mapping()
+                avoid_mapping(log)
             except OffsetOutOfRangeError as error:
                 log.refresh()
                 if log.log_start_offset <= at and at != stopped:

@@ -23,6 +23,7 @@ import pytest
 import logcore
 from logcore import checkpoint
 from logcore.kernels import layout
+from logcore.reader import aborted_transactions, typed_columns
 from logcore.recordbatch import RecordBatch, encode, read_batches
 from logcore.testing import SimulatedDisk
 from support.files import CODECS, FUTURE, T0, Files, own
@@ -123,7 +124,7 @@ def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(way:
             "read": lambda: list(log.read(0)),
             "scan": lambda: list(log.scan()),
             "scan_typed": lambda: list(
-                log.scan_typed(0, 2, isolation="read_uncommitted", rows=100, size_bytes=1 << 20)
+                typed_columns(log, 0, 2, isolation="read_uncommitted", rows=100, size_bytes=1 << 20)
             ),
         }
         with pytest.raises(logcore.CorruptBatchError):
@@ -321,7 +322,7 @@ def everything(log: logcore.Log) -> Answers:
         "newest": log.newest,
         "stored": lambda: _fetched(log, start, end),
         "stable": lambda: log.last_stable_offset,
-        "aborted": lambda: log.aborted_transactions(start, end),
+        "aborted": lambda: aborted_transactions(log, start, end),
         **{f"get {offset}": lambda offset=offset: log.get(offset) for offset in range(start, end)},
         **{f"from {offset}": lambda offset=offset: next(log.read(offset)) for offset in range(start, end)},
         **{f"sent from {offset}": lambda offset=offset: _sent(log, offset) for offset in range(start, end)},

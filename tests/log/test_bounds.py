@@ -16,6 +16,7 @@ import pytest
 import logcore
 from logcore.log import Log
 from logcore.partition.state import PartitionState
+from logcore.reader import aborted_transactions
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import FaultPlan, SimulatedDisk
 
@@ -110,7 +111,7 @@ def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
     """As a broker answers a consumer of committed records: the bound, the bytes, then which ones were aborted."""
     stable = log.last_stable_offset
     found = b"".join(log.stored(0, stable, max_bytes=1 << 20))
-    aborted = log.aborted_transactions(0, stable)
+    aborted = aborted_transactions(log, 0, stable)
     rows = []
     for batch in read_batches(found):
         is_aborted = any(batch.producer_id == who and batch.base_offset >= first for who, first in aborted)

@@ -17,7 +17,10 @@ import logcore
 from logcore import checkpoint
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
+from logcore.log import rewriting_of
+from logcore.partition.rewriting import adopting
 from logcore.partition.writer import Writer
+from logcore.reader import segments_between
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import POLICIES, values
@@ -129,7 +132,7 @@ def test_a_log_says_where_it_is_and_what_it_does(partition: Path) -> None:
     assert repr(log) == f"<Log {partition} offsets 1..3 writing>"
     with logcore.open(partition, read_only=True) as reader:
         assert repr(reader) == f"<Log {partition} offsets 1..3 read-only>"
-        assert repr(reader.segments_between(1, 3)) == f"[<GrowingSegment {partition}/{0:020d}.log>]"
+        assert repr(segments_between(reader, 1, 3)) == f"[<GrowingSegment {partition}/{0:020d}.log>]"
     log.close()
     assert repr(log) == f"<Log {partition} offsets 1..3 closed>"
 
@@ -340,11 +343,11 @@ def test_what_a_rewriting_could_not_remove_is_not_in_the_way_of_the_next() -> No
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         disk.faults = FaultPlan(Fault("unlink", errno.EIO, path="*.cleaned", times=None))
-        with log.rewriting() as view:
+        with rewriting_of(log) as view:
             view.create(0)
         disk.faults = None
         assert disk.exists(f"t-0/{0:020d}.log.cleaned")
-        with log.rewriting() as view:
+        with rewriting_of(log) as view:
             view.create(0)
         assert not [path for path in disk.files() if path.endswith(".cleaned")]
 
@@ -377,7 +380,7 @@ def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
         log._state.lock = Late()  # type: ignore[assignment]
 
     monkeypatch.setattr(log.writer.commit, "wait", synced)
-    assert log.append(b"x") == (0, 0, disk.now_ms(), "disk")
+    assert log.append(b"x") == (0, 0, disk.now_ms(), "disk", "t", 0)
     assert log.is_closed
     with logcore.open("t-0", fs=disk) as log:
         assert (log.recovery_point, values(log)) == (1, [b"x"])
@@ -388,7 +391,7 @@ def test_a_failed_seal_refuses_writes_unless_there_was_no_room() -> None:
         disk = SimulatedDisk()
         with logcore.open("t-0", create=True, fs=disk) as log:
             log.append(b"x")
-            with log.adopting() as adoption, pytest.raises(logcore.LogcoreError):
+            with adopting(log.writer) as adoption, pytest.raises(logcore.LogcoreError):
                 disk.faults = FaultPlan(Fault("pwrite", code, path="*index", times=None))
                 adoption.seal()
             disk.faults = None
@@ -435,8 +438,8 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
     "roll": lambda log: log.roll(),
     "flush": lambda log: log.flush(),
     "tick": lambda log: log.tick(),
-    "adopting": lambda log: log.adopting().__enter__(),
-    "rewriting": lambda log: log.rewriting().__enter__(),
+    "adopting": lambda log: adopting(log.writer).__enter__(),
+    "rewriting": lambda log: rewriting_of(log).__enter__(),
 }
 
 

@@ -18,6 +18,7 @@ import logcore
 from logcore.config import Durability
 from logcore.index import TXN_ENTRY
 from logcore.kernels import layout
+from logcore.reader import segments_between
 from logcore.recordbatch import encode, read_batches
 from logcore.segment import ActiveSegment, GrowingSegment, Segment
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
@@ -371,7 +372,7 @@ def test_a_large_append_is_rolled_by_age_where_its_records_grow_too_young() -> N
     ) as log:
         times = [T0, T0, T0, T0 + 5000, T0, T0]  # three batches at a time may be unsynced
         log.append_many([(None, b"x" * 120, (), time) for time in times])
-        assert [one.base_offset for one in log.segments_between(0, 6)] == [0, 3]
+        assert [one.base_offset for one in segments_between(log, 0, 6)] == [0, 3]
 
 
 @pytest.mark.parametrize("rolls", [True, False])

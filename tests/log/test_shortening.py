@@ -11,6 +11,7 @@ import pytest
 
 import logcore
 from logcore import checkpoint
+from logcore.reader import segments_between
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from support.logs import SMALL, T0, segments, values
@@ -150,7 +151,7 @@ def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path)
         log.append(b"first")
         with logcore.open(partition, read_only=True) as reader:
             assert reader.get(0).value == b"first"
-            (segment,) = reader.segments_between(0, 1)
+            (segment,) = segments_between(reader, 0, 1)
             known = segment.offset_index
             log.append(b"little")
             assert reader.refresh() and segment.offset_index is known
@@ -159,7 +160,7 @@ def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path)
                 log.append(b"%03d" % at * 5_000)
             log.writer.active.offer_indexes()
             assert reader.refresh()
-            (segment,) = reader.segments_between(0, 200)
+            (segment,) = segments_between(reader, 0, 200)
             assert reader.get(199).value == b"199" * 5_000
             assert len(segment.offset_index) > 100, "without it each lookup would walk three megabytes"
 
@@ -171,7 +172,7 @@ def test_what_a_reader_takes_of_a_growing_segment_is_a_copy(partition: Path) -> 
             log.append(b"x" * 1_000, timestamp_ms=T0 + at)
         log.writer.active.offer_indexes()
         with logcore.open(partition, read_only=True) as reader:
-            (segment,) = reader.segments_between(0, 10)
+            (segment,) = segments_between(reader, 0, 10)
             taken = segment.view(), segment.offset_index.data, segment.time_index.data
             files = [partition / f"{0:020d}{suffix}" for suffix in (".log", ".index", ".timeindex")]
             before = [file.read_bytes() for file in files]

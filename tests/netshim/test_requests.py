@@ -16,6 +16,7 @@ import pytest
 
 import logcore
 from logcore.fs import OsFS
+from logcore.reader import unwalked_offsets
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.broker import Broker
@@ -712,11 +713,11 @@ def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> N
             bench.run()
             assert offset(searched) == expected
         log = bench.logdir.partition("t", 0)
-        assert log.unwalked_offsets == 2_000
+        assert unwalked_offsets(log) == 2_000
         committed = list_offsets(-1, isolation=1)
         assert not committed.is_set
         bench.run()
-        assert offset(committed) == 2_000 and log.unwalked_offsets == 0
+        assert offset(committed) == 2_000 and unwalked_offsets(log) == 0
         log.append(b"v", timestamp_ms=9)
         assert offset(list_offsets(-1, isolation=1)) == 2_001, "a little is walked at once"
         log.append_many([(None, b"v", (), 9)] * 1_001)

@@ -16,6 +16,7 @@ from logcore.fs import FS, OS
 from logcore.kernels import layout
 from logcore.log import Log, open_log
 from logcore.names import partition_of
+from logcore.reader import segments_between
 from logcore.segment import Segment
 
 
@@ -60,7 +61,7 @@ def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionSummary:
 
 
 def _segments(log: Log) -> list[Segment]:
-    return log.segments_between(log.log_start_offset, log.log_end_offset)
+    return segments_between(log, log.log_start_offset, log.log_end_offset)
 
 
 def _codecs(log: Log) -> dict[str, int]:

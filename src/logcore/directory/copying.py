@@ -17,7 +17,7 @@ import os
 from logcore import checkpoint
 from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError, StorageReadError
 from logcore.fs import FS, copy_range, opened
-from logcore.log import Log
+from logcore.log import Log, rewriting_of
 from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
 from logcore.partition import epochs
 from logcore.partition.rewriting import Rewriting
@@ -33,7 +33,7 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
     OffsetOutOfRangeError outside [log start, high watermark], CompactionAbandonedError (retriable) when the log is
     truncated meanwhile, and what reading and writing raise.
     """
-    with log.rewriting() as view:
+    with rewriting_of(log) as view:
         end = view.high_watermark if at_offset is None else at_offset
         if not view.log_start <= end <= view.high_watermark:
             raise OffsetOutOfRangeError(

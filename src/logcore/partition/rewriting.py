@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from logcore import checkpoint
 from logcore.errors import CompactionAbandonedError, LogcoreError, LogLockedError
@@ -210,3 +210,27 @@ class Rewriting:
         for name in self.fs.listdir(self.path):
             if name.endswith(CLEANED):
                 self.fs.unlink(os.path.join(self.path, name))
+
+
+@contextlib.contextmanager
+def adopting(writer: Writer) -> Generator[Adoption, None, None]:
+    """For staging.applying: inside, appends wait, all is on disk, and files may be put behind the end."""
+    with writer.state.lock:
+        writer.check_writable_locked()
+        writer.sync_locked()
+        with writer.commit.held():
+            yield Adoption(writer)
+
+
+@contextlib.contextmanager
+def rewriting(
+    writer: Writer, *, last_stable_offset: Callable[[], int], transactions: Callable[[], Transactions]
+) -> Generator[Rewriting, None, None]:
+    """For the cleaner and copies: the sealed segments as they are now, and the way to replace them. See Rewriting."""
+    with writer.state.lock:
+        writer.check_writable_locked()
+    view = Rewriting(writer, last_stable_offset=last_stable_offset, transactions=transactions)
+    try:
+        yield view
+    finally:
+        view.discard()

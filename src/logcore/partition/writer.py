@@ -16,12 +16,12 @@ what users give, and documents all of it.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, NoReturn
 
 import attrs
+import numpy as np
 
 from logcore import checkpoint
 from logcore.checkpoint import Notes
@@ -559,7 +559,11 @@ class Writer:
 
     def expect_end_locked(self, expected_offset: int | None) -> None:
         """Raises OffsetConflictError when the log does not end there; None expects nothing."""
-        if expected_offset is not None and operator.index(expected_offset) != self.state.end:
+        if expected_offset is None:
+            return
+        if not isinstance(expected_offset, (int, np.integer)):
+            raise InvalidConfigError("expected_offset is no offset", expected="an int", found=repr(expected_offset))
+        if expected_offset != self.state.end:
             raise OffsetConflictError(
                 "the log does not end where this append expects its end",
                 path=self.path,

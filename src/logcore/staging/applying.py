@@ -32,7 +32,9 @@ from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
 from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
 from logcore.notices import ERROR, tell
+from logcore.partition.rewriting import adopting
 from logcore.partition.segmentfiles import list_bases
+from logcore.partition.writer import Writer
 from logcore.segment import GrowingSegment, Segment
 from logcore.staging.manifest import (
     ASSIGNED,
@@ -58,12 +60,6 @@ _WALK_BATCHES: Final = 1 << 16
 #: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
 #: than a file of their own, are moved in place.
 _COPY_BYTES: Final = 16 << 20
-
-
-class TargetLog(Protocol):
-    """What apply_ready() asks of a log that is open for writing; log.Log has it."""
-
-    def adopting(self) -> contextlib.AbstractContextManager[Target]: ...
 
 
 class Target(Protocol):
@@ -227,9 +223,9 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
     except (CorruptLogError, InvalidNameError, InvalidConfigError) as error:
         _refuse(fs, path, manifest, str(error))
         raise
-    logs: dict[tuple[str, int], TargetLog] = {key: directory.partition(*key) for key in manifest.partitions()}
+    writers: dict[tuple[str, int], Writer] = {key: directory.partition(*key).writer for key in manifest.partitions()}
     with contextlib.ExitStack() as stack:
-        targets = {key: stack.enter_context(log.adopting()) for key, log in logs.items()}
+        targets = {key: stack.enter_context(adopting(writer)) for key, writer in writers.items()}
         places = {key: choose_place(targets[key], files) for key, files in manifest.partitions().items()}
         assigned = attrs.evolve(manifest, places=places)
         for key, place in places.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from logcore import LogcoreError
+from logcore.reader import aborted_transactions
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
@@ -187,7 +188,7 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
             if committed:
                 part.aborted_transactions = [
                     partition_type.AbortedTransaction(producer_id=producer_id, first_offset=first)
-                    for producer_id, first in (log.aborted_transactions(offset, stable) if part.records else ())
+                    for producer_id, first in (aborted_transactions(log, offset, stable) if part.records else ())
                 ]
             else:
                 part.aborted_transactions = None

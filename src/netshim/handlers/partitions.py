@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from logcore import Log, LogcoreError
+from logcore.reader import unwalked_offsets
 from netshim.handlers.failures import code_of
 from netshim.state import State
 from netshim.waiting import Answer, answer_with
@@ -69,7 +70,7 @@ def when_transactions_are_known(
             log = state.log(name, number)
         except LogcoreError:
             continue
-        if log.unwalked_offsets > _WALKED_AT_ONCE:
+        if unwalked_offsets(log) > _WALKED_AT_ONCE:
             logs.append(log)
     if not logs:
         return None
