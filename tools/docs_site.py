@@ -10,6 +10,7 @@ Writes no file.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ TESTING = (
     "logcore.testing.explore.Explorer",
 )
 SPARK = ("pyspark_logcore.register", "pyspark_logcore.activate", "pyspark_logcore.ensure_java", "pyspark_logcore.tune")
+
+#: What most programs need of a log: they come first.
+NEEDED = ("append", "append_many", "append_columns", "read", "scan", "get", "tail", "close")
+FOR_HOSTS = ("writer", "upkeep")
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
@@ -92,7 +97,21 @@ def api() -> str:
 
 
 def entry(name: str) -> str:
+    if name == "logcore.Log":
+        options = {"members": members_of_log(), "group_by_category": False}
+        return f"::: {name}\n    options: {json.dumps(options)}\n"
     return f"::: {name}\n"
+
+
+def members_of_log() -> list[str]:
+    """What is public in Log: first what most programs need, then the rest; not the doors for hosts."""
+    names = [
+        name
+        for kind in (logcore.Log, *logcore.Log.__mro__[1:-1])
+        for name in vars(kind)
+        if not name.startswith("_") and name not in FOR_HOSTS
+    ]
+    return [*NEEDED, *(name for name in dict.fromkeys(names) if name not in NEEDED)]
 
 
 def rank(name: str) -> tuple[int, str]:

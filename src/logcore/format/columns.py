@@ -306,6 +306,8 @@ def input_column(given: Any, what: str) -> InputColumn:
     pa = _pyarrow()
     array: Any
     try:
+        if isinstance(given, (bytes, bytearray, memoryview, str)):  # Arrow would make a column of their numbers
+            raise TypeError(given)
         array = given if isinstance(given, (pa.Array, pa.ChunkedArray)) else pa.array(given)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidRecordError(
