@@ -54,6 +54,7 @@ from logcore.errors import (
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.fs import FS, OS
+from logcore.glance import directory_html, topic_html
 from logcore.groupoffsets import committed_in
 from logcore.kernels.layout import HeadersInput, Piece, Time
 from logcore.log import (
@@ -287,6 +288,17 @@ class LogDir:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self._claim is None else "writing"
         return f"<LogDir {self.path} {len(self._registry.known)} topics {state}>"
+
+    def _repr_html_(self) -> str:
+        self.refresh()
+        return directory_html(self._fs, self.path, {name: self._paths(name) for name in self.topics()})
+
+    def topic_html(self, name: str) -> str:
+        """A topic as a small HTML table, for notebooks."""
+        return topic_html(self._fs, name, self._paths(name))
+
+    def _paths(self, name: str) -> dict[int, str]:
+        return {number: self._registry.partition_path(name, number) for number in self.partitions(name)}
 
     def close(self) -> None:
         """Closes every log, writes the checkpoints once for all of them, and releases the lock. Closing twice is fine.

@@ -50,6 +50,7 @@ class Directory(Protocol):
 
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def partition(self, topic: str, number: int) -> Log: ...
+    def topic_html(self, name: str) -> str: ...
     def append(
         self,
         topic: str,
@@ -76,6 +77,9 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name} of {self._directory.path}>"
+
+    def _repr_html_(self) -> str:
+        return self._directory.topic_html(self.name)
 
     @property
     def partitions(self) -> tuple[int, ...]:

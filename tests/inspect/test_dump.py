@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore.cli.glance import describe
+from logcore.glance import describe
 from logcore.inspect.dump import dump, shown
 from logcore.inspect.survey import kind_of, partitions
 from logcore.inspect.verify import verify

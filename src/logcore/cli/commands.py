@@ -50,7 +50,7 @@ def info(directory: str | None, as_json: bool) -> None:
 
         click.echo(to_json(installation()) if as_json else installation_text())
         return
-    from logcore.cli.glance import describe
+    from logcore.glance import describe
     from logcore.inspect.survey import partitions
 
     found = [describe(path) for path in partitions(directory)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -22,6 +23,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from logcore import htmltable
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError, MissingDependencyError
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema, checked_columns
@@ -45,6 +47,9 @@ _COLUMN_BYTES: Final = 4 << 20
 #: Read at once from a segment that is not mapped: little first, because many readings want one record.
 _FIRST_PIECE_BYTES: Final = 32 << 10
 _PIECE_BYTES: Final = 1 << 20
+#: Records of a scan that a notebook shows.
+_SHOWN_ROWS: Final = 10
+_SHOWN_NAMES: Final = 3
 
 
 @attrs.frozen
@@ -390,6 +395,18 @@ class Span(NamedTuple):
     open: Callable[[], Stretch]
 
 
+def _shown(column: str, columns: RecordColumns, record: Record) -> object:
+    """A cell of a table in a notebook."""
+    if column in ("topic", "partition"):
+        return getattr(columns, column)
+    if column == "timestamp":
+        return htmltable.shown_time(record.timestamp_ms)
+    if column == "headers":
+        return htmltable.cut(", ".join(f"{name}={htmltable.shown_bytes(value)}" for name, value in record.headers))
+    value = getattr(record, column)
+    return value if isinstance(value, int) else htmltable.shown_bytes(value)
+
+
 class Scan:
     """The records of one or more partitions between two offsets as columns, decoded as they are asked for; may be read
     several times.
@@ -409,6 +426,28 @@ class Scan:
         if len(self._spans) != 1:
             parts = [f"{len(self._spans)} partitions"]
         return f"<Scan {parts[0]} columns={list(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        """The first records as a table: a notebook shows it."""
+        rows: list[tuple[object, ...]] = []
+        for columns in self:
+            part = columns[:_SHOWN_ROWS]
+            rows += [
+                tuple(_shown(column, columns, record) for column in self.columns)
+                for record in itertools.islice(part.records(), _SHOWN_ROWS - len(rows))
+            ]
+            if len(rows) == _SHOWN_ROWS:
+                break
+        offsets = sum(span.end - span.start for span in self._spans)
+        caption = f"scan of {self._where()}: {offsets:,} offsets"
+        note = f"the first {len(rows)} records" if len(rows) < offsets else ""
+        return htmltable.table(caption, self.columns, rows, note=note)
+
+    def _where(self) -> str:
+        names = [f"{span.topic}-{span.partition}" for span in self._spans if span.topic is not None]
+        if len(names) > _SHOWN_NAMES:
+            return f"{', '.join(names[:_SHOWN_NAMES])} and {len(names) - _SHOWN_NAMES} more"
+        return ", ".join(names) or "a log"
 
     def select(self, *columns: str) -> Scan:
         """The same scan giving only these columns, of: topic, partition, offset, timestamp, key, value, headers."""
