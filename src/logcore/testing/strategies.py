@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from logcore.kernels import Record
 from logcore.log import open_log
-from logcore.recordbatch import encode
+from logcore.recordbatch import RecordBatch, encode
 from logcore.testing.disk import SimulatedDisk
 from logcore.testing.faults import Fault
 
@@ -32,6 +32,8 @@ __all__ = [
     "headers",
     "logs",
     "records",
+    "stored_batches",
+    "stored_records",
 ]
 
 #: Errors that the operating system may answer with.
@@ -116,6 +118,31 @@ def records(*, max_size: int = 40, timestamps: st.SearchStrategy[int] | None = N
 def batches(*, max_records: int = 4) -> st.SearchStrategy[bytes]:
     """One encoded batch, as a client sends it and append_batch takes it."""
     return st.lists(records(), min_size=1, max_size=max_records).map(lambda rows: encode(rows, leader_epoch=0))
+
+
+def stored_records() -> st.SearchStrategy[Record]:
+    """Records as they are read: with an offset and a time. `st.from_type(logcore.Record)` draws from these."""
+    return st.builds(lambda row, offset: row.at(offset), records(), st.integers(0, 1 << 40))
+
+
+def stored_batches(*, max_records: int = 4) -> st.SearchStrategy[RecordBatch]:
+    """Whole batches as they are read, with any base offset, leader epoch and codec. `st.from_type(logcore.RecordBatch)`
+    draws from these.
+    """
+
+    def parse(rows: list[Row], base_offset: int, leader_epoch: int, codec: str) -> RecordBatch:
+        data = encode(rows, base_offset=base_offset, leader_epoch=leader_epoch, codec=codec)
+        batch = RecordBatch.parse(data)
+        assert batch is not None, "it is whole"
+        return batch
+
+    return st.builds(
+        parse,
+        st.lists(records(), min_size=1, max_size=max_records),
+        st.integers(0, 1 << 40),
+        st.integers(0, 100),
+        st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
+    )
 
 
 def configs(*, compacted: bool = False) -> st.SearchStrategy[dict[str, Any]]:
