@@ -1,9 +1,13 @@
 """Fixtures for tests against a Kafka broker: pytest finds them by itself once the package is installed.
 
-    def test_my_service(kafka):
+    def test_my_service(kafka):                     # a broker and a directory of its own
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
 
-Each test has a broker and a directory of its own, up in milliseconds; the broker's `logdir` shows what has arrived.
+    def test_another(kafka_session):                # topics and groups of its own, on one broker for all tests
+        producer.produce(kafka_session.topic("orders"), b"4 apples")
+
+What they give is `netshim.testing.Kafka`. This module is loaded in every pytest run, so it imports the broker only when
+a fixture is asked for.
 """
 
 from __future__ import annotations
@@ -14,30 +18,59 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from netshim.server import ServerThread
+    from netshim.testing import Kafka
+
+
+@pytest.fixture(scope="session")
+def kafka_options() -> dict[str, Any]:
+    """Options of netshim.serve() for the brokers of all fixtures here: override it in conftest.py."""
+    return {}
 
 
 @pytest.fixture
-def kafka_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerThread]]:
+def kafka_factory(
+    tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
+) -> Iterator[Callable[..., Kafka]]:
     """Starts brokers: kafka_factory(path=None, **options of netshim.serve). A path that is given is kept, so that a
     broker can be stopped and started again over the same data. All are stopped when the test ends.
     """
-    from netshim.server import serve  # not before a test wants it: pytest loads this module in every run
+    from netshim import testing
 
-    running: list[ServerThread] = []
+    running: list[Kafka] = []
 
-    def start(path: Any = None, **options: Any) -> ServerThread:
-        options.setdefault("cleaner_backoff_ms", 100)  # a test does not wait for compaction
-        server = serve(tmp_path_factory.mktemp("kafka") if path is None else path, **options)
-        running.append(server)
-        return server
+    def start(path: Any = None, **options: Any) -> Kafka:
+        broker = testing.start(
+            tmp_path_factory.mktemp("kafka") if path is None else path, **{**kafka_options, **options}
+        )
+        running.append(broker)
+        return broker
 
     yield start
-    for server in reversed(running):
-        server.stop()
+    for broker in reversed(running):
+        broker.stop()
 
 
 @pytest.fixture
-def kafka(kafka_factory: Callable[..., ServerThread]) -> ServerThread:
-    """A running broker over a temporary directory: `.bootstrap_servers`, `.logdir`, `.stop()`."""
+def kafka(kafka_factory: Callable[..., Kafka]) -> Kafka:
+    """A running broker of the test's own, over a temporary directory."""
     return kafka_factory()
+
+
+@pytest.fixture(scope="session")
+def kafka_session_broker(tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]) -> Iterator[Kafka]:
+    """The broker behind kafka_session, for fixtures that live longer than a test; it has no prefix.
+
+    One for each process of pytest-xdist.
+    """
+    from netshim import testing
+
+    broker = testing.start(tmp_path_factory.mktemp("kafka"), **kafka_options)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def kafka_session(kafka_session_broker: Kafka, request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    """Topics and groups of the test's own on one broker for the whole session; removed when the test ends."""
+    with kafka_session_broker.namespace(request.node.name) as namespace:
+        yield namespace

@@ -20,10 +20,10 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import attrs
 
@@ -39,10 +39,14 @@ from netshim.waiting import CloseConnection
 
 _log = logging.getLogger("netshim")
 
+_T = TypeVar("_T")
+
 _SYNC_THREADS: Final = 4
 #: How often appends by others in this process are noticed, and the directory's own work is looked after.
 _TICK_S: Final = 0.05
 _DRAIN_S: Final = 10.0
+#: How often one who waits for the broker's thread looks whether that has ended.
+_ALIVE_S: Final = 1.0
 #: How long a client that sends nothing more is waited with for answers that are not ready.
 _HALF_OPEN_MS: Final = 1_000
 #: A transport copies what it cannot send at once, so it is given no more while it holds this much.
@@ -263,6 +267,10 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Future[Any] | None = None
 
+    def __repr__(self) -> str:
+        state = self.bootstrap_servers if self._timer is not None else "not serving"
+        return f"<Server {state} over {self.path}>"
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -478,6 +486,40 @@ class ServerThread:
             self._is_serving = True
             self._started.set()
             await self._stop.wait()
+
+    def __repr__(self) -> str:
+        return f"<ServerThread {self.server!r}>"
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """What function() returns, called in the broker's thread: nothing else happens in the broker meanwhile.
+
+        For what is in `server.broker`, which no other thread may touch. Raises what it raises, and RuntimeError when
+        the broker has stopped.
+        """
+        if self._loop is None or not self._thread.is_alive():
+            raise RuntimeError("the broker has stopped")
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:  # for the thread that waits
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        while True:
+            try:
+                return done.result(_ALIVE_S)
+            except TimeoutError:
+                if done.done():
+                    raise  # the function's own
+                if not self._thread.is_alive():
+                    raise RuntimeError("the broker has stopped") from None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether clients are served."""
+        return self._is_serving and self._thread.is_alive()
 
     @property
     def bootstrap_servers(self) -> str:

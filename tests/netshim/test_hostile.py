@@ -25,13 +25,14 @@ from netshim.broker import Broker
 from netshim.connection import Budget, Connection
 from netshim.session import Session
 from netshim.settings import Settings
+from netshim.testing import Kafka
 from netshim.waiting import Answer, CloseConnection
 from netshim.wire import codes
 from support.client import DEADLINE_S, Client
 
 
 @pytest.fixture
-def server(kafka_factory: Callable[..., netshim.ServerThread], tmp_path: Path) -> netshim.ServerThread:
+def server(kafka_factory: Callable[..., Kafka], tmp_path: Path) -> netshim.ServerThread:
     return kafka_factory(
         tmp_path / "data",
         request_timeout_ms=400,
@@ -41,7 +42,7 @@ def server(kafka_factory: Callable[..., netshim.ServerThread], tmp_path: Path) -
         max_request_bytes=1 << 20,
         max_buffered_bytes=4 << 20,
         max_unread_bytes=1 << 20,
-    )
+    ).server
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.fs import OsFS
+from logcore.fs import OS, OsFS
 from logcore.reader import unwalked_offsets
 from logcore.recordbatch import encode
 from netshim import wire
@@ -241,7 +241,7 @@ def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
             return real(self, *given, **more)
 
         monkeypatch.setattr(OsFS, name, noted)
-    server = kafka_factory(tmp_path / "data", config={"segment.bytes": 2_000, "flush.messages": 5})
+    server = kafka_factory(tmp_path / "data", config={"segment.bytes": 2_000, "flush.messages": 5}, fs=OS)
     touched.clear()  # the directory itself is opened before anybody can connect
     with contextlib.closing(Client(server.port)) as client:
         metadata = wire.METADATA.Request

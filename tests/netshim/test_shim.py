@@ -17,6 +17,7 @@ import pytest
 
 import logcore
 import netshim
+from netshim.testing import Kafka
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic  # noqa: E402
@@ -26,7 +27,7 @@ DEADLINE_S = 60  # for what must happen at all; no test depends on how soon
 
 
 @pytest.fixture
-def broker(kafka_factory: Callable[..., netshim.ServerThread], tmp_path: Path) -> netshim.ServerThread:
+def broker(kafka_factory: Callable[..., Kafka], tmp_path: Path) -> Kafka:
     return kafka_factory(tmp_path / "data", num_partitions=2)
 
 
@@ -41,7 +42,7 @@ def eventually(look: Callable[[], Any]) -> Any:
     raise AssertionError("it did not happen")
 
 
-def values_of(server: netshim.ServerThread, topic: str) -> list[bytes | None]:
+def values_of(server: Kafka, topic: str) -> list[bytes | None]:
     return [
         record.value
         for number in server.logdir.partitions(topic)
@@ -52,7 +53,7 @@ def values_of(server: netshim.ServerThread, topic: str) -> list[bytes | None]:
 # -- confluent-kafka -----------------------------------------------------------------------------------------------
 
 
-def confluent_producer(server: netshim.ServerThread, **options: Any) -> Any:
+def confluent_producer(server: Kafka, **options: Any) -> Any:
     return confluent_kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "linger.ms": 1, **options})
 
 
@@ -65,7 +66,7 @@ def produce(producer: Any, topic: str, values: list[bytes], **options: Any) -> l
     return [message.offset() for _, message in told]
 
 
-def confluent_consumer(server: netshim.ServerThread, group: str, **options: Any) -> Any:
+def confluent_consumer(server: Kafka, group: str, **options: Any) -> Any:
     return confluent_kafka.Consumer(
         {
             "bootstrap.servers": server.bootstrap_servers,

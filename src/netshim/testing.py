@@ -1,0 +1,393 @@
+"""A broker as a test sees it: what has arrived, what is still to come, and names that no other test has.
+
+    def test_my_service(kafka):
+        Producer({"bootstrap.servers": kafka.bootstrap_servers}).produce("orders", b"4 apples")
+        (order,) = kafka.wait_for("orders", 1)
+        assert order.value == b"4 apples"
+
+Rules:
+- What it reads, it reads from the broker's own directory; no client and no group is needed for it.
+- It waits for the broker to say that a partition has grown. Where nothing says so, as for a topic that is not there
+  yet, it looks again.
+- A namespace is a prefix of the names of topics and groups. The broker does not know of it: a client that is given
+  other names sees everything.
+- The brokers of the fixtures do not wait for the disk. No test cuts their power, and a killed process loses nothing
+  that it wrote.
+
+The fixtures are in pytest_plugin.py; this module does not know pytest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from logcore import LogcoreError, LogDir, Receipt, TopicExistsError, TopicNotFoundError
+from logcore.checkpoint import Key
+from logcore.fs import OS, Lock, OsFS
+from logcore.reader import Isolation
+from logcore.topic import Order, TopicRecord
+from netshim.server import ServerThread, serve
+
+#: How often a topic that is not there yet is looked for; one that is there, for partitions that were added.
+_LOOK_S: Final = 0.05
+_LOOK_FOR_PARTITIONS_S: Final = 1.0
+#: Of the name of a test, in the names of its topics: Kafka allows 249 characters, and most is for the topic's own.
+_MAX_TEST_NAME: Final = 60
+_MAX_NEWEST: Final = 5
+_MAX_SHOWN: Final = 60
+
+
+class UnsyncedFiles(OsFS):
+    """The operating system's files, with syncs that return at once."""
+
+    def fdatasync(self, handle: int) -> None:
+        pass
+
+    def fsync(self, handle: int) -> None:
+        pass
+
+    def sync_dir(self, path: str) -> None:
+        pass
+
+    def lock(self, directory: str, member: str) -> Lock:
+        """One for the whole process, whoever opens the directory."""
+        return OS.lock(directory, member)
+
+
+@functools.cache
+def unsynced_files() -> UnsyncedFiles:
+    """One for the process: each is told of forks for ever."""
+    return UnsyncedFiles()
+
+
+def start(path: Any, **options: Any) -> Kafka:
+    """Starts a broker for tests. options: those of netshim.serve(). Compaction looks for work ten times a second, and
+    syncs return at once, unless the options say otherwise.
+    """
+    options.setdefault("cleaner_backoff_ms", 100)
+    options.setdefault("fs", unsynced_files())
+    return Kafka(serve(path, **options))
+
+
+class Kafka:
+    """A running broker, or a namespace on one that other tests use too.
+
+    server: the broker. prefix: of the names of topics and groups; empty for a broker of one's own. Wherever a topic is
+    asked for, its name without or with the prefix is understood. All methods may be called from several threads.
+    """
+
+    def __init__(self, server: ServerThread, prefix: str = "") -> None:
+        """Not for users: see the fixtures."""
+        self.server = server
+        self.prefix = prefix
+        self._numbers = itertools.count(1)  # of namespaces
+
+    def __repr__(self) -> str:
+        if not self.server.is_running:
+            return f"<Kafka stopped, was at {self.bootstrap_servers}>"
+        try:
+            counts = [f"{name}: {_records(self._count(name))}" for name in self.topics()]
+        except (LogcoreError, OSError) as error:
+            counts = [f"topics cannot be read: {error}"]
+        where = f", topics {self.prefix}*" if self.prefix else ""
+        return f"<Kafka {self.bootstrap_servers}{where}; {', '.join(counts) or 'no topics'}>"
+
+    # -- the broker ----------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address to give to clients, such as "127.0.0.1:53211"."""
+        return self.server.bootstrap_servers
+
+    @property
+    def bootstrap(self) -> str:
+        """The same, for short."""
+        return self.server.bootstrap_servers
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def logdir(self) -> LogDir:
+        """The directory that is served, with the real names of its topics. May be used beside the clients."""
+        return self.server.logdir
+
+    def stop(self) -> None:
+        """Stops the broker. Raises RuntimeError for one that other tests use too."""
+        if self.prefix:
+            raise RuntimeError(
+                "this broker is shared by the tests of the session; for one to stop take the fixture kafka"
+            )
+        self.server.stop()
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> str:
+        """The real name of a topic: the one to give to clients."""
+        return name if name.startswith(self.prefix) else self.prefix + name
+
+    def group(self, name: str) -> str:
+        """The real name of a consumer group, for `group.id`."""
+        return name if name.startswith(self.prefix) else self.prefix + name
+
+    def topics(self) -> list[str]:
+        """The topics of the namespace, without the prefix and without Kafka's internal ones; sorted."""
+        return [
+            name.removeprefix(self.prefix)
+            for name in self.logdir.topics()
+            if name.startswith(self.prefix) and not name.startswith("__")
+        ]
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> str:
+        """Makes a topic and returns its real name. Errors as LogDir.create_topic()."""
+        real = self.topic(name)
+        self.logdir.create_topic(real, partitions, config)
+        return real
+
+    @contextlib.contextmanager
+    def namespace(self, name: str = "") -> Generator[Kafka, None, None]:
+        """Topics and groups that nobody else has, on this broker; removed behind the `with`.
+
+        name: to be seen in the names, for those who read logs. A group that still has members stays until their
+        sessions end; no other namespace ever has its name.
+        """
+        readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:_MAX_TEST_NAME]
+        inner = Kafka(self.server, f"{self.prefix}t{next(self._numbers)}-{readable}{'-' if readable else ''}")
+        try:
+            yield inner
+        finally:
+            if self.server.is_running:
+                inner._remove()
+
+    def _remove(self) -> None:
+        """Deletes the topics and groups of the namespace, as admin clients would."""
+        gone = []
+        for name in self.logdir.topics():
+            if name.startswith(self.prefix):
+                with contextlib.suppress(TopicNotFoundError):  # a client was faster
+                    self.logdir.delete_topic(name)
+                gone.append(name)
+
+        def forget() -> None:
+            server = self.server.server
+            state = server.broker.state
+            now_ms = server.now_ms()
+            state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], now_ms)
+            if not state.groups.is_loaded:  # none was ever asked for
+                return
+            state.groups.topics_deleted(set(gone), now_ms)
+            for group in list(state.groups.all()):
+                if group.group_id.startswith(self.prefix):
+                    state.groups.delete(group.group_id, now_ms, lambda _: None)
+
+        self.server.call(forget)
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def append(self, topic: str, value: bytes | None, **options: Any) -> Receipt:
+        """Appends a record as LogDir.append() does, for tests of consumers, which see it at once; makes the topic when
+        it is not there, with as many partitions as the broker gives to new ones.
+        """
+        real = self.topic(topic)
+        if real not in self.logdir:
+            with contextlib.suppress(TopicExistsError):  # a client was faster
+                self.logdir.create_topic(real, self.server.server.settings.num_partitions)
+        receipt = self.logdir.append(real, value, **options)
+
+        def wake() -> None:
+            server = self.server.server
+            server.broker.state.wake_readers(server.now_ms())
+
+        self.server.call(wake)  # else consumers would notice when the broker looks next
+        return receipt
+
+    def records(
+        self, topic: str, *, isolation: Isolation = "read_uncommitted", order: Order = "partition"
+    ) -> list[TopicRecord]:
+        """The records that are in a topic now; none when there is no such topic.
+
+        order: "partition" gives one partition after the other, each in the order of its offsets; "time" merges them by
+        their timestamps. isolation: "read_committed" leaves out what is not, or not yet, committed.
+        """
+        try:
+            return list(self.logdir.read(self.topic(topic), isolation=isolation, order=order))
+        except TopicNotFoundError:
+            return []
+
+    def wait_for(
+        self,
+        topic: str,
+        count: int,
+        *,
+        timeout: float = 10.0,
+        isolation: Isolation = "read_uncommitted",
+        order: Order = "partition",
+    ) -> list[TopicRecord]:
+        """All records of a topic, as records() gives them, as soon as there are at least count of them.
+
+        timeout: seconds to wait for them. Raises AssertionError that says what is there instead. In a test that runs in
+        an event loop take wait_for_async(): this one would stop the loop.
+        """
+        __tracebackhide__ = True
+        woken = threading.Event()
+        deadline = time.monotonic() + timeout
+        with _Listening(self, topic, woken.set) as listening:
+            while True:
+                woken.clear()
+                patience_s = listening.listen()
+                found = self._look(topic, count, isolation, order)
+                left_s = deadline - time.monotonic()
+                if found is not None:
+                    return found
+                if left_s <= 0:
+                    raise AssertionError(self._missing("wait_for", topic, count, timeout, isolation))
+                woken.wait(min(left_s, patience_s))
+
+    async def wait_for_async(
+        self,
+        topic: str,
+        count: int,
+        *,
+        timeout: float = 10.0,
+        isolation: Isolation = "read_uncommitted",
+        order: Order = "partition",
+    ) -> list[TopicRecord]:
+        """As wait_for(), while the event loop of the test goes on."""
+        __tracebackhide__ = True
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(woken.set)
+
+        deadline = time.monotonic() + timeout
+        with _Listening(self, topic, wake) as listening:
+            while True:
+                woken.clear()
+                patience_s = listening.listen()
+                found = self._look(topic, count, isolation, order)
+                left_s = deadline - time.monotonic()
+                if found is not None:
+                    return found
+                if left_s <= 0:
+                    raise AssertionError(self._missing("wait_for_async", topic, count, timeout, isolation))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), min(left_s, patience_s))
+
+    def _look(self, topic: str, count: int, isolation: Isolation, order: Order) -> list[TopicRecord] | None:
+        """The records, when there are enough. They are read only when there may be."""
+        if self._count(topic) < count:
+            return None
+        found = self.records(topic, isolation=isolation, order=order)
+        return found if len(found) >= count else None
+
+    def _counts(self, topic: str) -> dict[int, int]:
+        """How many offsets each partition has; where compaction or markers left gaps, more than records."""
+        real = self.topic(topic)
+        try:
+            logs = {number: self.logdir.partition(real, number) for number in self.logdir.partitions(real)}
+        except TopicNotFoundError:
+            return {}
+        return {number: log.high_watermark - log.log_start_offset for number, log in logs.items()}
+
+    def _count(self, topic: str) -> int:
+        return sum(self._counts(topic).values())
+
+    def _missing(self, call: str, topic: str, count: int, timeout: float, isolation: Isolation) -> str:
+        """What a wait that was in vain says."""
+        found = self.records(topic, isolation=isolation)
+        counts = self._counts(topic)
+        text = [
+            f"kafka.{call}({topic!r}, {count}): {len(found)} of {_records(count)} came, "
+            f"{_records(count - len(found))} did not come within {timeout:g} s"
+        ]
+        real = self.topic(topic)
+        if not counts:
+            text.append(f"  there is no topic {real}")
+        else:
+            each = ", ".join(f"{number}: {amount}" for number, amount in counts.items())
+            text.append(f"  {real} has {_records(len(found))}; offsets by partition {{{each}}}")
+            hidden = sum(counts.values()) - len(found)
+            if hidden and isolation == "read_committed":
+                text.append(f"  {hidden} offsets are of transactions that are open or aborted, or of their markers")
+        newest = sorted(found, key=lambda record: record.timestamp_ms)[-_MAX_NEWEST:]
+        if newest:
+            text.append("  the newest:")
+            text.extend(f"    {_shown(record)}" for record in newest)
+        others = [name for name in self.topics() if name != real.removeprefix(self.prefix)]
+        listed = ", ".join(f"{name}: {_records(self._count(name))}" for name in others)
+        text.append(f"  other topics: {listed or 'none'}")
+        return "\n".join(text)
+
+
+class _Listening:
+    """Has wake() called in the broker's thread when a partition of a topic may have grown, inside the `with`."""
+
+    def __init__(self, kafka: Kafka, topic: str, wake: Callable[[], None]) -> None:
+        self._kafka = kafka
+        self._real = kafka.topic(topic)
+        self._wake = wake
+        self._keys: list[Key] = []
+
+    def __enter__(self) -> _Listening:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the broker has stopped
+            self._exchange([])
+
+    def listen(self) -> float:
+        """Listens to the partitions that there are now. Returns how many seconds may pass before it is to be called
+        again: partitions that come later are not listened to.
+        """
+        logdir = self._kafka.logdir
+        is_there = self._real in logdir
+        numbers: Iterable[int] = range(self._kafka.server.server.settings.num_partitions)
+        if is_there:
+            numbers = logdir.partitions(self._real)
+        keys = [(self._real, number) for number in numbers]
+        if keys != self._keys:
+            self._exchange(keys)
+        return _LOOK_FOR_PARTITIONS_S if is_there else _LOOK_S
+
+    def _exchange(self, keys: list[Key]) -> None:
+        def exchange() -> None:
+            waiting = self._kafka.server.server.broker.state.fetches
+            waiting.remove(self._keys, self._hear)
+            waiting.add(keys, self._hear)
+
+        self._kafka.server.call(exchange)
+        self._keys = keys
+
+    def _hear(self, now_ms: int) -> None:
+        self._wake()
+
+
+def _records(count: int) -> str:
+    return f"{count} record" if count == 1 else f"{count} records"
+
+
+def _shown(record: TopicRecord) -> str:
+    """A record in one line."""
+    when = "no time"
+    if record.timestamp_ms >= 0:
+        with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
+            when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    headers = f", headers={_cut(repr(record.headers))}" if record.headers else ""
+    what = f"key={_cut(repr(record.key))}, value={_cut(repr(record.value))}{headers}"
+    return f"partition {record.partition}, offset {record.offset}, {when}, {what}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

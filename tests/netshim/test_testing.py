@@ -1,0 +1,299 @@
+"""What the fixtures hand out: records without a client, waits that are woken, names that no other test has."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import netshim
+from logcore import TopicExistsError
+from logcore.recordbatch import encode
+from netshim.testing import Kafka, UnsyncedFiles, start
+from support.pages import blocks
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+pytest_plugins = ["pytester"]
+DEADLINE_S = 60  # for what must happen at all; no test depends on how soon
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    started = start(tmp_path_factory.mktemp("kafka"), num_partitions=3)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def shared(broker: Kafka, request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    with broker.namespace(request.node.name) as namespace:
+        yield namespace
+
+
+def producer(kafka: Kafka, **options: Any) -> Any:
+    return confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 1, **options})
+
+
+# -- records -----------------------------------------------------------------------------------------------------
+
+
+def test_records_of_all_partitions_with_all_they_have(shared: Kafka) -> None:
+    client = producer(shared)
+    for at, partition in enumerate([2, 0, 2, 1]):
+        client.produce(
+            shared.topic("orders"),
+            b"%d" % at,
+            key=b"k",
+            partition=partition,
+            headers=[("h", b"1")],
+            timestamp=1000 + at,
+        )
+    assert client.flush(DEADLINE_S) == 0
+    found = shared.records("orders")
+    assert [(record.partition, record.offset, record.value) for record in found] == [
+        (0, 0, b"1"),
+        (1, 0, b"3"),
+        (2, 0, b"0"),
+        (2, 1, b"2"),
+    ]
+    assert found[0] == (shared.topic("orders"), 0, 0, 1001, b"k", b"1", (("h", b"1"),))
+    assert [record.value for record in shared.records("orders", order="time")] == [b"0", b"1", b"2", b"3"]
+    assert shared.records(shared.topic("orders")) == found, "the real name is understood too"
+    assert shared.records("nothing was ever sent there") == []
+
+
+def test_records_that_are_not_committed_are_left_out_when_asked(shared: Kafka) -> None:
+    shared.create_topic("orders")
+    log = shared.logdir.partition(shared.topic("orders"), 0)
+
+    for value, is_committed in ((b"aborted", False), (b"committed", True)):
+        batch = encode([(None, value, (), 0)], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        log.append_batch(batch, check_sequence=False)
+        log.end_transaction(7, 0, commit=is_committed)
+    assert [record.value for record in shared.records("orders")] == [b"aborted", b"committed"]
+    assert [record.value for record in shared.records("orders", isolation="read_committed")] == [b"committed"]
+    with pytest.raises(AssertionError, match="1 of 2 records came") as met:
+        shared.wait_for("orders", 2, timeout=0, isolation="read_committed")
+    assert "transactions that are open or aborted" in str(met.value)
+
+
+def test_what_a_test_appends_reaches_consumers(shared: Kafka) -> None:
+    assert shared.append("orders", b"4 apples", key=b"anna").offset == 0
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": shared.bootstrap_servers,
+            "group.id": shared.group("billing"),
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe([shared.topic("orders")])
+    message = consumer.poll(DEADLINE_S)
+    assert (message.key(), message.value()) == (b"anna", b"4 apples")
+    consumer.close()
+    assert len(shared.logdir.partitions(shared.topic("orders"))) == 3
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_ends_when_what_it_waits_for_is_there(shared: Kafka) -> None:
+    def produce() -> None:
+        client = producer(shared)
+        for at in range(10):
+            client.produce(shared.topic("orders"), b"%d" % at, partition=at % 3)
+            client.flush(DEADLINE_S)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    found = shared.wait_for("orders", 10, timeout=DEADLINE_S)
+    thread.join()
+    assert sorted(record.value or b"" for record in found) == [b"%d" % at for at in range(10)]
+    assert shared.wait_for("orders", 3, timeout=0) == found, "all that are there, not only as many as asked for"
+
+
+def test_a_wait_is_woken_by_the_broker(shared: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by looking again: with the time between two looks out of reach the wait ends all the same."""
+    monkeypatch.setattr(netshim.testing, "_LOOK_S", DEADLINE_S * 10)
+    monkeypatch.setattr(netshim.testing, "_LOOK_FOR_PARTITIONS_S", DEADLINE_S * 10)
+    for number in range(2):  # the first makes the topic
+        thread = threading.Thread(
+            target=lambda: (
+                (client := producer(shared)).produce(shared.topic("orders"), b"x") or client.flush(DEADLINE_S)
+            )
+        )
+        thread.start()
+        assert len(shared.wait_for("orders", number + 1, timeout=DEADLINE_S)) == number + 1
+        thread.join()
+    waiting = shared.server.call(shared.server.server.broker.state.fetches.waited_for)
+    assert not [key for key in waiting if key[0] == shared.topic("orders")], "nobody waits any more"
+
+
+def test_a_wait_in_an_event_loop_lets_it_go_on(shared: Kafka) -> None:
+    aiokafka = pytest.importorskip("aiokafka")
+
+    async def produce() -> None:
+        client = aiokafka.AIOKafkaProducer(bootstrap_servers=shared.bootstrap_servers)
+        await client.start()
+        for at in range(5):
+            await client.send_and_wait(shared.topic("orders"), b"%d" % at)
+        await client.stop()
+
+    async def test() -> list[Any]:
+        task = asyncio.create_task(produce())
+        found = await shared.wait_for_async("orders", 5, timeout=DEADLINE_S)
+        await task
+        return found
+
+    assert len(asyncio.run(test())) == 5
+    with pytest.raises(AssertionError, match=r"wait_for_async\('orders', 6\): 5 of 6 records came"):
+        asyncio.run(shared.wait_for_async("orders", 6, timeout=0))
+
+
+def test_a_wait_in_vain_says_what_is_there(shared: Kafka) -> None:
+    shared.create_topic("payments")
+    for at in range(7):
+        shared.append("orders", b"%d apples" % at, partition=at % 2, timestamp_ms=1_700_000_000_000 + at)
+    with pytest.raises(AssertionError) as met:
+        shared.wait_for("orders", 10, timeout=0.01)
+    text = str(met.value)
+    assert "7 of 10 records came, 3 records did not come within 0.01 s" in text
+    assert "offsets by partition {0: 4, 1: 3, 2: 0}" in text
+    assert "partition 0, offset 3, 2023-11-14T22:13:20.006+00:00, key=None, value=b'6 apples'" in text
+    assert "1 apples" not in text, "only the newest"
+    assert "other topics: payments: 0 records" in text
+    with pytest.raises(AssertionError, match=f"there is no topic {shared.topic('ordres')}\n.*orders: 7 records"):
+        shared.wait_for("ordres", 1, timeout=0)
+
+
+# -- namespaces --------------------------------------------------------------------------------------------------
+
+
+def test_namespaces_do_not_meet_and_leave_nothing(broker: Kafka) -> None:
+    with broker.namespace("test_one[a/b]") as one, broker.namespace("test_two") as two:
+        names = one.create_topic("orders"), two.create_topic("orders")
+        assert len(set(names)) == 2
+        assert all(re.fullmatch(r"t\d+-test_(one_a_b|two)-orders", name) for name in names)
+        assert one.topic(names[0]) == one.topic("orders") == names[0]
+        one.append("orders", b"x")
+        assert (one.topics(), len(one.records("orders")), len(two.records("orders"))) == (["orders"], 1, 0)
+        with pytest.raises(TopicExistsError):
+            one.create_topic("orders")
+        with pytest.raises(RuntimeError, match="shared"):
+            one.stop()
+        for each in (one, two):
+            consumer = confluent_kafka.Consumer(
+                {"bootstrap.servers": each.bootstrap, "group.id": each.group("g"), "auto.offset.reset": "earliest"}
+            )
+            offset = confluent_kafka.TopicPartition(each.topic("orders"), 0, 1)
+            consumer.commit(offsets=[offset], asynchronous=False)
+            consumer.close()
+        groups = {one.group("g"), two.group("g")}
+        assert groups == {name for name in group_names(broker) if name in groups}
+    assert not groups & set(group_names(broker))
+    assert not [name for name in broker.topics() if name in names]
+
+
+def group_names(kafka: Kafka) -> list[str]:
+    return kafka.server.call(lambda: [group.group_id for group in kafka.server.server.broker.state.groups.all()])
+
+
+def test_they_say_what_they_are(shared: Kafka, kafka: Kafka) -> None:
+    shared.append("orders", b"x")
+    shared.create_topic("payments")
+    assert f"{shared.bootstrap_servers}, topics {shared.prefix}*; orders: 1 record, payments: 0 records" in repr(shared)
+    kafka.create_topic("orders")
+    assert repr(kafka) == f"<Kafka {kafka.bootstrap_servers}; orders: 0 records>"
+    assert f"<Server {kafka.bootstrap_servers} over {kafka.logdir.path}>" in repr(kafka.server)
+    kafka.stop()
+    assert repr(kafka) == f"<Kafka stopped, was at {kafka.bootstrap_servers}>"
+    with pytest.raises(RuntimeError, match="has stopped"):
+        kafka.server.call(lambda: None)
+
+
+def test_what_is_called_in_the_brokers_thread_may_fail(shared: Kafka) -> None:
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        shared.server.call(fail)
+
+
+def test_a_broker_of_a_fixture_does_not_wait_for_the_disk(kafka_factory: Callable[..., Kafka]) -> None:
+    from logcore.fs import OS
+
+    assert isinstance(kafka_factory().server.server._fs, UnsyncedFiles)
+    assert kafka_factory(fs=OS).server.server._fs is OS
+
+
+# -- the fixtures ------------------------------------------------------------------------------------------------
+
+
+def test_one_broker_serves_a_session(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def kafka_options():
+            return {"num_partitions": 2}
+
+        @pytest.fixture(scope="session")
+        def application(kafka_session_broker):
+            return kafka_session_broker.bootstrap_servers
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        seen = set()
+
+        @pytest.mark.parametrize("number", range(3))
+        def test_shared(kafka_session, application, number):
+            assert kafka_session.bootstrap == application
+            assert kafka_session.topics() == []
+            kafka_session.create_topic("orders")
+            kafka_session.append("audit", b"x")
+            assert len(kafka_session.logdir.partitions(kafka_session.topic("audit"))) == 2
+            seen.add((kafka_session.bootstrap, kafka_session.topic("orders")))
+
+        def test_after(kafka_session_broker):
+            assert kafka_session_broker.topics() == []
+            assert len({bootstrap for bootstrap, _ in seen}) == 1
+            assert len(seen) == 3
+
+        def test_alone(kafka, application):
+            assert kafka.bootstrap != application
+            kafka.create_topic("orders")
+            assert kafka.topics() == ["orders"]
+        """
+    )
+    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=5)
+
+
+def test_the_examples_of_the_page_pass(pytester: pytest.Pytester) -> None:
+    page = blocks(Path(__file__).resolve().parents[2] / "docs" / "testing.md")
+    pytester.makepyfile("\n".join(block.text for block in page if "pytest" in block.words))
+    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_a_wait_in_vain_shows_the_test_and_not_our_frames(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_it(kafka):
+            kafka.append("orders", b"4 apples")
+            kafka.wait_for("orders", 2, timeout=0)
+        """
+    )
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    assert "1 of 2 records came" in text
+    assert "value=b'4 apples'" in text
+    assert "netshim/testing.py" not in text
