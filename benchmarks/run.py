@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
-Names: codec append scan open growth life shim spark; all of them by default. Only a whole run that is not --quick
+Names: codec append scan topic open growth life shim spark; all of them by default. Only a whole run that is not --quick
 replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
@@ -20,7 +20,7 @@ from typing import Final
 import common
 from common import Result, Settings
 
-NAMES: Final = ("codec", "append", "scan", "open", "growth", "life", "shim", "spark")
+NAMES: Final = ("codec", "append", "scan", "topic", "open", "growth", "life", "shim", "spark")
 HEADINGS: Final = ("question", "logcore", "beside", "ratio", "target", "reached")
 RESULTS: Final = Path(__file__).resolve().parent / "RESULTS.md"
 
