@@ -98,7 +98,7 @@ COVERING = $(foreach name,log segments_of_logs shortening refusals recovery reco
 # Spark needs Java 17 or newer. Where there is none, PyPI has one.
 DEMO = arrow,cli
 SPARK = $(DEMO),spark$(JAVA)
-TESTED = $(DEMO),spark,testing$(JAVA)
+TESTED = $(DEMO),sql,spark,testing$(JAVA)
 JAVA = $(shell "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version >/dev/null 2>&1 || echo ,java)
 
 # A failure to say which kernels are active is no reason not to run.

@@ -25,7 +25,7 @@ LINKED = [
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "changes").glob("*.md")),
 ]
-NEEDED = ("click", "confluent_kafka", "polars", "pyarrow")
+NEEDED = ("click", "confluent_kafka", "duckdb", "polars", "pyarrow")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "spark.md"], ids=lambda page: page.name)

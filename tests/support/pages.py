@@ -41,6 +41,9 @@ def shell(text: str, directory: Path) -> None:
     (commands / "logcore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m logcore "$@"\n')
     (commands / "logcore").chmod(0o755)
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    # A page starts logcore dozens of times; compiling it and what it imports each time takes a second or two.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(commands / "compiled")
     done = subprocess.run(
         ["sh", "-e", "-c", text], cwd=directory, env=environment, capture_output=True, text=True, check=False
     )

@@ -20,8 +20,10 @@ import click
 
 import logcore
 from logcore.cli.care import compact, dump, recover, retention, scrub, verify
+from logcore.cli.export import export
 from logcore.cli.program import DAMAGED, Group, json_option
 from logcore.cli.reading import read, tail
+from logcore.cli.sql import sql
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.cli.topics import topic
 from logcore.cli.writing import append
@@ -143,6 +145,6 @@ def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None
 
 #: In the order of `logcore --help`.
 for _command in (
-    append, read, tail, dump, verify, recover, info, topic, compact, scrub, retention, bench, demo
+    append, read, tail, sql, export, dump, verify, recover, info, topic, compact, scrub, retention, bench, demo
 ):  # fmt: skip
     main.add_command(_command)

@@ -13,6 +13,7 @@ CODECS: Final = {"gzip": "zlib", "snappy": "cramjam", "lz4": "lz4", "zstd": "zst
 EXTRAS: Final = {
     "arrow": ("pyarrow",),
     "cli": ("click", "rich"),
+    "sql": ("click", "duckdb", "pyarrow"),
     "spark": ("pyspark", "pyarrow"),
     "testing": ("pytest", "hypothesis"),
 }

@@ -23,9 +23,9 @@ import click
 
 import logcore
 from logcore.cli.program import directory_argument, full_option, json_option
-from logcore.cli.sources import Source, open_source, topic_argument
+from logcore.cli.sources import Source, from_option, isolation_option, open_source, to_option, topic_argument
 from logcore.cli.terminal import Lines, cells, fitted, plain_text, terminal_columns, time_text, to_json, wants_json
-from logcore.cli.where import Where
+from logcore.cli.where import Where, where_option
 
 #: Of a record that is cut, so many columns stay however narrow the terminal is.
 _LEAST_COLUMNS: Final = 24
@@ -33,26 +33,6 @@ _LEAST_COLUMNS: Final = 24
 #: What is printed: a record of the directory of one partition, or of a topic.
 _Found = logcore.Record | logcore.TopicRecord
 
-from_option = click.option(
-    "--from", "start", default="earliest", show_default=True, help="Offset, earliest, time, or age as -10m."
-)
-to_option = click.option(
-    "--to", "end", default="latest", show_default=True, help="The same; the record there is not given."
-)
-where_option = click.option(
-    "--where",
-    "conditions",
-    metavar="CONDITION",
-    multiple=True,
-    help="Only records with key=TEXT, value~REGEX, header.NAME!=TEXT, ... Repeatable: all have to hold.",
-)
-isolation_option = click.option(
-    "--isolation",
-    type=click.Choice(["read_uncommitted", "read_committed"]),
-    default="read_uncommitted",
-    show_default=True,
-    help="read_committed leaves out what transactions aborted or have not ended.",
-)
 _format_option = click.option(
     "-f",
     "--format",

@@ -51,6 +51,19 @@ def complete_topic_or_file(
 
 
 topic_argument = click.argument("topic", metavar="[TOPIC[:PARTITION]]", required=False, shell_complete=complete_topic)
+from_option = click.option(
+    "--from", "start", default="earliest", show_default=True, help="Offset, earliest, time, or age as -10m."
+)
+to_option = click.option(
+    "--to", "end", default="latest", show_default=True, help="The same; the record there is not given."
+)
+isolation_option = click.option(
+    "--isolation",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    default="read_uncommitted",
+    show_default=True,
+    help="read_committed leaves out what transactions aborted or have not ended.",
+)
 
 
 @attrs.frozen

@@ -36,6 +36,14 @@ _CONDITION: Final = re.compile(
 )
 _HELP: Final = "expected key, value or header.NAME with =TEXT, !=TEXT, ~REGEX or !~REGEX; alone, or with ! before it"
 
+where_option = click.option(
+    "--where",
+    "conditions",
+    metavar="CONDITION",
+    multiple=True,
+    help="Only records with key=TEXT, value~REGEX, header.NAME!=TEXT, ... Repeatable: all have to hold.",
+)
+
 
 @attrs.frozen
 class Condition:

@@ -1,0 +1,110 @@
+"""Records as Arrow batches, for `logcore sql` and `logcore export`: chosen columns, keys and values as text or bytes.
+
+Rules:
+- Text is what UTF-8 says. A piece that is not UTF-8 is shown with each byte that is none of printable ASCII as \\xFF,
+  as DuckDB shows bytes.
+- Memory is bounded: a batch holds some thousand records, whatever the log holds.
+
+This module needs pyarrow, and imports it when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from logcore.cli.where import Where
+from logcore.format.columns import arrow_schema
+from logcore.log import Log
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def schema_of(columns: Sequence[str], *, is_text: bool) -> pyarrow.Schema:
+    """Of the batches that batches_of() gives. Raises MissingDependencyError without pyarrow."""
+    schema = arrow_schema(columns)
+    if not is_text:
+        return schema
+    import pyarrow as pa
+
+    texts = {
+        "key": pa.string(),
+        "value": pa.string(),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])),
+    }
+    return pa.schema([(field.name, texts.get(field.name, field.type)) for field in schema])
+
+
+def batches_of(
+    logs: Mapping[int, Log],
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+    columns: Sequence[str],
+    *,
+    is_text: bool,
+    where: Where | None = None,
+    isolation: Any = "read_uncommitted",
+    tick: Callable[[int], None] | None = None,
+) -> Iterator[pyarrow.RecordBatch]:
+    """The records of some partitions, one partition after the other. tick: called with each number that was read."""
+    schema = schema_of(columns, is_text=is_text)
+    for number, log in logs.items():
+        for part in log.scan(starts[number], ends[number], isolation=isolation):
+            passing = part if where is None else where.select(part)
+            if len(passing):
+                batch = passing.to_arrow(columns)
+                yield _as_text(batch, schema) if is_text else batch
+            if tick is not None:
+                tick(len(part))
+
+
+def grouped(
+    batches: Iterable[pyarrow.RecordBatch], *, most_rows: int, most_bytes: int
+) -> Iterator[list[pyarrow.RecordBatch]]:
+    """Batches in groups, each closed as soon as it reaches one of the limits."""
+    group: list[pyarrow.RecordBatch] = []
+    rows = 0
+    size_bytes = 0
+    for batch in batches:
+        group.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= most_rows or size_bytes >= most_bytes:
+            yield group
+            group = []
+            rows = 0
+            size_bytes = 0
+    if group:
+        yield group
+
+
+def _as_text(batch: pyarrow.RecordBatch, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    import pyarrow as pa
+
+    arrays = []
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        if name in ("key", "value"):
+            array = _text_array(array)
+        elif name == "headers":
+            pairs = array.values
+            named = [pairs.field("key"), _text_array(pairs.field("value"))]
+            array = pa.ListArray.from_arrays(array.offsets, pa.StructArray.from_arrays(named, ["key", "value"]))
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _text_array(array: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:  # some piece is not UTF-8
+        return pa.array([None if piece is None else _text(piece) for piece in array.to_pylist()], pa.string())
+
+
+def _text(piece: bytes) -> str:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02X}" for byte in piece)

@@ -1,0 +1,220 @@
+"""`logcore export`: the records of a partition or topic as one file of Parquet, Arrow, CSV or NDJSON.
+
+Rules:
+- The file gets its name when it is whole and on disk; a run that is cut off leaves no half file under that name.
+- A file that is there is not replaced unless --force says so.
+- Memory is bounded, whatever the log holds.
+- NDJSON is what `read` gives, and what `append --format ndjson` takes.
+
+The columns are those of a scan of a topic: topic, partition, offset, timestamp, key, value, headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import click
+
+from logcore.cli.arrow import batches_of, grouped, schema_of
+from logcore.cli.program import directory_argument, fail, json_option
+from logcore.cli.sources import Source, from_option, isolation_option, open_source, topic_argument
+from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
+from logcore.cli.where import Where, where_option
+from logcore.format.columns import TOPIC_COLUMNS
+from logcore.inspect.dump import shown_record
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: One row group of a Parquet file, and so the most that is held in memory.
+_GROUP_ROWS: Final = 1 << 20
+_GROUP_BYTES: Final = 64 << 20
+
+
+@click.command()
+@directory_argument
+@topic_argument
+@click.option(
+    "--to",
+    "target",
+    metavar="FILE",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="What to write: .parquet, .arrow, .csv or .ndjson.",
+)
+@from_option
+@click.option("--until", "end", default="latest", show_default=True, help="As --from; the record there is not given.")
+@where_option
+@isolation_option
+@click.option("--text", "is_text", is_flag=True, help="Keys and values as text in .parquet and .arrow, as in .csv.")
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@json_option
+def export(
+    directory: str,
+    topic: str | None,
+    target: str,
+    start: str,
+    end: str,
+    conditions: tuple[str, ...],
+    isolation: Any,
+    is_text: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the records of a partition or topic to a file, whose suffix says the format.
+
+    \b
+    .parquet         columns topic, partition, offset, timestamp, key, value, headers; .arrow has the same
+    .csv             the same as text; bytes that are not UTF-8 as \\xFF, headers as JSON, null as nothing
+    .ndjson, .jsonl  a record a line, as `logcore read` gives it and `append --format ndjson` takes it
+
+    DIR, TOPIC, --from, --until and --where are those of `logcore read`, where --until is called --to.
+    """
+    write = _WRITERS.get(os.path.splitext(target)[1].lower())
+    if write is None:
+        raise click.BadParameter(f"expected a suffix of {', '.join(_WRITERS)}, found {target!r}", param_hint="'--to'")
+    if os.path.exists(target) and not force:
+        fail(f"{target} is there already", "choose another name, or replace it with --force")
+    where = Where.parse(conditions)
+    with contextlib.ExitStack() as stack:
+        source = open_source(stack, directory, topic)
+        now_ms = time.time_ns() // 1_000_000
+        starts = source.places(start, now_ms)
+        ends = source.places(end, now_ms)
+        total = sum(max(0, ends[number] - starts[number]) for number in ends)
+        tick = stack.enter_context(progress("exporting", total))
+        # Beside the target, because a rename does not leave a file system.
+        beside = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{os.getpid()}.part")
+        try:
+            count = write(_Job(source, starts, ends, where, isolation, is_text, tick), beside)
+            _sync(beside)
+            os.replace(beside, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+    size_bytes = os.path.getsize(target)
+    if wants_json(as_json):
+        with Lines() as out:
+            out.write(to_json({"path": target, "records": count, "size_bytes": size_bytes}))
+    else:
+        click.echo(f"{count:,} records written to {target} ({size_text(size_bytes)})")
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@attrs.frozen
+class _Job:
+    """What is exported. tick: called with each number of records that is done."""
+
+    source: Source
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    where: Where | None
+    isolation: Any
+    is_text: bool
+    tick: Callable[[int], None]
+
+    def batches(self, *, is_text: bool) -> Iterator[pyarrow.RecordBatch]:
+        return batches_of(
+            self.source.logs,
+            self.starts,
+            self.ends,
+            TOPIC_COLUMNS,
+            is_text=is_text,
+            where=self.where,
+            isolation=self.isolation,
+            tick=self.tick,
+        )
+
+
+def _write_parquet(job: _Job, path: str) -> int:
+    schema = schema_of(TOPIC_COLUMNS, is_text=job.is_text)
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    count = 0
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for group in grouped(job.batches(is_text=job.is_text), most_rows=_GROUP_ROWS, most_bytes=_GROUP_BYTES):
+            table = pa.Table.from_batches(group)
+            writer.write_table(table, row_group_size=table.num_rows)
+            count += table.num_rows
+    return count
+
+
+def _write_arrow(job: _Job, path: str) -> int:
+    schema = schema_of(TOPIC_COLUMNS, is_text=job.is_text)
+    import pyarrow as pa
+
+    count = 0
+    with pa.ipc.new_file(path, schema) as writer:
+        for batch in job.batches(is_text=job.is_text):
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
+
+
+def _write_csv(job: _Job, path: str) -> int:
+    """Texts are quoted, and null is nothing, so that it is not the empty text."""
+    schema = schema_of(TOPIC_COLUMNS, is_text=True)
+    import pyarrow as pa
+    import pyarrow.compute
+    import pyarrow.csv
+
+    compute: Any = pyarrow.compute  # its functions are made when it is imported, where no checker sees them
+
+    headers = schema.get_field_index("headers")
+    timestamp = schema.get_field_index("timestamp")
+    flat = schema.set(headers, pa.field("headers", pa.string())).set(timestamp, pa.field("timestamp", pa.string()))
+    options = pyarrow.csv.WriteOptions(quoting_style="needed")
+    count = 0
+    with pyarrow.csv.CSVWriter(path, flat, write_options=options) as writer:
+        for batch in job.batches(is_text=True):
+            arrays = list(batch.columns)
+            texts: list[str | None] = [None] * batch.num_rows
+            if len(arrays[headers].values):
+                texts = [to_json(pairs) if pairs else None for pairs in arrays[headers].to_pylist()]
+            arrays[headers] = pa.array(texts, pa.string())
+            times = arrays[timestamp]
+            is_none = compute.less(times.cast(pa.int64()), 0)
+            # strftime would take ten times as long.
+            shown = compute.replace_substring(times.cast(pa.string()), " ", "T")
+            arrays[timestamp] = compute.if_else(is_none, pa.scalar(None, pa.string()), shown)
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=flat))
+            count += batch.num_rows
+    return count
+
+
+def _write_ndjson(job: _Job, path: str) -> int:
+    count = 0
+    with open(path, "wb") as file:
+        for number, log in job.source.logs.items():
+            for part in log.scan(job.starts[number], job.ends[number], isolation=job.isolation):
+                passing = part if job.where is None else job.where.select(part)
+                lines = [
+                    to_json({"topic": job.source.topic, "partition": number, **shown_record(record)})
+                    for record in passing.records()
+                ]
+                file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+                count += len(lines)
+                job.tick(len(part))
+    return count
+
+
+_WRITERS: Final[dict[str, Callable[[_Job, str], int]]] = {
+    ".parquet": _write_parquet,
+    ".arrow": _write_arrow,
+    ".csv": _write_csv,
+    ".ndjson": _write_ndjson,
+    ".jsonl": _write_ndjson,
+}

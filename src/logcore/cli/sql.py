@@ -1,0 +1,192 @@
+"""`logcore sql`: the topics of a directory as tables of DuckDB.
+
+Rules:
+- A topic is opened when a query reads it. DuckDB says which columns and rows it needs; only these columns are made.
+- Every reading of a topic in one command ends at the same offsets.
+- Logs are opened read-only, and nothing is written to them.
+
+This module parses no SQL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+import logcore
+from logcore.cli.program import fail, full_option, json_option
+from logcore.cli.terminal import Lines, print_table, to_json, wants_json
+from logcore.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Columns of a table, the cheapest first: DuckDB counts rows by it.
+_COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
+#: Rows that a terminal is shown; a table of more takes long to draw and nobody's eyes.
+_MOST_SHOWN: Final = 1_000
+#: Up to so many topics all are tables; of more those that the query may name, since each takes a millisecond.
+_MOST_TABLES: Final = 100
+#: header(headers, 'trace'): the first header of that name.
+_MACRO: Final = "create macro header(headers, name) as [one.value for one in headers if one.key = name][1]"
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("query")
+@click.option("--bytes", "is_bytes", is_flag=True, help="Keys and values as BLOB, not as text.")
+@click.option("--csv", "as_csv", is_flag=True, help="CSV with a row of names, at a terminal as well.")
+@full_option
+@json_option
+def sql(directory: str, query: str, is_bytes: bool, as_csv: bool, full: bool, as_json: bool) -> None:
+    """Run SQL over the topics of a directory, each a table: logcore sql data 'select count(*) from orders'.
+
+    Columns: partition, offset, timestamp, key, value, headers. Keys and values are text; what is not UTF-8 shows its
+    bytes as \\xFF. header(headers, 'trace') is a header, value->>'$.price' a field of JSON. A name such as "my-topic"
+    stands in double quotes. Needs the extra sql; the language is DuckDB's.
+    """
+    duckdb = _duckdb()
+    with contextlib.ExitStack() as stack:
+        logdir = stack.enter_context(logcore.open_dir(directory, read_only=True))
+        connection = stack.enter_context(contextlib.closing(duckdb.connect()))
+        _register(connection, logdir, query, is_text=not is_bytes)
+        try:
+            for statement in connection.extract_statements(query):
+                result = connection.sql(statement.query)
+                if result is not None:
+                    _print(_reader(result), as_csv, full, as_json)
+                    del result
+        except duckdb.InterruptException:
+            raise KeyboardInterrupt from None
+        except duckdb.Error as error:
+            _fail(error, logdir.topics())
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+        import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise MissingDependencyError("sql needs duckdb and pyarrow: pip install 'logcore[sql]'") from error
+    return duckdb
+
+
+def _register(connection: Any, logdir: logcore.LogDir, query: str, *, is_text: bool) -> None:
+    from logcore.cli.dataset import TopicDataset
+
+    lowered = query.lower()
+    topics = logdir.topics()
+    folded: dict[str, str] = {}
+    for topic in topics:
+        twin = folded.setdefault(topic.lower(), topic)
+        if twin != topic and topic.lower() in lowered:
+            fail(f"{twin} and {topic} differ only in case, which SQL cannot tell apart", None)
+        if len(topics) <= _MOST_TABLES or topic.lower() in lowered:
+            connection.register(topic, TopicDataset(logdir, topic, _COLUMNS, is_text=is_text))
+    connection.execute(_MACRO)
+    with contextlib.suppress(Exception):  # without its extension for time zones the system's zone stays
+        connection.execute("set TimeZone = 'UTC'")
+
+
+def _fail(error: Exception, topics: list[str]) -> None:
+    """In one line what DuckDB says in several, and what to do about a name."""
+    text = str(error)
+    message = text.split("\n\n", maxsplit=1)[0].replace("\n", " ")
+    unknown = re.search(r'Table with name "?([^" ]+)"? does not exist', text)
+    advice = None
+    if unknown is not None:
+        name = unknown[1]
+        near = difflib.get_close_matches(name, topics, 1)
+        if name in topics:
+            advice = f'write the name in double quotes: "{name}"'
+        elif near:
+            message = f"there is no topic {name!r}; did you mean {near[0]!r}?"
+        else:
+            message = f"there is no topic {name!r}"
+            advice = f"there are {', '.join(topics[:10])}" if topics else "the directory has no topics"
+    elif any(not re.fullmatch(r"\w+", topic) and topic in text for topic in topics):
+        advice = "names with '-' or '.' stand in double quotes, and the query in single ones"
+    fail(message, advice)
+
+
+def _reader(result: Any) -> pyarrow.RecordBatchReader:
+    import pyarrow as pa
+
+    return pa.RecordBatchReader.from_stream(result)
+
+
+def _print(reader: pyarrow.RecordBatchReader, as_csv: bool, full: bool, as_json: bool) -> None:
+    names = reader.schema.names
+    if as_csv:
+        import csv
+        import io
+
+        with Lines() as out:
+            for row in _with_first(names, _rows(reader)):
+                line = io.StringIO()
+                csv.writer(line, lineterminator="\n").writerow(map(_cell, row))
+                out.write_bytes(line.getvalue().encode("utf-8", "replace"))
+    elif wants_json(as_json):
+        with Lines() as out:
+            for row in _rows(reader):
+                out.write(to_json(dict(zip(names, row, strict=True))))
+    else:
+        shown: list[list[Any]] = []
+        for row in _rows(reader):
+            if len(shown) == _MOST_SHOWN:
+                click.echo(f"the first {_MOST_SHOWN:,} rows; add a LIMIT, or write all to a file with --csv", err=True)
+                break
+            shown.append(list(map(_cell, row)))
+        numbers = [slot for slot, field in enumerate(reader.schema) if _is_number(field.type)]
+        print_table(names, shown, right=numbers, full=full)
+
+
+def _with_first(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rows
+
+
+def _rows(reader: pyarrow.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
+    """Rows of what JSON can say."""
+    for batch in reader:
+        columns = [[_plain(value) for value in column.to_pylist()] for column in batch.columns]
+        yield from zip(*columns, strict=True)
+
+
+def _plain(value: Any) -> Any:
+    from datetime import UTC, date, datetime, time
+    from decimal import Decimal
+
+    from logcore.inspect.dump import shown
+
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        return shown(value)
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        precision = "microseconds" if value.microsecond % 1000 else "milliseconds"
+        return value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+def _cell(value: Any) -> Any:
+    return to_json(value) if isinstance(value, dict | list) else value
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
