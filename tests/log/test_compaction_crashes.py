@@ -428,7 +428,7 @@ def test_an_index_that_is_in_its_place_stays_when_another_was_left_over() -> Non
             log.append(b"%d" % number * 10, key=b"k")
         before = pairs(log)
     index = disk.content(f"t-0/{0:020d}.index")
-    disk.replace(f"t-0/{0:020d}.index.swap", b"\x7f" * 8)
+    disk.put(f"t-0/{0:020d}.index.swap", b"\x7f" * 8)
     with open_log(disk) as log:
         assert pairs(log) == before
         assert disk.content(f"t-0/{0:020d}.index") == index != b""

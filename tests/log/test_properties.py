@@ -202,7 +202,7 @@ def test_P15_P16_a_broken_index_costs_time_only(content: bytes) -> None:
     disk = written()
     for path in disk.files():
         if path.endswith("index"):
-            disk.replace(path, content)
+            disk.put(path, content)
     with opened(disk) as log:
         assert [log.get(at).offset for at in range(30)] == list(range(30))
         assert [log.offset_for_timestamp(1_000 + at) for at in range(30)] == list(range(30))
@@ -260,7 +260,7 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
     else:
         disk.kill()
         data = disk.files()[newest(disk)]
-        disk.replace(newest(disk), data[: max(0, len(data) - lost)])
+        disk.put(newest(disk), data[: max(0, len(data) - lost)])
     entries = struct.iter_unpack(">ii", bytes(load(disk, f"t-0/{1:020d}.index", OffsetIndex)))
     has_use = any(1 + offset < point for offset, _ in entries)
     config |= {"segment.ms": 15, "segment.index.bytes": index_bytes}
@@ -381,14 +381,14 @@ def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_
         point = log.recovery_point
     before = disk.files()[path]
     assert point == 30
-    disk.replace(path, before + b"garbage")
+    disk.put(path, before + b"garbage")
     with opened(disk, config={}) as log:
         report = log.recovery_report
         assert report is not None and report.quarantine_path is not None
         assert disk.files()[report.quarantine_path] == b"garbage"
         assert disk.files()[path] == before
     disk.flip(path, 100)
-    disk.replace(path, disk.files()[path][:-1])
+    disk.put(path, disk.files()[path][:-1])
     damaged = disk.files()
     with pytest.raises(logcore.CorruptLogError):
         opened(disk, config={})

@@ -334,7 +334,7 @@ def test_an_index_of_aborted_transactions_that_are_not_there_goes() -> None:
         log.append(b"x")
         disk.kill()
     path = f"t-0/{0:020d}.txnindex"
-    disk.replace(path, np.array([(0, 7, 0, 0, 0)], TXN_ENTRY).tobytes())
+    disk.put(path, np.array([(0, 7, 0, 0, 0)], TXN_ENTRY).tobytes())
     with logcore.open("t-0", fs=disk):
         assert not disk.exists(path)
 

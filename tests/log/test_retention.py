@@ -215,7 +215,7 @@ def test_producers_outlive_their_batches(closes: bool) -> None:
         log.roll()
         log.delete_records(2)
     for path in [path for path in disk.files() if path.endswith(f"{1:020d}.snapshot")]:
-        disk.replace(path, None)  # of the close, if there was one
+        disk.put(path, None)  # of the close, if there was one
     with logcore.open("t-0", fs=disk) as log:
         assert log.append_batch(batch).offset == 0, "a duplicate"
         with pytest.raises(logcore.OutOfOrderSequenceError):

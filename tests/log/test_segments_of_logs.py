@@ -529,7 +529,7 @@ def test_a_growing_segment_finds_what_is_there(
     ]
     disk = SimulatedDisk({f"{name}.log": b""})
     if index is not None:
-        disk.replace(f"{name}.index", b"".join(struct.pack(">ii", *entry) for entry in sorted(entries)) + bytes(16))
+        disk.put(f"{name}.index", b"".join(struct.pack(">ii", *entry) for entry in sorted(entries)) + bytes(16))
     segment, handle = GrowingSegment(disk, "t-0", base), disk.open(f"{name}.log", write=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logcore.segment._SEEK_BYTES", seek_bytes)

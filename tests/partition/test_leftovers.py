@@ -19,7 +19,7 @@ from support.torn import LOG, killed
 
 def test_a_lost_time_index_is_not_taken_for_one_without_times() -> None:
     disk = killed([*range(1000, 1050), *[-1] * 50])
-    disk.replace(f"/t-0/{0:020d}.timeindex", b"")
+    disk.put(f"/t-0/{0:020d}.timeindex", b"")
     with logcore.open("t-0", fs=disk, config={"index.interval.bytes": 100}) as log:
         assert log.offset_for_timestamp(1010) == 10
         assert log.writer.active.largest_timestamp == 1049
@@ -27,8 +27,8 @@ def test_a_lost_time_index_is_not_taken_for_one_without_times() -> None:
 
 def test_a_log_that_is_made_anew_has_one_file_open() -> None:
     disk = killed([1000] * 20)
-    disk.replace("/t-0/logcore.unsynced", b"")
-    disk.replace("/recovery-point-offset-checkpoint", None)
+    disk.put("/t-0/logcore.unsynced", b"")
+    disk.put("/recovery-point-offset-checkpoint", None)
     with logcore.open("t-0", fs=disk) as log:
         assert sum(path.endswith((LOG, ".tmp")) for path in disk.open_handles) == 1
         assert len(list(log.read(0))) == 20
@@ -55,12 +55,12 @@ def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> Non
     """Memory may be all that has them."""
     config = {"segment.bytes": 300}
     disk = killed([1000] * 6, **config)
-    disk.replace("/t-0/logcore.unsynced", b"")
-    disk.replace("/recovery-point-offset-checkpoint", None)
+    disk.put("/t-0/logcore.unsynced", b"")
+    disk.put("/recovery-point-offset-checkpoint", None)
     before = {path: disk.identity(path) for path in disk.files() if path.endswith(".log")}
     last = max(before)
     disk.flip(last, 70)
-    disk.replace("/t-0/logcore.policy", b'{"durability": "always", "max_bytes": 1, "dense_from": 0}')
+    disk.put("/t-0/logcore.policy", b'{"durability": "always", "max_bytes": 1, "dense_from": 0}')
     with logcore.open("t-0", fs=disk, config=config, on_corruption="quarantine") as log:
         assert log.recovery_report is not None and log.recovery_report.damage
         assert all(disk.identity(path) != number for path, number in before.items())
@@ -76,7 +76,7 @@ def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None
         log.append_batch(encode(rows, transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
         log.end_transaction(5, 0, commit=False)
     name = f"/t-0/{0:020d}"
-    disk.replace(name + ".log", disk_of_kafka.files()[name + ".log"])
+    disk.put(name + ".log", disk_of_kafka.files()[name + ".log"])
     with logcore.open("t-0", fs=disk, config=config) as log:
         assert len(list(log.read(0, isolation="read_committed"))) == 6
     assert len(disk.files()[name + ".txnindex"]) == 34
@@ -111,11 +111,11 @@ def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) ->
     assert len([path for path in sound if path.endswith(".txnindex")]) > 1
     for path in sound:
         if path.endswith(".timeindex"):
-            disk.replace(path, b"\x11" * 12 + b"\x7f" * 12)
+            disk.put(path, b"\x11" * 12 + b"\x7f" * 12)
         elif path.endswith(".txnindex"):
-            disk.replace(path, b"")
+            disk.put(path, b"")
         else:
-            disk.replace(path, b"\0\0\0\x01\0\0\0\x05" + b"\x7f" * 80)
+            disk.put(path, b"\0\0\0\x01\0\0\0\x05" + b"\x7f" * 80)
     disk.unlink("/d/.kafka_cleanshutdown")
     disk.unlink("/d/recovery-point-offset-checkpoint")
     disk.unlink("/d/t-0/logcore.policy")  # only Kafka was here

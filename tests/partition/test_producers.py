@@ -576,6 +576,6 @@ def test_an_empty_snapshot_says_that_nobody_is_known() -> None:
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
     (path,) = (path for path in disk.files() if path.endswith(".snapshot"))
-    disk.replace(path, Producers().pack())
+    disk.put(path, Producers().pack())
     with logcore.open("t-0", fs=disk) as log:
         assert len(log.writer.producers.known()) == 0

@@ -645,7 +645,7 @@ def test_a_log_that_lost_its_end_gives_no_offset_out_again(tmp_path: Path, kept:
 def test_a_directory_with_a_log_that_did_not_open_is_not_called_clean() -> None:
     """Kafka would believe the indexes in it."""
     disk = SimulatedDisk({f"b-0/{LOG}": b"", "recovery-point-offset-checkpoint": b"0\n1\nb 0 5\n"})
-    disk.replace("/.kafka_cleanshutdown", b"{}")
+    disk.put("/.kafka_cleanshutdown", b"{}")
     with logcore.open("a-0", create=True, fs=disk) as log:
         log.append(b"x")
     assert disk.exists("/.kafka_cleanshutdown")

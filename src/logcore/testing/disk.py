@@ -248,7 +248,7 @@ class SimulatedDisk:
         if self._asked is not None:
             self._asked.questions |= dict.fromkeys((path, True) for path in self._asked.nodes)
 
-    def replace(self, path: str, content: bytes | None) -> None:
+    def put(self, path: str, content: bytes | None) -> None:
         """Puts other content into a file, or (None) removes it, durably and behind everybody's back."""
         if content is None:
             directory, name = self._place(path)
