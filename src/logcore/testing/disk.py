@@ -31,7 +31,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 
@@ -40,6 +40,9 @@ from logcore.fs import Data, Lock, Shared, Watch, _raise, _raise_sync
 from logcore.testing.crashstates import SECTOR, Kind, Moment, Names, Tree
 from logcore.testing.faults import FaultPlan, Operation
 from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
+
+if TYPE_CHECKING:
+    from logcore.testing.known import Asked
 
 #: Writes of the same place in a row that are remembered.
 _REWRITES: Final = 3
@@ -91,31 +94,6 @@ class CrashState:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{path}: {len(data)}" for path, data in sorted(self.files.items()) if data is not None)
         return f"<CrashState {self.kind}: {self.what}; {sizes}>"
-
-
-class Asked:
-    """What a function asked a disk about the files that were there when it began, in order: (path, True) for the
-    content, (path, False) for the size.
-    """
-
-    def __init__(self, disk: SimulatedDisk) -> None:
-        self.nodes = disk._nodes()
-        self.questions: dict[tuple[str, bool], None] = {}
-        self.written: set[File] = set()
-        self._blank: set[File] = set()  # cut to nothing: what was in it plays no part any more
-        self._paths: dict[Node, list[str]] = {}
-        for path, node in self.nodes.items():
-            self._paths.setdefault(node, []).append(path)
-
-    def ask(self, file: Node, is_whole: bool) -> None:
-        if file not in self._blank:
-            for path in self._paths.get(file, ()):
-                self.questions[path, is_whole] = None
-
-    def cut(self, file: File, size: int) -> None:
-        self.written.add(file)
-        if size == 0:
-            self._blank.add(file)
 
 
 _Failure = type[StorageReadError] | type[StorageWriteError]

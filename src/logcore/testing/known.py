@@ -9,9 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from logcore.testing.disk import Asked, SimulatedDisk
+from logcore.testing.disk import SimulatedDisk
+from logcore.testing.nodes import File, Node
 
 Result = TypeVar("Result")
+
+
+class Asked:
+    """What a function asked a disk about the files that were there when it began, in order: (path, True) for the
+    content, (path, False) for the size.
+    """
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.nodes = disk._nodes()
+        self.questions: dict[tuple[str, bool], None] = {}
+        self.written: set[File] = set()
+        self._blank: set[File] = set()  # cut to nothing: what was in it plays no part any more
+        self._paths: dict[Node, list[str]] = {}
+        for path, node in self.nodes.items():
+            self._paths.setdefault(node, []).append(path)
+
+    def ask(self, file: Node, is_whole: bool) -> None:
+        if file not in self._blank:
+            for path in self._paths.get(file, ()):
+                self.questions[path, is_whole] = None
+
+    def cut(self, file: File, size: int) -> None:
+        self.written.add(file)
+        if size == 0:
+            self._blank.add(file)
 
 
 class _Question:
