@@ -33,12 +33,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import attrs
-
 from logcore.errors import LogLockedError, StorageReadError, StorageWriteError
-from logcore.fs import Data, Lock, Shared, Watch, _raise, _raise_sync
+from logcore.fs import Data, Lock, Watch, _raise, _raise_sync
 from logcore.testing.crashstates import SECTOR, Kind, Moment, Names, Tree
 from logcore.testing.faults import FaultPlan, Operation
+from logcore.testing.locks import DiskWatch, LockMembers, MemberLock
 from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class SimulatedDisk:
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
         self._next_handle = itertools.count(3)
-        self._locks: dict[Directory, _LockMembers] = {}
+        self._locks: dict[Directory, LockMembers] = {}
         self._journal: list[Naming] = []
         self._dirty: dict[File, None] = {}
         self._newest: File | None = None  # whose change came last; None when it was one of names
@@ -799,20 +798,20 @@ class SimulatedDisk:
         with self._mutex:
             self._ask("lock", directory)
             node = self._directory(directory, StorageWriteError)
-            held = self._locks.setdefault(node, _LockMembers())
+            held = self._locks.setdefault(node, LockMembers())
             if member in held.members:
                 raise LogLockedError(
                     "this process has the log open for writing already", path=posixpath.join(directory, member)
                 )
             held.members.add(member)
-            return _MemberLock(self, node, held, member)
+            return MemberLock(self, node, held, member)
 
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Nothing: a process that forks has two of these disks then."""
 
     def watch(self, *directories: str) -> Watch:
         """Tells of changes anywhere on the disk. Where there was none, the time that it was to wait passes at once."""
-        return _Watch(self)
+        return DiskWatch(self)
 
     # -- to and from real directories ----------------------------------------------------------------------------
 
@@ -835,43 +834,3 @@ class SimulatedDisk:
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-
-
-@attrs.define(eq=False)
-class _LockMembers:
-    members: set[str] = attrs.field(factory=set)
-    shared: Shared = attrs.field(factory=Shared)
-
-
-class _MemberLock:
-    def __init__(self, disk: SimulatedDisk, node: Directory, held: _LockMembers, member: str) -> None:
-        self._disk, self._node, self._held, self._member = disk, node, held, member
-        self.shared = held.shared
-
-    @property
-    def is_last(self) -> bool:
-        return self._held.members <= {self._member}
-
-    def release(self) -> None:
-        with self._disk._mutex:
-            self._held.members.discard(self._member)
-            if not self._held.members and self._disk._locks.get(self._node) is self._held:
-                del self._disk._locks[self._node]
-
-
-class _Watch:
-    def __init__(self, disk: SimulatedDisk) -> None:
-        self._disk = disk
-        self._seen = len(disk.operations)
-
-    def wait(self, timeout: float | None) -> bool:
-        time.sleep(0)  # for a writer in another thread
-        before, self._seen = self._seen, len(self._disk.operations)
-        if self._seen != before:
-            return True
-        if timeout is not None:
-            self._disk.advance(max(1, int(timeout * 1000)))
-        return False
-
-    def close(self) -> None:
-        pass
