@@ -12,6 +12,7 @@
 
 Rules:
 - The same calls give the same disks. Chance comes from `seed`, time from `advance`; nothing waits.
+- `open()` with a mode gives a file object, for programs that keep files of their own (fileobjects.py).
 - Errors are those of `fs.OsFS`, with the OSError as their cause; `FaultPlan` says which call gets which.
 - After a crash this object is dead: calls raise `SimulatedCrash`. Life goes on in the disks it lists.
 
@@ -31,16 +32,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, overload
 
 from logcore.errors import LogLockedError, StorageReadError, StorageWriteError
 from logcore.fs import Data, Lock, Watch, _raise, _raise_sync
 from logcore.testing.crashstates import SECTOR, Kind, Moment, Names, Tree
 from logcore.testing.faults import FaultPlan, Operation
+from logcore.testing.fileobjects import AnyFile, BinaryFile, Handle, RawFile, TextFile, open_file
 from logcore.testing.locks import DiskWatch, LockMembers, MemberLock
 from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
 
 if TYPE_CHECKING:
+    from _typeshed import OpenBinaryMode, OpenTextMode
+
     from logcore.testing.known import Asked
 
 #: Writes of the same place in a row that are remembered.
@@ -478,7 +482,41 @@ class SimulatedDisk:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int:
+    @overload
+    def open(
+        self,
+        path: str | os.PathLike[str],
+        mode: OpenTextMode,
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> TextFile: ...
+    @overload
+    def open(self, path: str | os.PathLike[str], mode: OpenBinaryMode, buffering: Literal[0]) -> RawFile: ...  # type: ignore[overload-overlap]
+    @overload
+    def open(self, path: str | os.PathLike[str], mode: OpenBinaryMode, buffering: int = -1) -> BinaryFile: ...
+    @overload
+    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int: ...
+    def open(
+        self,
+        path: str | os.PathLike[str],
+        mode: str | None = None,
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+    ) -> int | AnyFile:
+        """With a mode, a file object, as the standard library's open() gives it, which has `sync()` instead of a
+        descriptor. Without one, a handle, as FS.open().
+        """
+        path = os.fspath(path)
+        if mode is not None:
+            return open_file(self, path, mode, buffering, encoding, errors, newline)
         with self._mutex:
             node = self._find(path)
             if node is None and create:
@@ -502,7 +540,7 @@ class SimulatedDisk:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
                 if isinstance(node, Directory):
                     _fail(errno.EISDIR, path, kind)
-            handle = next(self._next_handle)
+            handle = Handle(next(self._next_handle))
             self._handles[handle] = node, path, write
             return handle
 
@@ -565,8 +603,12 @@ class SimulatedDisk:
     def fdatasync(self, handle: int) -> None:
         self._sync("fdatasync", handle)
 
-    def fsync(self, handle: int) -> None:
-        self._sync("fsync", handle)
+    def fsync(self, handle: int | AnyFile) -> None:
+        """Of a handle, or of a file object, as os.fsync()."""
+        if isinstance(handle, int):
+            self._sync("fsync", handle)
+        else:
+            handle.sync()
 
     def _sync(self, operation: str, handle: int) -> None:
         file, path, _ = self._held(handle)
@@ -695,6 +737,10 @@ class SimulatedDisk:
             if not isinstance(action, int):
                 self._name(f"rename {source} to {target}", (old, old_name), (new, new_name, node))
             self._end("rename", action, source)
+
+    def replace(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+        """As os.replace(): rename() under the name that programs know."""
+        self.rename(os.fspath(source), os.fspath(target))
 
     def link(self, source: str, target: str) -> bool:
         """As OsFS.link. After a crash the two names are files of their own: they hold the same all the same."""

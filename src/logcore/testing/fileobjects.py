@@ -1,0 +1,255 @@
+"""File objects on a simulated disk, for programs that keep files of their own: `disk.open("state.json", "w")`.
+
+They are those of `open()`: modes, buffers, text. What differs:
+- There is no descriptor. `disk.fsync(file)` or `file.sync()` is what `os.fsync(file)` is elsewhere: it makes durable
+  what was flushed, and not what is still in the file's buffer.
+- Text is UTF-8 where nothing else is asked for, whatever machine it is.
+- Errors are OSError, as those of real files.
+- A file that is let go of unclosed is flushed, as elsewhere, but not when its process or the whole disk is gone.
+
+This module keeps no content; disk.py does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from logcore.errors import LogcoreError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from logcore.testing.disk import SimulatedDisk
+
+_KINDS: Final = frozenset("rwax")
+
+
+class Handle(int):
+    """What a disk gives to logcore for an open file. It tells those who wanted a file object how to ask for one."""
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError('this is a handle, for logcore; a file object takes a mode: disk.open(path, "r")')
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f'a handle has no {name!r}; a file object takes a mode: disk.open(path, "r")')
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Generator[None, None, None]:
+    """The system's own errors, which the disk wraps for logcore."""
+    try:
+        yield
+    except LogcoreError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
+
+
+class RawFile(io.RawIOBase):
+    """A file without a buffer: each write is one of the disk. Made by open_file()."""
+
+    def __init__(self, disk: SimulatedDisk, path: str, mode: str) -> None:
+        self.name = path
+        self.mode = mode
+        self._disk = disk
+        self._reads = "r" in mode or "+" in mode
+        self._writes = "r" not in mode or "+" in mode
+        self._appends = "a" in mode
+        self._position = 0
+        self._handle = -1  # none yet
+        with _as_os_errors():
+            self._handle = disk.open(path, write=self._writes, create="r" not in mode, exclusive="x" in mode)
+            if "w" in mode:
+                disk.truncate(self._handle, 0)
+            if self._appends:
+                self._position = disk.size(self._handle)
+
+    def __repr__(self) -> str:
+        return f"<RawFile {self.name!r} mode={self.mode!r}{' closed' if self.closed else ''}>"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process that had it open died, or the machine."""
+        return self._disk.is_dead or self._handle not in self._disk._handles
+
+    def readable(self) -> bool:
+        return self._reads
+
+    def writable(self) -> bool:
+        return self._writes
+
+    def seekable(self) -> bool:
+        return True
+
+    def fileno(self) -> NoReturn:
+        raise io.UnsupportedOperation(
+            "a file on a simulated disk has no descriptor; for os.fsync(file) call disk.fsync(file) or file.sync()"
+        )
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        self._check(self._reads, "not readable")
+        view = memoryview(buffer).cast("B")
+        with _as_os_errors():
+            data = self._disk.pread(self._handle, len(view), self._position)
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def write(self, data: ReadableBuffer) -> int:
+        self._check(self._writes, "not writable")
+        view = memoryview(data).cast("B")
+        with _as_os_errors():
+            if self._appends:
+                self._position = self._disk.size(self._handle)
+            self._disk.pwrite(self._handle, view, self._position)
+        self._position += len(view)
+        return len(view)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._check(True, "")
+        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
+            raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
+        base = 0
+        if whence == os.SEEK_CUR:
+            base = self._position
+        elif whence == os.SEEK_END:
+            with _as_os_errors():
+                base = self._disk.size(self._handle)
+        if base + offset < 0:
+            raise OSError(22, os.strerror(22))
+        self._position = base + offset
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        self._check(self._writes, "truncate")
+        wanted = self._position if size is None else size
+        if wanted < 0:
+            raise OSError(22, os.strerror(22))
+        with _as_os_errors():
+            self._disk.truncate(self._handle, wanted)
+        return wanted
+
+    def sync(self) -> None:
+        """What os.fsync() is to a real file."""
+        self._check(True, "")
+        with _as_os_errors():
+            self._disk.fsync(self._handle)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._disk.close(self._handle)
+
+    def _check(self, can: bool, what: str) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        if not can:
+            raise io.UnsupportedOperation(what)
+
+
+def _sync(file: Any) -> None:
+    if file.closed:
+        raise ValueError("I/O operation on closed file")
+    file.raw.sync()
+
+
+class Reader(io.BufferedReader):
+    """A file that is read, in binary."""
+
+    def sync(self) -> None:
+        """What os.fsync() is to a real file."""
+        _sync(self)
+
+
+class Writer(io.BufferedWriter):
+    """A file that is written, in binary."""
+
+    def sync(self) -> None:
+        """What os.fsync() is to a real file: what was not flushed is not in it."""
+        _sync(self)
+
+    def __del__(self) -> None:
+        _let_go(self, super())
+
+
+class Random(io.BufferedRandom):
+    """A file that is read and written, in binary."""
+
+    def sync(self) -> None:
+        """What os.fsync() is to a real file: what was not flushed is not in it."""
+        _sync(self)
+
+    def __del__(self) -> None:
+        _let_go(self, super())
+
+
+class TextFile(io.TextIOWrapper):
+    """A file of text."""
+
+    def sync(self) -> None:
+        """What os.fsync() is to a real file: what was not flushed is not in it."""
+        _sync(self.buffer)
+
+    def __del__(self) -> None:
+        _let_go(self, super())
+
+
+def _let_go(file: Any, base: Any) -> None:
+    """Flushes a file that was not closed, where there is still somebody to do it."""
+    raw = getattr(getattr(file, "buffer", file), "raw", None)
+    if raw is not None and not raw.closed and not raw.is_gone:
+        base.__del__()
+
+
+BinaryFile = Reader | Writer | Random
+AnyFile = RawFile | BinaryFile | TextFile
+
+
+def open_file(
+    disk: SimulatedDisk,
+    path: str | os.PathLike[str],
+    mode: str,
+    buffering: int,
+    encoding: str | None,
+    errors: str | None,
+    newline: str | None,
+) -> AnyFile:
+    """As open() of the standard library, on a disk."""
+    letters = set(mode)
+    kinds = letters & _KINDS
+    if len(letters) != len(mode) or letters - _KINDS - set("bt+") or len(kinds) != 1 or {"b", "t"} <= letters:
+        raise ValueError(
+            f'invalid mode: {mode!r}; expected one of "r", "w", "a", "x", with "b" for bytes and "+" for both'
+        )
+    is_binary = "b" in letters
+    if is_binary and (encoding is not None or errors is not None or newline is not None):
+        raise ValueError("binary mode doesn't take an encoding, errors or newline argument")
+    if buffering == 0 and not is_binary:
+        raise ValueError("can't have unbuffered text I/O")
+    raw = RawFile(disk, os.fspath(path), "".join(sorted(kinds)) + "b" + ("+" if "+" in letters else ""))
+    if buffering == 0:
+        return raw
+    size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+    buffered: BinaryFile
+    if "+" in letters:
+        buffered = Random(raw, size)
+    elif "r" in letters:
+        buffered = Reader(raw, size)
+    else:
+        buffered = Writer(raw, size)
+    if is_binary:
+        return buffered
+    return TextFile(
+        buffered,
+        "utf-8" if encoding is None else encoding,
+        errors,
+        newline,
+        line_buffering=buffering == 1,
+    )

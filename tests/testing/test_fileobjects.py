@@ -1,0 +1,210 @@
+"""Files that programs keep on the simulated disk: as those of open(), but for what a crash leaves of them."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore.testing import CrashTestError, Fault, FaultPlan, SimulatedCrash, SimulatedDisk, explore
+
+# -- as open() ---------------------------------------------------------------------------------------------------
+
+
+def do(file: Any, rng: random.Random, is_text: bool) -> Any:
+    """One random call; what it answers, with an error as its type."""
+    data: Any = "".join(rng.choice("aä\n") for _ in range(rng.randrange(20)))
+    if not is_text:
+        data = data.encode()
+    size = rng.randrange(30)
+    calls: list[Any] = [
+        lambda: file.write(data),
+        lambda: file.read(size),
+        file.read,
+        file.readline,
+        lambda: file.seek(0),
+        lambda: file.seek(0, os.SEEK_END),
+        file.flush,
+        lambda: file.truncate(0),
+        lambda: (file.readable(), file.writable(), file.closed, file.isatty()),
+        file.truncate,
+    ]
+    if not is_text:
+        calls += [
+            lambda: file.seek(size),
+            lambda: file.seek(-1, os.SEEK_CUR),
+            file.tell,
+            lambda: file.truncate(size),
+            lambda: file.readinto(bytearray(size)),
+            lambda: file.seek(-50, os.SEEK_END),
+        ]
+    try:
+        return rng.choice(calls)()
+    except (OSError, ValueError) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("mode", [kind + rest for kind in "rwax" for rest in ("", "b", "+", "b+")])
+@pytest.mark.parametrize("buffering", [-1, 0, 7])
+def test_a_program_sees_what_open_shows(mode: str, buffering: int, tmp_path: Path) -> None:
+    if buffering == 0 and "b" not in mode:
+        return
+    for seed in range(8):
+        real = tmp_path / f"{seed}"
+        disk = SimulatedDisk()
+        if "x" not in mode:
+            real.write_bytes(b"old\nlines\n")
+            disk.put("f", b"old\nlines\n")
+        options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8"}
+        one = random.Random(seed)
+        other = random.Random(seed)
+        with open(real, mode, buffering, **options) as theirs, disk.open(Path("f"), mode, buffering, **options) as mine:  # type: ignore[call-overload]
+            for _ in range(40):
+                assert do(mine, one, "b" not in mode) == do(theirs, other, "b" not in mode)
+        assert disk.content("f") == real.read_bytes()
+        assert disk.open_handles == []
+
+
+def test_refusals_are_those_of_open() -> None:
+    disk = SimulatedDisk({"a": b"x", "d": None})
+    with pytest.raises(FileNotFoundError):
+        disk.open("missing", "rb")
+    with pytest.raises(FileNotFoundError):
+        disk.open("missing/a", "w")
+    with pytest.raises(FileExistsError):
+        disk.open("a", "x")
+    with pytest.raises(IsADirectoryError):
+        disk.open("d", "rb")
+    with pytest.raises(ValueError, match="invalid mode: 'rw'"):
+        disk.open("a", "rw")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="unbuffered text"):
+        disk.open("a", "r", 0)
+    with pytest.raises(ValueError, match="binary mode"):
+        disk.open("a", "rb", encoding="utf-8")  # type: ignore[call-overload]
+    file = disk.open("a", "rb")
+    file.close()
+    for call in (file.read, file.sync):
+        with pytest.raises(ValueError, match="closed file"):
+            call()
+
+
+def test_a_descriptor_and_a_missing_mode_are_refused_with_the_right_call() -> None:
+    disk = SimulatedDisk({"a": b"x"})
+    with disk.open("a", "r+") as file, pytest.raises(io.UnsupportedOperation, match=r"disk.fsync\(file\)"):
+        os.fsync(file.fileno())
+    with pytest.raises(TypeError, match=r'disk.open\(path, "r"\)'), disk.open("a"):  # type: ignore[attr-defined]
+        pass
+    with pytest.raises(AttributeError, match=r"a handle has no 'read'"):
+        disk.open("a").read()  # type: ignore[attr-defined]
+
+
+def test_what_fails_on_the_disk_is_an_os_error() -> None:
+    disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", errno.ENOSPC), Fault("fsync", errno.EIO)))
+    with disk.open("a", "wb", 0) as file:
+        with pytest.raises(OSError, match="No space") as met:
+            file.write(b"1234")
+        assert met.value.errno == errno.ENOSPC
+        file.write(b"1234")
+        with pytest.raises(OSError, match="Input/output"):
+            disk.fsync(file)
+        disk.fsync(file)
+    assert disk.files() == {"/a": b"1234"}
+
+
+def test_syncs_keep_what_was_flushed_and_no_more() -> None:
+    disk = SimulatedDisk()
+    with disk.open("a", "w") as file:
+        file.write("flushed")
+        file.flush()
+        file.write(" and not")
+        file.sync()
+        disk.sync_dir("/")
+        assert {state.files["/a"] for state in disk.crash_states()} == {b"flushed"}
+    assert disk.files() == {"/a": b"flushed and not"}
+
+
+def test_a_file_that_is_let_go_of_is_flushed_unless_its_process_is_gone() -> None:
+    disk = SimulatedDisk()
+    for path, end in (("a", lambda: None), ("b", disk.kill), ("c", disk.crash)):
+        file = disk.open(path, "w")
+        file.write("x")
+        end()
+        del file
+        gc.collect()
+    assert disk.files() == {"/a": b"x", "/b": b"", "/c": b""}
+    disk = SimulatedDisk()
+    disk.crash_in(1)
+    with pytest.raises(SimulatedCrash), disk.open("a", "w") as text:
+        text.write("x")
+    gc.collect()
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------
+
+
+def save(disk: SimulatedDisk, state: dict[str, int], *, sync: bool = True, flush: bool = True) -> None:
+    """The classic way to replace a file: write another, sync it, rename it, sync the directory."""
+    with disk.open("state.json.tmp", "w") as file:
+        json.dump(state, file)
+        if flush:
+            file.flush()
+        if sync:
+            disk.fsync(file)
+    disk.replace("state.json.tmp", "state.json")
+    disk.sync_dir("/")
+
+
+def recover(disk: SimulatedDisk) -> Any:
+    if not disk.exists("state.json"):
+        return None
+    with disk.open("state.json", "r") as file:
+        return json.load(file)
+
+
+def judge(promised: list[Any], found: Any) -> None:
+    assert found == (promised[-1] if promised else None) or found in ({"apples": 4}, {"apples": 3}), found
+    if promised:
+        assert found is not None and found["apples"] <= promised[-1]["apples"], "an acknowledged state is lost"
+
+
+def run_with(**options: bool) -> Any:
+    def run(disk: SimulatedDisk, promise: Any) -> None:
+        for apples in (4, 3):
+            save(disk, {"apples": apples}, **options)
+            promise({"apples": apples})
+
+    return run
+
+
+@pytest.mark.parametrize("names", ["posix", "journal"])
+def test_the_right_way_to_replace_a_file_survives_every_crash(names: Any) -> None:
+    assert explore(run_with(), recover, judge, names=names).states > 20
+
+
+@pytest.mark.parametrize("forgotten", ["sync", "flush"])
+def test_a_rename_without_a_sync_is_found(forgotten: str) -> None:
+    with pytest.raises(CrashTestError, match="recovery fails: JSONDecodeError") as met:
+        explore(run_with(**{forgotten: False}), recover, judge)
+    left = met.value.state.files["/state.json"]
+    assert left is not None and not left.endswith(b"}")
+
+
+def test_a_torn_write_in_place_is_found() -> None:
+    def run(disk: SimulatedDisk, promise: Any) -> None:
+        for apples in (4, 3):
+            with disk.open("state.json", "w") as file:
+                json.dump({"apples": apples}, file)
+                file.flush()
+                file.sync()
+            disk.sync_dir("/")
+            promise({"apples": apples})
+
+    with pytest.raises(CrashTestError):
+        explore(run, recover, judge)
