@@ -493,6 +493,17 @@ def test_errors_are_a_line_and_exit_2(tmp_path, path, arguments):
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(
+    "arguments", [["read", "{}/no", "t"], ["topic", "list", "{}/t-0"], ["info", "{}/no"], ["scrub", "{}/other"]]
+)
+def test_errors_do_not_talk_of_python(path, arguments):
+    (path.parent / "other").mkdir()
+    (path.parent / "other" / "file").touch()
+    done = run(*(argument.format(path.parent) for argument in arguments))
+    assert done.code == 2 and done.err.startswith("error: ")
+    assert "True" not in done.err and "()" not in done.err
+
+
 def test_wrong_usage_exits_2(path):
     for arguments in (["read", path, "--from", "soon"], ["append", path, "--config", "x"], ["nonsense"], ["read"]):
         done = run(*arguments)

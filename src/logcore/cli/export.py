@@ -80,6 +80,8 @@ def export(
         raise click.BadParameter(f"expected a suffix of {', '.join(_WRITERS)}, found {target!r}", param_hint="'--to'")
     if os.path.exists(target) and not force:
         fail(f"{target} is there already", "choose another name, or replace it with --force")
+    if not os.path.isdir(os.path.dirname(target) or "."):
+        fail(f"{target}: there is no directory {os.path.dirname(target)}", "make it first")
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import Any, Final, NoReturn
 
@@ -57,7 +58,7 @@ class Group(click.Group):
             sys.stdout.flush()
             return result
         except LogcoreError as error:
-            fail(str(error), next((step for kind, step in NEXT_STEPS if isinstance(error, kind)), None))
+            fail(_for_people(str(error)), next((step for kind, step in NEXT_STEPS if isinstance(error, kind)), None))
         except BrokenPipeError:
             # Python flushes stdout once more when it exits; let it go where it does no harm.
             with contextlib.suppress(OSError, ValueError):
@@ -70,6 +71,20 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+
+#: What errors of the library tell those who program, as those who type commands need it.
+_SAID_OTHERWISE: Final = (
+    (re.compile(r"; create=True makes (one|it one)"), ""),
+    (re.compile(r"open it with logcore\.open\(\), or open the directory it lies in"), "name the directory it lies in"),
+    (re.compile(r"open it with logcore\.open_dir\(\), or one of them"), "name one of them"),
+)
+
+
+def _for_people(text: str) -> str:
+    for pattern, words in _SAID_OTHERWISE:
+        text = pattern.sub(words, text)
+    return text
 
 
 def fail(message: str, advice: str | None) -> NoReturn:
