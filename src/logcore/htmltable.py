@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 _LONGEST_TEXT: Final = 60
-_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 
 def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[object]], *, note: str = "") -> str:
@@ -72,8 +72,10 @@ def shown_time(timestamp_ms: int) -> str:
 
 def shown_size(size_bytes: float) -> str:
     """Bytes in the largest unit that leaves a number above 1."""
-    for unit in _UNITS:
-        if size_bytes < 1024 or unit == _UNITS[-1]:
-            break
+    if size_bytes < 1024:
+        return f"{size_bytes:,.0f} bytes"
+    unit = 0
+    while size_bytes >= 1024 and unit < len(_UNITS):
         size_bytes /= 1024
-    return f"{size_bytes:,.0f} {unit}" if unit == "bytes" else f"{size_bytes:,.1f} {unit}"
+        unit += 1
+    return f"{size_bytes:,.1f} {_UNITS[unit - 1]}"

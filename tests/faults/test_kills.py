@@ -159,7 +159,7 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
 
 def test_kills_at_every_kind_of_place(ram: Path) -> None:
     """Two rounds of scenarios: first a kill at each place that is like no other, then anywhere."""
-    count = int(os.environ.get("LOGCORE_KILLS", "300"))
+    count = int(os.environ.get("LOGCORE_KILLS", "200"))
     campaign, rng = Campaign(ram), random.Random(SEED)
     first: list[tuple[Scenario, Strike, Site]] = []
     rest: list[tuple[Scenario, Strike, Site]] = []

@@ -29,7 +29,7 @@ from logcore.testing import SimulatedDisk
 from support.files import CODECS, FUTURE, T0, Files, own
 from support.vectors import VECTORS
 
-FLIPS = int(os.environ.get("LOGCORE_FLIPS", "200000"))
+FLIPS = int(os.environ.get("LOGCORE_FLIPS", "120000"))
 MANY = int(os.environ.get("LOGCORE_FLIPS", "100000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "7"))
 
