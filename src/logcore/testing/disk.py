@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
     from logcore.testing.known import Asked
 
+#: pytest leaves frames of this module out of what it shows of a failure.
+__tracebackhide__ = True
+
 #: Writes of the same place in a row that are remembered.
 _REWRITES: Final = 3
 _START_MS: Final = 1_700_000_000_000

@@ -19,8 +19,11 @@ This module does not know how a disk loses data; disk.py does.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
@@ -29,6 +32,12 @@ from logcore.testing.crashstates import Kind, Names
 from logcore.testing.disk import CrashState, SimulatedDisk
 from logcore.testing.faults import SYNCS, Operation
 from logcore.testing.known import Known
+
+#: pytest leaves frames of this module out of what it shows of a failure.
+__tracebackhide__ = True
+
+#: Frames of these are not shown of a finding: it is about the program, at the line where that stood.
+_OURS = ("logcore", "contextlib")
 
 Found = TypeVar("Found")
 Promise = TypeVar("Promise")
@@ -65,14 +74,26 @@ class Report:
 
 class CrashTestError(AssertionError):
     """A disk that a crash may leave and that is not right. state: that disk; state.disk() opens it. operations: what
-    was done on it before, the last one perhaps half.
+    was done on it before, the last one perhaps half. seed, moment: the same program with this seed comes to this disk
+    at this moment again.
     """
 
-    def __init__(self, reason: str, state: CrashState, operations: Sequence[Operation]) -> None:
+    def __init__(
+        self, reason: str, state: CrashState, operations: Sequence[Operation], *, seed: int = 0, moment: int = 0
+    ) -> None:
         self.state = state
         self.operations = list(operations)
+        self.seed = seed
+        self.moment = moment
         last = "\n".join(f"    {at}: {operation}" for at, operation in list(enumerate(operations))[-12:])
-        super().__init__(f"{reason}\n  after a crash ({state.kind}): {state.what}\n  the last operations:\n{last}")
+        super().__init__(
+            f"{reason}\n"
+            f"  after a crash ({state.kind}): {state.what}\n"
+            f"  the last operations:\n{last or '    none'}\n"
+            f"  to replay: the same program with seed={seed} comes to this disk again, at moment {moment}; in\n"
+            "    `except CrashTestError as error:` recover(error.state.disk()) starts on it, and\n"
+            '    error.state.disk().save("broken") writes it to a directory'
+        )
 
 
 @attrs.define
@@ -207,10 +228,8 @@ class Explorer(Generic[Found]):
                 self.report.again += 1
                 other = self._recover(second)
                 if self.same is not None and not self.same(found, other):
-                    raise CrashTestError(
-                        f"a crash during recovery changes what is found: {found} without, {other} with it",
-                        second,
-                        [*self._operations(), *second.disk().operations],
+                    raise self._finding(
+                        f"a crash during recovery changes what is found: {found} without, {other} with it", second
                     )
                 if self.same is None:
                     founds.append(other)
@@ -245,19 +264,18 @@ class Explorer(Generic[Found]):
             return known.run(disk, recover)
         except Exception as error:
             disk.crash()  # so that logs it left open stay silent
-            raise CrashTestError(
-                f"recovery fails: {type(error).__name__}: {error}", state, self._operations()
-            ) from error
+            raise self._finding(f"recovery fails: {type(error).__name__}: {error}", state) from error
 
     def _check(self, found: Found, state: CrashState) -> None:
         self.report.judged += 1
         try:
             self.judge(found, state.kind)
         except AssertionError as error:
-            raise CrashTestError(str(error), state, self._operations()) from error
+            raise self._finding(str(error), state) from error
 
-    def _operations(self) -> list[Operation]:
-        return [] if self._disk is None else self._disk.operations
+    def _finding(self, reason: str, state: CrashState) -> CrashTestError:
+        operations = [] if self._disk is None else self._disk.operations
+        return CrashTestError(reason, state, operations, seed=self.seed, moment=self.report.moments)
 
 
 def explore(
@@ -293,8 +311,37 @@ def explore(
     disk = SimulatedDisk(files, seed=seed, names=names)
     explorer.attach(disk)
     try:
-        run(disk, promise)
-        return explorer.finish()
+        with _quiet():
+            run(disk, promise)
+            return explorer.finish()
+    except CrashTestError as error:
+        disk.crash()
+        raise error.with_traceback(_without_ours(error.__traceback__)) from error.__cause__
     except BaseException:
         disk.crash()
         raise
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None, None, None]:
+    """Without the log lines of logcore: of thousands of recoveries each tells what it cut off."""
+    logger = logging.getLogger("logcore")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The frames of the program in a traceback."""
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0] not in _OURS:
+            kept.append(trace)
+        trace = trace.tb_next
+    shown = None
+    for each in reversed(kept):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from logcore.testing.disk import SimulatedDisk
 
+#: pytest leaves frames of this module out of what it shows of a failure.
+__tracebackhide__ = True
+
 _KINDS: Final = frozenset("rwax")
 
 

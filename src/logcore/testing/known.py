@@ -12,6 +12,9 @@ from typing import Any, Generic, TypeVar
 from logcore.testing.disk import SimulatedDisk
 from logcore.testing.nodes import File, Node
 
+#: pytest leaves frames of this module out of what it shows of a failure.
+__tracebackhide__ = True
+
 Result = TypeVar("Result")
 
 

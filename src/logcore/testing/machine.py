@@ -45,6 +45,9 @@ from logcore.testing.faults import Fault, FaultPlan
 from logcore.testing.oracle import FoundLog, LogHistory, check_epochs
 from logcore.testing.strategies import CrashPoint, Row
 
+#: pytest leaves frames of this module out of what it shows of a failure.
+__tracebackhide__ = True
+
 _crash = st.none() | st.none() | strategies.crash_points()
 _part = st.integers(0, 100)
 _seldom = st.sampled_from([False, False, False, False, True])

@@ -40,6 +40,9 @@ from logcore.testing.crashstates import Kind
 from logcore.testing.disk import SimulatedDisk
 from logcore.testing.known import Known
 
+#: pytest leaves frames of this module out of what it shows of a failure.
+__tracebackhide__ = True
+
 Found = TypeVar("Found")
 
 _TEMPORARY = (".tmp", *STATES)
