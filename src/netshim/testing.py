@@ -30,16 +30,21 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from logcore import LogcoreError, LogDir, Receipt, TopicExistsError, TopicNotFoundError
+from logcore import LogClosedError, LogcoreError, LogDir, Receipt, TopicExistsError, TopicNotFoundError, open_dir
 from logcore.checkpoint import Key
 from logcore.fs import OS, Lock, OsFS
 from logcore.reader import Isolation
 from logcore.topic import Order, TopicRecord
 from netshim.server import ServerThread, serve
 
+#: pytest leaves frames of this module out of what it shows of a failure.
+__tracebackhide__ = True
+
 #: How often a topic that is not there yet is looked for; one that is there, for partitions that were added.
 _LOOK_S: Final = 0.05
 _LOOK_FOR_PARTITIONS_S: Final = 1.0
+#: How long a broker that has closed its directory may take to end.
+_ENDING_S: Final = 10.0
 #: Of the name of a test, in the names of its topics: Kafka allows 249 characters, and most is for the topic's own.
 _MAX_TEST_NAME: Final = 60
 _MAX_NEWEST: Final = 5
@@ -92,14 +97,13 @@ class Kafka:
         self._numbers = itertools.count(1)  # of namespaces
 
     def __repr__(self) -> str:
-        if not self.server.is_running:
-            return f"<Kafka stopped, was at {self.bootstrap_servers}>"
+        stopped = "" if self.server.is_running else "stopped, was at "
         try:
             counts = [f"{name}: {_records(self._count(name))}" for name in self.topics()]
         except (LogcoreError, OSError) as error:
             counts = [f"topics cannot be read: {error}"]
         where = f", topics {self.prefix}*" if self.prefix else ""
-        return f"<Kafka {self.bootstrap_servers}{where}; {', '.join(counts) or 'no topics'}>"
+        return f"<Kafka {stopped}{self.bootstrap_servers}{where}; {', '.join(counts) or 'no topics'}>"
 
     # -- the broker ----------------------------------------------------------------------------------------------
 
@@ -142,11 +146,12 @@ class Kafka:
 
     def topics(self) -> list[str]:
         """The topics of the namespace, without the prefix and without Kafka's internal ones; sorted."""
-        return [
-            name.removeprefix(self.prefix)
-            for name in self.logdir.topics()
-            if name.startswith(self.prefix) and not name.startswith("__")
-        ]
+        with self._directory() as logdir:
+            return [
+                name.removeprefix(self.prefix)
+                for name in logdir.topics()
+                if name.startswith(self.prefix) and not name.startswith("__")
+            ]
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> str:
         """Makes a topic and returns its real name. Errors as LogDir.create_topic()."""
@@ -211,18 +216,28 @@ class Kafka:
         self.server.call(wake)  # else consumers would notice when the broker looks next
         return receipt
 
+    @contextlib.contextmanager
+    def _directory(self) -> Generator[LogDir, None, None]:
+        """The directory that is served; of a broker that has stopped, its files."""
+        if self.server.is_running:
+            yield self.logdir
+        else:
+            with open_dir(self.server.server.path, read_only=True) as logdir:
+                yield logdir
+
     def records(
         self, topic: str, *, isolation: Isolation = "read_uncommitted", order: Order = "partition"
     ) -> list[TopicRecord]:
-        """The records that are in a topic now; none when there is no such topic.
+        """The records that are in a topic now, also of a broker that has stopped; none when there is no such topic.
 
         order: "partition" gives one partition after the other, each in the order of its offsets; "time" merges them by
         their timestamps. isolation: "read_committed" leaves out what is not, or not yet, committed.
         """
-        try:
-            return list(self.logdir.read(self.topic(topic), isolation=isolation, order=order))
-        except TopicNotFoundError:
-            return []
+        with self._directory() as logdir:
+            try:
+                return list(logdir.read(self.topic(topic), isolation=isolation, order=order))
+            except TopicNotFoundError:
+                return []
 
     def wait_for(
         self,
@@ -238,18 +253,16 @@ class Kafka:
         timeout: seconds to wait for them. Raises AssertionError that says what is there instead. In a test that runs in
         an event loop take wait_for_async(): this one would stop the loop.
         """
-        __tracebackhide__ = True
         woken = threading.Event()
         deadline = time.monotonic() + timeout
         with _Listening(self, topic, woken.set) as listening:
             while True:
                 woken.clear()
-                patience_s = listening.listen()
-                found = self._look(topic, count, isolation, order)
+                patience_s, found = listening.look(topic, count, isolation, order)
                 left_s = deadline - time.monotonic()
                 if found is not None:
                     return found
-                if left_s <= 0:
+                if left_s <= 0 or not self.server.is_running:
                     raise AssertionError(self._missing("wait_for", topic, count, timeout, isolation))
                 woken.wait(min(left_s, patience_s))
 
@@ -263,7 +276,6 @@ class Kafka:
         order: Order = "partition",
     ) -> list[TopicRecord]:
         """As wait_for(), while the event loop of the test goes on."""
-        __tracebackhide__ = True
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
@@ -275,12 +287,11 @@ class Kafka:
         with _Listening(self, topic, wake) as listening:
             while True:
                 woken.clear()
-                patience_s = listening.listen()
-                found = self._look(topic, count, isolation, order)
+                patience_s, found = listening.look(topic, count, isolation, order)
                 left_s = deadline - time.monotonic()
                 if found is not None:
                     return found
-                if left_s <= 0:
+                if left_s <= 0 or not self.server.is_running:
                     raise AssertionError(self._missing("wait_for_async", topic, count, timeout, isolation))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), min(left_s, patience_s))
@@ -295,11 +306,12 @@ class Kafka:
     def _counts(self, topic: str) -> dict[int, int]:
         """How many offsets each partition has; where compaction or markers left gaps, more than records."""
         real = self.topic(topic)
-        try:
-            logs = {number: self.logdir.partition(real, number) for number in self.logdir.partitions(real)}
-        except TopicNotFoundError:
-            return {}
-        return {number: log.high_watermark - log.log_start_offset for number, log in logs.items()}
+        with self._directory() as logdir:
+            try:
+                logs = {number: logdir.partition(real, number) for number in logdir.partitions(real)}
+            except TopicNotFoundError:
+                return {}
+            return {number: log.high_watermark - log.log_start_offset for number, log in logs.items()}
 
     def _count(self, topic: str) -> int:
         return sum(self._counts(topic).values())
@@ -309,9 +321,11 @@ class Kafka:
         found = self.records(topic, isolation=isolation)
         counts = self._counts(topic)
         text = [
-            f"kafka.{call}({topic!r}, {count}): {len(found)} of {_records(count)} came, "
-            f"{_records(count - len(found))} did not come within {timeout:g} s"
+            f"kafka.{call}({topic!r}, {count}): {len(found)} of {_records(count)} came within {timeout:g} s, "
+            f"{count - len(found)} did not"
         ]
+        if not self.server.is_running:
+            text.append("  the broker has stopped")
         real = self.topic(topic)
         if not counts:
             text.append(f"  there is no topic {real}")
@@ -347,10 +361,23 @@ class _Listening:
         with contextlib.suppress(RuntimeError):  # the broker has stopped
             self._exchange([])
 
-    def listen(self) -> float:
+    def look(
+        self, topic: str, count: int, isolation: Isolation, order: Order
+    ) -> tuple[float, list[TopicRecord] | None]:
         """Listens to the partitions that there are now. Returns how many seconds may pass before it is to be called
-        again: partitions that come later are not listened to.
+        again, because partitions that come later are not listened to, and the records when there are enough.
         """
+        kafka = self._kafka
+        try:
+            patience_s = self._listen()
+            return patience_s, kafka._look(topic, count, isolation, order)
+        except (LogClosedError, RuntimeError):  # the broker stops, or has stopped
+            kafka.server._thread.join(_ENDING_S)
+            if kafka.server.is_running:
+                raise
+            return _LOOK_S, kafka._look(topic, count, isolation, order)
+
+    def _listen(self) -> float:
         logdir = self._kafka.logdir
         is_there = self._real in logdir
         numbers: Iterable[int] = range(self._kafka.server.server.settings.num_partitions)

@@ -162,13 +162,26 @@ def test_a_wait_in_vain_says_what_is_there(shared: Kafka) -> None:
     with pytest.raises(AssertionError) as met:
         shared.wait_for("orders", 10, timeout=0.01)
     text = str(met.value)
-    assert "7 of 10 records came, 3 records did not come within 0.01 s" in text
+    assert "7 of 10 records came within 0.01 s, 3 did not" in text
     assert "offsets by partition {0: 4, 1: 3, 2: 0}" in text
     assert "partition 0, offset 3, 2023-11-14T22:13:20.006+00:00, key=None, value=b'6 apples'" in text
     assert "1 apples" not in text, "only the newest"
     assert "other topics: payments: 0 records" in text
     with pytest.raises(AssertionError, match=f"there is no topic {shared.topic('ordres')}\n.*orders: 7 records"):
         shared.wait_for("ordres", 1, timeout=0)
+
+
+def test_what_a_stopped_broker_has_can_be_seen_and_nothing_more_comes(kafka: Kafka) -> None:
+    kafka.append("orders", b"4 apples")
+    stopping = threading.Thread(target=kafka.stop)
+    with pytest.raises(AssertionError, match="1 of 2 records came within 60 s, 1 did not\n  the broker has stopped"):
+        stopping.start()
+        kafka.wait_for("orders", 2, timeout=DEADLINE_S)
+    stopping.join()
+    assert [record.value for record in kafka.records("orders")] == [b"4 apples"]
+    assert len(kafka.wait_for("orders", 1, timeout=0)) == 1
+    with pytest.raises(AssertionError, match="the broker has stopped"):
+        asyncio.run(kafka.wait_for_async("orders", 2, timeout=DEADLINE_S))
 
 
 # -- namespaces --------------------------------------------------------------------------------------------------
@@ -211,7 +224,7 @@ def test_they_say_what_they_are(shared: Kafka, kafka: Kafka) -> None:
     assert repr(kafka) == f"<Kafka {kafka.bootstrap_servers}; orders: 0 records>"
     assert f"<Server {kafka.bootstrap_servers} over {kafka.logdir.path}>" in repr(kafka.server)
     kafka.stop()
-    assert repr(kafka) == f"<Kafka stopped, was at {kafka.bootstrap_servers}>"
+    assert repr(kafka) == f"<Kafka stopped, was at {kafka.bootstrap_servers}; orders: 0 records>"
     with pytest.raises(RuntimeError, match="has stopped"):
         kafka.server.call(lambda: None)
 
