@@ -87,6 +87,8 @@ from logcore.topic import Order, Position, Topic, TopicRecord
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
+#: Of topics in a repr.
+_SHOWN_TOPICS: Final = 8
 #: How often a reader looks again when topics change while it looks.
 _LOOKS: Final = 100
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
@@ -287,7 +289,17 @@ class LogDir:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self._claim is None else "writing"
-        return f"<LogDir {self.path} {len(self._registry.known)} topics {state}>"
+        known = sorted(self._registry.known.copy().items())
+        shown = [self._shown(topic) for _, topic in known[:_SHOWN_TOPICS]]
+        if len(known) > _SHOWN_TOPICS:
+            shown.append(f"{len(known) - _SHOWN_TOPICS} others")
+        return f"<LogDir {self.path} {state}; {', '.join(shown) or 'no topics'}>"
+
+    def _shown(self, topic: TopicEntry) -> str:
+        """A topic with the number of its offsets, as far as that is known without a look at the disk."""
+        logs = [self.opened(topic.name, number) for number in topic.numbers]
+        count = sum(log.high_watermark - log.log_start_offset for log in logs if log is not None)
+        return topic.name if None in logs else f"{topic.name}: {count} offsets"
 
     def _repr_html_(self) -> str:
         self.refresh()

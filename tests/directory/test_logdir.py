@@ -49,6 +49,18 @@ def test_a_directory_keeps_topics_settings_and_records(data: str) -> None:
         assert logdir.partition("orders", 2) is logdir.partition("orders", 2)
 
 
+def test_a_directory_says_what_is_in_it(data: str) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        assert repr(logdir) == f"<LogDir {logdir.path} writing; no topics>"
+        logdir.create_topics({f"t{number}": (2, None) for number in range(10)})
+        logdir.append("t0", b"x", partition=1)
+        assert "; t0, t1, " in repr(logdir), "a log that is not open is not opened for this"
+        logdir.append("t0", b"y", partition=0)
+        assert "; t0: 2 offsets, t1, " in repr(logdir)
+        assert repr(logdir).endswith(", t7, 2 others>")
+    assert "closed; t0, t1, " in repr(logdir)
+
+
 def test_kafkas_files_are_there(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", partitions=2)
