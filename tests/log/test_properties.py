@@ -98,7 +98,8 @@ def test_P06_records_of_a_producer_keep_their_order() -> None:
 
 def test_P08_P09_ends_and_starts_do_not_go_back() -> None:
     disk = SimulatedDisk()
-    ends, starts = [0], [0]
+    ends = [0]
+    starts = [0]
     for _ in range(3):
         with opened(disk) as log:
             log.append_many(ROWS[:5])
@@ -114,7 +115,8 @@ def test_P10_P11_decoding_is_the_inverse_and_does_not_depend_on_splits(codec: st
     def decoded(data: bytes) -> list[list[Any]]:
         return [[(r.key, r.value, r.headers, r.timestamp_ms) for r in batch.records()] for batch in read_batches(data)]
 
-    one, two = encode(ROWS[:3], codec=codec), encode(ROWS[3:7], codec=codec, base_offset=3)
+    one = encode(ROWS[:3], codec=codec)
+    two = encode(ROWS[3:7], codec=codec, base_offset=3)
     assert decoded(one + two) == decoded(one) + decoded(two) == [ROWS[:3], ROWS[3:7]]
 
 
@@ -148,7 +150,8 @@ def test_P14_an_index_finds_the_last_entry_at_or_below(offsets: list[int], asked
 
 @given(st.lists(st.tuples(st.integers(-1, 50), st.integers(0, 50)), max_size=8), st.integers(0, 8))
 def test_P14_a_time_index_takes_only_what_is_younger(given_entries: list[tuple[int, int]], kept: int) -> None:
-    index, expected = TimeIndex("t-0/0.timeindex", bytearray()), list[tuple[int, int]]()
+    index = TimeIndex("t-0/0.timeindex", bytearray())
+    expected = list[tuple[int, int]]()
     for timestamp, offset in given_entries:
         index.add(timestamp, offset)
         if timestamp > max([-1, *(known for known, _ in expected)]):
@@ -180,7 +183,8 @@ def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
 @pytest.mark.parametrize("writes", [True, False])
 def test_P14_a_lookup_reads_an_index_interval_and_a_batch(writes: bool) -> None:
     """In whole reads of 32 KiB; without an index it would be half of the log."""
-    disk, config = CountingDisk(), {"index.interval.bytes": 1_000}
+    disk = CountingDisk()
+    config = {"index.interval.bytes": 1_000}
     with opened(disk, config=config) as log:
         for at in range(600):
             log.append(b"%03d" % at * 100, timestamp_ms=1_000 + at)
@@ -312,7 +316,8 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
 
     before = None if old is None else entries(old)
     disk = SimulatedDisk({"t-0/x.index": before, "t-0": None} if before is not None else {"t-0": None})
-    index, now = OffsetIndex("t-0/x.index", bytearray()), entries(new)
+    index = OffsetIndex("t-0/x.index", bytearray())
+    now = entries(new)
     for number in new:
         add(number)
     index.write(disk, whole=whole, keeps_rest=keeps_rest)
@@ -399,7 +404,7 @@ def test_P25_what_is_cut_is_on_disk_elsewhere_before_it_goes() -> None:
     """The power may go at each step of the opening, and take any of what is not on disk."""
     before = SimulatedDisk(written(config={}).files())
     path = newest(before)
-    before.replace(path, before.files()[path] + b"garbage")
+    before.put(path, before.files()[path] + b"garbage")
     for step in itertools.count():
         disk = SimulatedDisk(before.files())
         disk.crash_in(step)
@@ -477,7 +482,8 @@ class CountingDisk(SimulatedDisk):
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: bool, producer_id: int) -> None:
     """After a crash, of a log with idempotent producers, the heads of the active segment too."""
-    interval, unsynced = 2_000, 60
+    interval = 2_000
+    unsynced = 60
     config = {"segment.bytes": 200_000, "index.interval.bytes": interval}
     for count in (300, 900, 6_000):
         disk = SimulatedDisk()
@@ -495,7 +501,8 @@ def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: b
                 log.flush()
                 disk.advance(6_000)
                 log.tick()
-        size_bytes, batch_bytes = log.writer.active.size_bytes, len(batch)
+        size_bytes = log.writer.active.size_bytes
+        batch_bytes = len(batch)
         if is_clean:
             log.close()
         else:
@@ -514,7 +521,8 @@ def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: b
 
 def test_P29_records_of_one_time_are_not_read_again() -> None:
     """They have one entry in the index of times, and many in that of offsets."""
-    disk, config = SimulatedDisk(), {"index.interval.bytes": 1_000}
+    disk = SimulatedDisk()
+    config = {"index.interval.bytes": 1_000}
     with opened(disk, config=config) as log:
         for _ in range(300):
             log.append_batch(batch := encode([(None, b"x" * 200, (), 5)]))
@@ -538,7 +546,8 @@ def transactional(producer_id: int, sequence: int, *, epoch: int = 0) -> bytes:
 def test_P53_the_last_stable_offset_is_not_above_the_high_watermark_nor_goes_back(
     calls: list[str], policy: str
 ) -> None:
-    disk, sequences = SimulatedDisk(), {1: 0, 2: 0}
+    disk = SimulatedDisk()
+    sequences = {1: 0, 2: 0}
     open_since: dict[int, int] = {}
     with opened(disk, durability=policy) as log, logcore.open("t-0", read_only=True, fs=disk) as reader:
         before = (0, 0, 0)
@@ -600,7 +609,8 @@ def test_P62_a_follower_that_cuts_by_epochs_has_a_prefix_of_what_its_leader_has(
     """Of each term: which of two logs leads, how many records it appends, and how many the other one takes over."""
     logs = [opened(SimulatedDisk()) for _ in range(2)]
     for epoch, (number, appended, taken) in enumerate(terms, 1):
-        leader, follower = logs[number], logs[1 - number]
+        leader = logs[number]
+        follower = logs[1 - number]
         leader.begin_epoch(epoch)
         for at in range(appended):
             leader.append(b"%d-%d" % (epoch, at))
