@@ -48,7 +48,8 @@ def run(settings: Settings) -> Iterator[Result]:
 def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Iterator[Result]:
     from aiokafka.record.memory_records import MemoryRecords
 
-    name, count = "aiokafka", len(rows)
+    name = "aiokafka"
+    count = len(rows)
     out = bytearray()
     size = encode_records(kernel, rows, out)
     data = bytes(out[:size])
@@ -61,7 +62,10 @@ def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Ite
         times: list[int] = []
         keys: list[bytes] = []
         values: list[bytes] = []
-        add_offset, add_time, add_key, add_value = offsets.append, times.append, keys.append, values.append
+        add_offset = offsets.append
+        add_time = times.append
+        add_key = keys.append
+        add_value = values.append
         records = MemoryRecords(data)
         while (batch := records.next_batch()) is not None:
             if not batch.validate_crc():
@@ -121,7 +125,8 @@ def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Ite
 
 
 def beside_kafka_python(settings: Settings, rows: Rows, kafka: ModuleType) -> Iterator[Result]:
-    name, count = "kafka-python", len(rows)
+    name = "kafka-python"
+    count = len(rows)
     out = bytearray()
     size = encode_records(plain, rows, out)
     data = bytes(out[:size])
@@ -167,12 +172,14 @@ def foreign_encode(builder: Any, rows: Rows) -> list[bytes]:
     """The builder of either client, a new one for each full batch."""
     batches = []
     batch = builder(2, 0, False, -1, -1, -1, BATCH_BYTES)
-    append, offset = batch.append, 0
+    append = batch.append
+    offset = 0
     for key, value in rows:
         if append(offset, NOW_MS, key, value, []) is None:
             batches.append(batch.build())
             batch = builder(2, 0, False, -1, -1, -1, BATCH_BYTES)
-            append, offset = batch.append, 0
+            append = batch.append
+            offset = 0
             append(offset, NOW_MS, key, value, [])
         offset += 1
     batches.append(batch.build())

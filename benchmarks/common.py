@@ -91,7 +91,8 @@ class Result:
             target = f"{sign} {self.target:g}{self.ratio_unit}"
         reached = {True: "yes", False: "NO", None: ""}[self.is_reached]
         peer = f"{figure(self.peer)} {self.peer_name}" if self.peer else self.peer_name
-        ours, ratio = f"{figure(self.ours)} {self.unit}", f"{self.ratio:.2f}{self.ratio_unit}"
+        ours = f"{figure(self.ours)} {self.unit}"
+        ratio = f"{self.ratio:.2f}{self.ratio_unit}"
         return self.question, ours, peer, ratio, target, reached
 
 

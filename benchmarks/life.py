@@ -88,7 +88,9 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
                 report = clean(log)
                 seconds["compact"].append(time.perf_counter() - started)
             assert report is not None
-            left, kept, memory = report.bytes_after, report.records_kept, report.map_bytes
+            left = report.bytes_after
+            kept = report.records_kept
+            memory = report.map_bytes
         shutil.rmtree(target.parent)
         for name, part in (("copy", 1.0), ("read", left / size_bytes)):
             common.settle()
@@ -217,7 +219,9 @@ class Hurried(OsFS):
 
 
 def ticking(settings: Settings, path: Path) -> Result:
-    fs, longest, calls = Hurried(), 0.0, 0
+    fs = Hurried()
+    longest = 0.0
+    calls = 0
     config = {"segment.bytes": 1 << 20, "segment.ms": 600_000, "retention.ms": 3_600_000}
     acted = 0
     with logcore.open_dir(path / "data", create=True, config=config, durability="group", fs=fs) as logdir:

@@ -97,17 +97,20 @@ class Lmdb:
         self.end += 1
 
     def append_many(self, rows: list[Row]) -> None:
-        pack, end = _OFFSET.pack, self.end
+        pack = _OFFSET.pack
+        end = self.end
         with self.env.begin(write=True) as txn, txn.cursor() as cursor:
             items = [(pack(offset), key + value) for offset, (key, value) in enumerate(rows, end)]
             cursor.putmulti(items, append=True)
         self.end = end + len(rows)
 
     def scan(self) -> int:
-        count, size = 0, common.KEY_SIZE
+        count = 0
+        size = common.KEY_SIZE
         with self.env.begin() as txn, txn.cursor() as cursor:
             for _, both in cursor:
-                _key, _value = both[:size], both[size:]
+                _key = both[:size]
+                _value = both[size:]
                 count += 1
         return count
 
@@ -121,20 +124,25 @@ class Lmdb:
 
     def get_all(self, offsets: list[int]) -> None:
         """Key and value at each offset, in one read transaction."""
-        pack, size = _OFFSET.pack, common.KEY_SIZE
+        pack = _OFFSET.pack
+        size = common.KEY_SIZE
         with self.env.begin() as txn:
             get = txn.get
             for offset in offsets:
                 both = get(pack(offset))
-                _key, _value = both[:size], both[size:]
+                _key = both[:size]
+                _value = both[size:]
 
     def get_each(self, offsets: list[int]) -> None:
         """The same, each in a transaction of its own."""
-        pack, size, begin = _OFFSET.pack, common.KEY_SIZE, self.env.begin
+        pack = _OFFSET.pack
+        size = common.KEY_SIZE
+        begin = self.env.begin
         for offset in offsets:
             with begin() as txn:
                 both = txn.get(pack(offset))
-                _key, _value = both[:size], both[size:]
+                _key = both[:size]
+                _value = both[size:]
 
     def close(self) -> None:
         self.env.close()
@@ -160,16 +168,19 @@ class Rocks:
 
     def append_many(self, rows: list[Row]) -> None:
         batch = self.rocksdict.WriteBatch(raw_mode=True)
-        pack, put = _OFFSET.pack, batch.put
+        pack = _OFFSET.pack
+        put = batch.put
         for offset, (key, value) in enumerate(rows, self.end):
             put(pack(offset), key + value)
         self.db.write(batch)
         self.end += len(rows)
 
     def scan(self) -> int:
-        count, size = 0, common.KEY_SIZE
+        count = 0
+        size = common.KEY_SIZE
         for _, both in self.db.items():
-            _key, _value = both[:size], both[size:]
+            _key = both[:size]
+            _value = both[size:]
             count += 1
         return count
 

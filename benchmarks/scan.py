@@ -58,7 +58,8 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
 
             def to_records() -> None:
                 for record in log.read(0):
-                    _key, _value = record.key, record.value
+                    _key = record.key
+                    _value = record.value
 
             def to_columns() -> None:
                 for _columns in log.scan():

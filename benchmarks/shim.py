@@ -77,7 +77,8 @@ def starting(settings: Settings) -> Iterator[Result]:
         "    text = open('/proc/self/status').read()\n"
         "    print(int(text.split('VmRSS:')[1].split()[0]) / 1024)\n"
     )
-    times, sizes = [], []
+    times = []
+    sizes = []
     for turn in range(settings.repeats):
         with common.scratch(settings, "shim") as path:
             for code, into in ((script, times), (idle, sizes)):
@@ -397,7 +398,8 @@ def clients(settings: Settings) -> Iterator[Result]:
         ("produce 1 KB messages through confluent-kafka", produced, 0.5),
         ("consume 1 KB messages through confluent-kafka", consumed, 2.0),
     ):
-        ours, peer = max(rates["ours"]), max(rates["mock"])
+        ours = max(rates["ours"])
+        peer = max(rates["mock"])
         yield Result(
             question=question,
             unit="messages/s",

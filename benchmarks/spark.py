@@ -69,7 +69,9 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
     log().write.parquet(files)
     common.settle()
     parquet = spark.read.parquet(files)
-    whole, offsets, sizes = log(), log("offset BIGINT"), log("partition INT, value BINARY")
+    whole = log()
+    offsets = log("offset BIGINT")
+    sizes = log("partition INT, value BINARY")
     assert parquet.count() == offsets.count() == count
 
     def drop(frame: Any) -> Side:
@@ -81,7 +83,9 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
     yield beside("Spark read, all columns", count, drop(whole), drop(parquet), 1.0, "To the noop sink.")
     yield beside("Spark count()", count, offsets.count, parquet.count, 0.4, 'With .schema("offset BIGINT"); footers.')
     yield beside("Spark groupBy partition", count, group(sizes), group(parquet), 0.9, "Sum of length(value).")
-    pairs, ours, theirs = parquet.select("key", "value"), str(path / "written"), str(path / "written-parquet")
+    pairs = parquet.select("key", "value")
+    ours = str(path / "written")
+    theirs = str(path / "written-parquet")
 
     def write_log() -> None:
         shutil.rmtree(ours, ignore_errors=True)

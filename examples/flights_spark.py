@@ -85,7 +85,8 @@ def read_back(path: str) -> dict[str, dict[str, int]]:
 
 def without_spark(names: list[str], lines: list[str]) -> dict[str, dict[str, int]]:
     """What must come out."""
-    carrier, delay = names.index("carrier"), names.index("dep_delay")
+    carrier = names.index("carrier")
+    delay = names.index("dep_delay")
     found: dict[str, dict[str, int]] = {}
     for fields in csv.reader(lines):
         one = found.setdefault(fields[carrier], {"flights": 0, "departed": 0, "minutes": 0})
@@ -118,7 +119,8 @@ def main() -> int:
                 write(result, path)
         finally:
             spark.stop()
-        found, expected = read_back(path), without_spark(names, lines)
+        found = read_back(path)
+        expected = without_spark(names, lines)
         for carrier, row in sorted(found.items()):
             late = row["minutes"] / row["departed"] if row["departed"] else float("nan")
             print(f"  {carrier}  {row['flights']:>7,} flights, {late:6.2f} minutes late on average")

@@ -51,8 +51,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "scan_asks_for_its_end_again", "logcore/reader.py",
-        "lambda: self._stretch(stretch.start, stretch.end, isolation),",
-        "lambda: self._stretch(stretch.start, end, isolation),",
+        "lambda: log._stretch(stretch.start, stretch.end, isolation),",
+        "lambda: log._stretch(stretch.start, end, isolation),",
         "log/test_bounds.py::test_the_end_of_a_reading_is_fixed_when_it_begins",
     ),
     Mistake(

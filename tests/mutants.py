@@ -144,7 +144,8 @@ def places_in(path: Path) -> Iterator[list[Mutant]]:
                     child, (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments)
                 ):
                     continue
-                inside, around = function, lines
+                inside = function
+                around = lines
                 if isinstance(child, (ast.stmt, ast.ExceptHandler)):
                     body = getattr(child, "body", None)  # of an if or a loop, its head
                     end = body[0].lineno - 1 if body else child.end_lineno or 0

@@ -235,7 +235,8 @@ class OffsetMap:
         for start in range(0, len(old), _GROW_SLOTS):
             part = old[start : start + _GROW_SLOTS]
             part = part[part[:, 2] != 0]
-            keys, offsets = np.ascontiguousarray(part[:, :2]), part[:, 2].astype(np.int64) - 1
+            keys = np.ascontiguousarray(part[:, :2])
+            offsets = part[:, 2].astype(np.int64) - 1
             _, self._used = kernel.map_put(self._slots, keys, offsets, self._used, self._most)
         return True
 
@@ -389,7 +390,10 @@ class _Round:
     """One round over one log."""
 
     def __init__(self, view: Rewriting, config: LogConfig, plan: Plan, now_ms: int, memory_bytes: int) -> None:
-        self.view, self.config, self.plan, self.now_ms = view, config, plan, now_ms
+        self.view = view
+        self.config = config
+        self.plan = plan
+        self.now_ms = now_ms
         segments = [*view.sealed]
         self.ends = {
             one.base_offset: after
@@ -405,7 +409,8 @@ class _Round:
         self.counts = _Counts()
 
     def run(self) -> Generator[Progress, None, CleaningReport]:
-        plan, view = self.plan, self.view
+        plan = self.plan
+        view = self.view
         self.total = plan.clean_bytes + 2 * plan.cleanable_bytes
         newest = OffsetMap(self.memory_bytes, self._count_records(), view.fs.random_bytes)
         yield from self._note_keys(newest)
@@ -442,7 +447,8 @@ class _Round:
         would supersede records that are newer. Raises CorruptBatchError.
         """
         self.view.gaps.check_whole(segment)
-        expected, limit = segment.base_offset, self.ends[segment.base_offset]
+        expected = segment.base_offset
+        limit = self.ends[segment.base_offset]
         for part in self._unordered_parts(segment):
             count = in_order(part.facts, expected, limit, dense_from=self.view.gaps.dense_from)
             if count < len(part.facts):
@@ -458,7 +464,8 @@ class _Round:
         self.view.gaps.check_behind(segment, expected, limit)
 
     def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
-        view, size = segment.view(), segment.size_bytes
+        view = segment.view()
+        size = segment.size_bytes
         at = 0
         while at < size:
             stop, rows, _ = kernel.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
@@ -544,7 +551,8 @@ class _Round:
         if part.columns is None:
             assert part.batch is not None
             return self._marker(part, part.batch, passing, end)
-        columns, facts = part.columns, part.facts
+        columns = part.columns
+        facts = part.facts
         counts = _row_counts(part)
         keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts), counts)
         edges = np.concatenate([[0], np.cumsum(counts)])
@@ -560,7 +568,8 @@ class _Round:
         actions = np.where(kept == 0, np.where(stays, kernel.EMPTY, kernel.DROP), kernel.FILTER).astype(np.uint8)
         actions[(kept == counts) & (kept > 0) & ~sets_horizon] = kernel.COPY
         if (actions == kernel.COPY).all():
-            positions, sizes = facts["position"], facts["size_bytes"]
+            positions = facts["position"]
+            sizes = facts["size_bytes"]
             return part.data[int(positions[0]) : int(positions[-1]) + int(sizes[-1])]
         if part.batch is not None and part.batch.magic < 2:
             return self._from_legacy(part.batch, columns, keep, end)
@@ -630,7 +639,8 @@ class _Round:
 
     def _from_legacy(self, batch: RecordBatch, columns: RecordColumns, keep: npt.NDArray[np.bool_], end: int) -> bytes:
         """The records kept of an entry of the old formats, a v2 batch for each: they have no place for a horizon."""
-        out, horizon_ms = [], self.now_ms + self.config.delete_retention_ms
+        out = []
+        horizon_ms = self.now_ms + self.config.delete_retention_ms
         for row, record in enumerate(columns.records()):
             if keep[row]:
                 fields = [(record.key, record.value, (), record.timestamp_ms)]
@@ -646,8 +656,10 @@ class _Round:
 def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
     """A plain v2 batch that says from when on its tombstones, or its marker, may go."""
     facts, _, _ = kernel.walk(batch, 0, len(batch), 1, False)
-    part, keep = _Part(facts, memoryview(batch), None, None), np.ones(int(facts["record_count"][0]), np.bool_)
-    action, horizon = np.array([kernel.FILTER], np.uint8), np.array([horizon_ms])
+    part = _Part(facts, memoryview(batch), None, None)
+    keep = np.ones(int(facts["record_count"][0]), np.bool_)
+    action = np.array([kernel.FILTER], np.uint8)
+    horizon = np.array([horizon_ms])
     return bytes(_rewrite_run(part, action, np.ones(1, np.bool_), horizon, keep, LogConfig()))
 
 
@@ -677,7 +689,8 @@ def _rewrite_run(
     config: LogConfig,
 ) -> memoryview:
     """Carries out what was decided about v2 batches: plain ones together, a compressed one by way of its plain form."""
-    facts, data = part.facts, part.data
+    facts = part.facts
+    data = part.data
     is_empty = actions == kernel.EMPTY
     attributes = facts["attributes"].astype(np.int16) | DELETE_HORIZON_BIT * sets_horizon.astype(np.int16)
     attributes = np.where(is_empty, attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT), attributes).astype(np.int16)
@@ -689,7 +702,8 @@ def _rewrite_run(
         head = bytearray(part.batch.data[:HEADER_SIZE])
         body = part.batch.body(config.max_decompressed_bytes)
         struct.pack_into(">i", head, 8, HEADER_SIZE + len(body) - LOG_OVERHEAD)
-        data, positions = memoryview(b"".join((head, body))), np.zeros(1, np.int64)
+        data = memoryview(b"".join((head, body)))
+        positions = np.zeros(1, np.int64)
     room = (len(data) if packs else int(facts["size_bytes"].sum())) + _GROWTH * len(keep)
     out = np.empty(room, np.uint8)
     sizes = kernel.rewrite_batches(data, positions, actions, attributes, bases, keep.view(np.uint8), out)

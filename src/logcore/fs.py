@@ -538,8 +538,11 @@ class _DirectoryLock:
     """
 
     def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str) -> None:
-        self.fs, self.identity, self.directory = fs, identity, directory
-        self.pid, self.forks = os.getpid(), fs.forks
+        self.fs = fs
+        self.identity = identity
+        self.directory = directory
+        self.pid = os.getpid()
+        self.forks = fs.forks
         # Looked up now, because drop() may be called where there is no memory for it.
         self._enter = fs.guard.acquire
         self._leave = fs.guard.release

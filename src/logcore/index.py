@@ -90,7 +90,8 @@ class _Entries:
             return
         with opened(fs, self.path, write=True, create=True) as handle:
             if self._on_file != len(self.data):
-                start, self._is_synced = max(0, self._on_file), False
+                start = max(0, self._on_file)
+                self._is_synced = False
                 # A copy: the traceback of an error may keep a view, and a bytearray that is looked at cannot grow.
                 fs.pwrite(handle, bytes(memoryview(self.data)[start:]), start)
                 if fs.size(handle) != len(self.data):

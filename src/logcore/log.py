@@ -541,7 +541,9 @@ class Log(LogReader):
                 writer.expect_producers_locked()
             sequenced = writer.producers.judge(raw, batches) if check_sequence else None
             if isinstance(sequenced, SequencedBatch):
-                first, last, now_ms = sequenced.first_offset, sequenced.last_offset, sequenced.timestamp_ms
+                first = sequenced.first_offset
+                last = sequenced.last_offset
+                now_ms = sequenced.timestamp_ms
             else:
                 first = self._state.end
                 with writer.producers.storing(sequenced, is_judged=check_sequence):
@@ -603,7 +605,8 @@ class Log(LogReader):
             writer.expect_producers_locked()
             producers = writer.producers.known()
             first = producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
-            now_ms, offset = self._fs.now_ms(), self._state.end
+            now_ms = self._fs.now_ms()
+            offset = self._state.end
             marker = transaction_marker(
                 offset,
                 writer.leader_epoch,

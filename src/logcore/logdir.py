@@ -633,7 +633,8 @@ class LogDir:
                     expected=f"one of {known.numbers}" if len(known.numbers) < 9 else f"{len(known.numbers)} others",
                     found=number,
                 )
-            path, config = self._registry.partition_path(topic, number), self._registry.settings(known).as_mapping()
+            path = self._registry.partition_path(topic, number)
+            config = self._registry.settings(known).as_mapping()
             self._registry.check_directory(path)
             if self._claim is None:
                 log = open_log(path, read_only=True, config=config, fs=self._fs)

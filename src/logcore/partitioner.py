@@ -75,7 +75,8 @@ def murmur2(data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]) -> npt.ND
 def _murmur2_of(pieces: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     """pieces: uint8, shape (rows, size). The constants and the order are those of Kafka's Utils.murmur2."""
     rows, size = pieces.shape
-    m, whole = np.uint32(0x5BD1E995), size // 4
+    m = np.uint32(0x5BD1E995)
+    whole = size // 4
     h = np.full(rows, np.uint32(0x9747B28C) ^ np.uint32(size), np.uint32)
     words = np.ascontiguousarray(pieces[:, : whole * 4]).view("<u4").reshape(rows, whole)
     for at in range(whole):

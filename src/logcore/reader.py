@@ -473,7 +473,8 @@ class LogReader:
         with self._state.lock, self._state.scanning:  # a look at transactions sees the segments before this or after it
             before = self._state.visible
             try:
-                bases, changed_ms = list_bases(self._fs, self.path), self._fs.modified_ms(self.path)
+                bases = list_bases(self._fs, self.path)
+                changed_ms = self._fs.modified_ms(self.path)
             except FileNotFoundError:
                 raise LogNotFoundError("the partition directory is gone", path=self.path) from None
             known = [segment.base_offset for segment in self._state.segments]

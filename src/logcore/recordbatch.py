@@ -165,7 +165,8 @@ class RecordBatch:
             return None
         raw = view[at : at + size]
         if magic < 2:
-            last, timestamp = legacy.last_offset(raw), legacy.max_timestamp(raw)
+            last = legacy.last_offset(raw)
+            timestamp = legacy.max_timestamp(raw)
             fields: tuple[int, ...] = (
                 last,
                 last,
@@ -611,11 +612,13 @@ def _check_records(
     """
     refused: dict[int, str] = {}
     late = np.zeros(0, np.int64)  # the times that are refused
-    before_ms, after_ms = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
+    before_ms = config.message_timestamp_before_max_ms
+    after_ms = config.message_timestamp_after_max_ms
     expected = f"{now_ms} - {before_ms} to {now_ms} + {after_ms}"
     if times is not None and len(times) and min(before_ms, after_ms) < INT64_MAX:
         # Compared with the limits, which are ints of any size, before they are made int64.
-        low, high = max(now_ms - before_ms, -(2**63)), min(now_ms + after_ms, 2**63 - 1)
+        low = max(now_ms - before_ms, -(2**63))
+        high = min(now_ms + after_ms, 2**63 - 1)
         found = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
         late = times[found]
         refused.update((first_row + int(at), f"timestamp {int(times[at])} is not within {expected}") for at in found)

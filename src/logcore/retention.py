@@ -38,7 +38,8 @@ class Clocks:
     def agree(self, wall_ms: int, monotonic_ms: int) -> bool:
         """Whether as much time has passed by both since the last call. If not, the wall clock was set."""
         gap = (wall_ms - self.wall_ms) - (monotonic_ms - self.monotonic_ms)
-        self.wall_ms, self.monotonic_ms = wall_ms, monotonic_ms
+        self.wall_ms = wall_ms
+        self.monotonic_ms = monotonic_ms
         return abs(gap) <= CLOCK_JUMP_MS
 
 

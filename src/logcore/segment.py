@@ -146,7 +146,8 @@ class Segment:
 
         What the index says is believed only if a batch head stands there whose last offset the entry could mean.
         """
-        view, index = self.view(), self.offset_index
+        view = self.view()
+        index = self.offset_index
         return kernel.start_position(index.data, len(index), view, len(view), self.base_offset, offset)
 
     def find(self, offset: int) -> int:
@@ -159,8 +160,10 @@ class Segment:
 
         end_offset: of the segment. dense: whether there are no gaps in the offsets.
         """
-        view, index = self.view(), self.offset_index
-        size, base_offset = len(view), self.base_offset
+        view = self.view()
+        index = self.offset_index
+        size = len(view)
+        base_offset = self.base_offset
         return kernel.get_one(index.data, len(index), view, size, base_offset, offset, self.path, end_offset, dense)
 
     def head(self, position: int) -> tuple[memoryview, int, int]:
@@ -188,7 +191,10 @@ class Segment:
         size = self.size_bytes if stop is None else stop
         while True:
             piece = self.piece(position, min(step_bytes, size - position))
-            data, start, limit, origin = piece.data, piece.at, min(piece.limit, size - piece.origin), piece.origin
+            data = piece.data
+            start = piece.at
+            limit = min(piece.limit, size - piece.origin)
+            origin = piece.origin
             facts, at, why = kernel.walk(data, start, limit, _WALK_BATCHES, crc)
             if why == layout.WALK_SHORT and at == start and origin + limit < size:
                 data, start, limit = self.head(position)  # a batch larger than the piece
@@ -215,9 +221,12 @@ class Segment:
         """
         size = self.size_bytes
         piece = self.lasting_piece(position, max(0, min(max_bytes, size - position)))
-        data, start, origin = piece.data, piece.at, piece.origin
+        data = piece.data
+        start = piece.at
+        origin = piece.origin
         self._check_sendable(data[start : start + max_bytes], position)
-        at, stop = start, min(piece.limit, start + max(0, max_bytes))
+        at = start
+        stop = min(piece.limit, start + max(0, max_bytes))
         while True:
             facts, next_at, why = kernel.walk(data, at, stop, _WALK_BATCHES, False)
             # Behind the last one nothing is out of order, or check() raises.
@@ -228,7 +237,9 @@ class Segment:
             check(facts)
             if why == layout.WALK_SHORT and next_at == start and at_least_one and origin + stop < size:
                 data, start, limit = self.head(position)
-                at, origin, at_least_one = start, position - start, False
+                at = start
+                origin = position - start
+                at_least_one = False
                 length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True) if limit - at >= 12 else 0
                 stop = min(limit, at + max(layout.HEADER_SIZE, length + layout.LOG_OVERHEAD))
                 continue
@@ -514,7 +525,8 @@ class ActiveSegment(GrowingSegment):
         # Without a time entry no batch up to there may have a time: all of them are looked at.
         newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, -1)
         near = int(relative.searchsorted(newest_offset, side="right")) - 1
-        start, stop = int(position[near]) if near >= 0 else 0, int(position[slot])
+        start = int(position[near]) if near >= 0 else 0
+        stop = int(position[slot])
         until = int(position[near + 1]) if is_whole and len(kept) and near < slot else stop
         parts = [facts for facts, _, _ in self.walk(start, stop=until, crc=False)]
         last, first = (kernel.walk(*self.head(at), 1, False)[0] for at in (stop, 0))

@@ -69,7 +69,8 @@ class Table(Mapping[bytes, bytes]):
 
     def _restart(self) -> None:
         self._cuts = self._log.times_truncated
-        self._values, self._offset = {}, self._log.log_start_offset
+        self._values = {}
+        self._offset = self._log.log_start_offset
 
     def _catch_up(self) -> int:
         log = self._log

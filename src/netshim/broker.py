@@ -97,7 +97,8 @@ class Broker:
         except Exception as error:
             response = error
         if isinstance(response, Answer):
-            encoded, waited = Answer(), response
+            encoded = Answer()
+            waited = response
             encoded.when_cancelled(waited.cancel)
 
             def ready(value: object) -> None:

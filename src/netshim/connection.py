@@ -120,7 +120,10 @@ class Connection:
     def __init__(
         self, handle: Handle, settings: Settings, budget: Budget, now_ms: int, ready: Callable[[], None]
     ) -> None:
-        self._handle, self._settings, self._budget, self._ready = handle, settings, budget, ready
+        self._handle = handle
+        self._settings = settings
+        self._budget = budget
+        self._ready = ready
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # the bytes not yet used are buffer[start:end]
@@ -180,7 +183,9 @@ class Connection:
 
     def process(self, now_ms: int) -> None:
         """Answers complete frames as far as the limits allow. Raises CloseConnection."""
-        view, limit, handle = self._view, self._settings.max_request_bytes, self._handle
+        view = self._view
+        limit = self._settings.max_request_bytes
+        handle = self._handle
         before = self._start
         while self._end - self._start >= 4 and not self.is_full:
             start = self._start
@@ -216,7 +221,8 @@ class Connection:
         used = self._end - self._start
         if self._start > len(self._buffer) // 2 or (self._start and used + _SMALL_BYTES <= len(self._buffer)):
             self._buffer[:used] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, used
+            self._start = 0
+            self._end = used
             return
         self._resize(min(2 * max(used, _SMALL_BYTES), max(used + 1, self._settings.max_request_bytes + 4)))
 
@@ -229,7 +235,8 @@ class Connection:
         used = self._end - self._start
         buffer[:used] = self._view[self._start : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)
-        self._start, self._end = 0, used
+        self._start = 0
+        self._end = used
         if grown < 0:
             self._budget.give(self, -grown)
 
@@ -254,7 +261,8 @@ class Connection:
             came = self._end - self._start
             if came - self._frame_bytes < _LEAST_RATE_BYTES:
                 return f"a request of which {came} bytes came in {now_ms - since} ms"
-            self._frame_since_ms, self._frame_bytes = now_ms, came
+            self._frame_since_ms = now_ms
+            self._frame_bytes = came
         if self.is_idle and now_ms - self.active_ms >= self._settings.idle_timeout_ms:
             return f"no request for {now_ms - self.active_ms} ms"
         return None

@@ -162,7 +162,8 @@ class _Peer(asyncio.BufferedProtocol):
             self._guarded(lambda: self.connection.process(self.server.now_ms()))  # what waited for room
 
     def flush(self) -> None:
-        connection, transport = self.connection, self.transport
+        connection = self.connection
+        transport = self.transport
         if not self.is_open or transport.is_closing():
             return
         while not self.is_blocked:
@@ -541,7 +542,8 @@ class ServerThread:
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        failure, self._failure = self._failure, None
+        failure = self._failure
+        self._failure = None
         if failure is not None:
             raise failure
 

@@ -261,7 +261,8 @@ class State:
 
     def wake_readers(self, now_ms: int) -> None:
         """Wakes those who wait for partitions that were appended to by others than the broker's clients."""
-        before, now = self._visible, {}
+        before = self._visible
+        now = {}
         for key in self.fetches.waited_for():
             log = self.logdir.opened(*key)
             now[key] = -1 if log is None else log.high_watermark

@@ -120,7 +120,8 @@ class BatchBuilder:
 
     def __init__(self, names: Sequence[str], topic: str, partition: int) -> None:
         self.schema = arrow_schema(names)
-        self._topic, self._partition = topic, partition
+        self._topic = topic
+        self._partition = partition
         self._constants: tuple[int, Any, Any] = (0, None, None)
 
     def build(self, columns: RecordColumns, timestamp_types: npt.NDArray[np.int32]) -> pyarrow.RecordBatch:
@@ -169,7 +170,8 @@ def _microseconds(columns: RecordColumns) -> Any:
 def _headers(columns: RecordColumns) -> Any:
     import pyarrow as pa
 
-    kind, counts = _arrow_types()["headers"], columns.header_counts
+    kind = _arrow_types()["headers"]
+    counts = columns.header_counts
     if not counts.any():
         return pa.nulls(len(columns), kind)
     lists = columns.arrow_array("headers")

@@ -151,7 +151,8 @@ def parse_read(given: Mapping[str, str]) -> ReadOptions:
     for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
         if options.text(name) is not None:
             warnings.warn(f"option {name} has no effect on a batch read", stacklevel=2)
-    start, end = _start(options), _end(options)
+    start = _start(options)
+    end = _end(options)
     if start.offsets is not None and end.offsets is not None and start.offsets.keys() != end.offsets.keys():
         differing = sorted(start.offsets.keys() ^ end.offsets.keys())
         raise InvalidConfigError("startingOffsets and endingOffsets must name the same partitions", found=differing)
@@ -178,7 +179,8 @@ def parse_read(given: Mapping[str, str]) -> ReadOptions:
 def parse_write(given: Mapping[str, str]) -> WriteOptions:
     """Checks the options of a write; raises InvalidConfigError for the first that is wrong."""
     options = _Options(given, WRITE_OPTIONS)
-    app_id, version = options.text("txnAppId"), options.number("txnVersion", None, 0)
+    app_id = options.text("txnAppId")
+    version = options.number("txnVersion", None, 0)
     if (app_id is None) != (version is None):
         raise InvalidConfigError("txnAppId and txnVersion go together; only one of them was given")
     codec = options.text("kafka.compression.type")

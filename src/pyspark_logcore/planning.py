@@ -167,7 +167,8 @@ def _check_names(where: At, wanted: Iterable[tuple[str, int]], name: str) -> Non
     """Kafka: JSON must name each partition that is read, and no other."""
     for given in (where.offsets, where.timestamps_ms):
         if isinstance(given, dict) and given.keys() != set(wanted):
-            missing, unknown = sorted(set(wanted) - given.keys()), sorted(given.keys() - set(wanted))
+            missing = sorted(set(wanted) - given.keys())
+            unknown = sorted(given.keys() - set(wanted))
             raise InvalidConfigError(
                 f"option {name} must name the partitions that are read",
                 expected=f"also {missing}" if missing else "no others",
@@ -287,7 +288,10 @@ class Marks:
     @classmethod
     def of(cls, log: LogReader, start: int, end: int) -> Marks:
         stretch = segments_between(log, start, end)
-        total, before, slots, positions = 0, [], [], []
+        total = 0
+        before = []
+        slots = []
+        positions = []
         for slot, segment in enumerate(stretch):
             low = segment.find(start) if segment.base_offset < start else 0
             high = segment.find(end) if slot == len(stretch) - 1 else segment.size_bytes

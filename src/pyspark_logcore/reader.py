@@ -39,7 +39,10 @@ class RangePartition(InputPartition):
 
     def __init__(self, topic: str, partition: int, start: int, end: int, identity: Identity = _UNKNOWN) -> None:
         super().__init__(None)
-        self.topic, self.partition, self.start, self.end = topic, partition, start, end
+        self.topic = topic
+        self.partition = partition
+        self.start = start
+        self.end = end
         self.identity = identity
 
     def __repr__(self) -> str:
@@ -50,7 +53,8 @@ class LogcoreReader(DataSourceReader):
     """Reads the ranges that its options name, as the columns given."""
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
-        self.options, self.names = options, names
+        self.options = options
+        self.names = names
 
     def partitions(self) -> list[InputPartition]:
         """One entry for each task. Raises LogcoreError."""
@@ -118,7 +122,8 @@ def _offset_at(error: LogcoreError, start: int, end: int) -> int:
 
 def _batches(options: ReadOptions, builder: BatchBuilder, path: str, wanted: OffsetRange) -> Iterator[tuple[Any, int]]:
     """(Arrow batch, offset behind it), as the log has them."""
-    at, end = wanted.start, wanted.end
+    at = wanted.start
+    end = wanted.end
     try:
         log = logcore.open(path, read_only=True)
     except LogNotFoundError as error:
@@ -135,7 +140,8 @@ def _batches(options: ReadOptions, builder: BatchBuilder, path: str, wanted: Off
             )
             at = max(at, log.log_start_offset)
             end = min(end, log.high_watermark)
-        mapping, stopped = True, -1
+        mapping = True
+        stopped = -1
         while at < end:
             try:
                 for columns, types in typed_columns(
@@ -183,14 +189,19 @@ def _coalesced(batches: Iterator[tuple[Any, int]], options: ReadOptions) -> Iter
     for batch, now_behind in batches:
         if waiting and (rows + batch.num_rows > options.batch_rows or size + batch.nbytes > options.batch_bytes):
             yield from joined()
-            waiting, rows, size = [], 0, 0
+            waiting = []
+            rows = 0
+            size = 0
             before = behind
         behind = now_behind
         waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
+        rows = rows + batch.num_rows
+        size = size + batch.nbytes
         if rows * 4 >= options.batch_rows or size * 4 >= options.batch_bytes:
             yield from joined()
-            waiting, rows, size = [], 0, 0
+            waiting = []
+            rows = 0
+            size = 0
             before = behind
     if waiting:
         yield from joined()

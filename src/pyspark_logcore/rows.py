@@ -90,8 +90,12 @@ class RowStager:
         task: int,
         attempt: int,
     ) -> None:
-        self._options, self._txid, self._topics, self._names = options, txid, topics, names
-        self._task, self._attempt = task, attempt
+        self._options = options
+        self._txid = txid
+        self._topics = topics
+        self._names = names
+        self._task = task
+        self._attempt = attempt
         self._codec = Codec.NONE if options.codec is None else codec_named(options.codec)
         self._writers: dict[tuple[str, int], StagedWriter] = {}
         self._pending: dict[tuple[str, int], tuple[list[Any], int]] = {}
@@ -144,13 +148,15 @@ class RowStager:
         plan = self._topics.get(topic)
         count = self._options.partitions if plan is None else plan.partitions
         numbers = self._numbers(topic, batch, count)
-        low, high = int(numbers.min()), int(numbers.max())
+        low = int(numbers.min())
+        high = int(numbers.max())
         if low == high:
             return [(low, batch)]
         import pyarrow as pa
 
         order = np.argsort(numbers, kind="stable")
-        ordered, edges = batch.take(pa.array(order)), np.flatnonzero(np.diff(numbers[order])) + 1
+        ordered = batch.take(pa.array(order))
+        edges = np.flatnonzero(np.diff(numbers[order])) + 1
         cuts = [0, *edges.tolist(), len(numbers)]
         return [
             (int(numbers[order[start]]), ordered.slice(start, stop - start)) for start, stop in itertools.pairwise(cuts)

@@ -60,7 +60,10 @@ class LogcoreWriter(DataSourceArrowWriter):
     """Writes one DataFrame. Made by LogcoreDataSource.writer(); pickled to the tasks as it is then."""
 
     def __init__(self, options: WriteOptions, txid: str, topics: dict[str, TopicPlan], names: tuple[str, ...]) -> None:
-        self.options, self.txid, self.topics, self.names = options, txid, topics, names
+        self.options = options
+        self.txid = txid
+        self.topics = topics
+        self.names = names
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, overwrite: bool) -> LogcoreWriter:
@@ -166,7 +169,8 @@ def publish(staging: Staging, options: WriteOptions, txid: str) -> None:
     says that the write will be there.
     """
     deadline = time.monotonic() + options.publish_timeout
-    app_id, version = options.app_id, options.version
+    app_id = options.app_id
+    version = options.version
     while True:
         try:
             try:

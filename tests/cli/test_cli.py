@@ -23,7 +23,9 @@ T0 = 1700000000000
 
 class Result:
     def __init__(self, found):
-        self.code, self.out, self.err = found.exit_code, found.stdout, found.stderr
+        self.code = found.exit_code
+        self.out = found.stdout
+        self.err = found.stderr
         assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
 
     @property
@@ -406,7 +408,8 @@ def test_scrub_finds_what_no_crc_covers(path):
     assert (row["segments"], row["sealed"], row["is_sound"], row["findings"]) == (2, 1, True, [])
     (seal,) = run("dump", path / f"{0:020d}.seal").rows
     assert (seal["type"], seal["end_offset"], seal["next_base_offset"]) == ("seal", 10, 10)
-    log, times = path / f"{0:020d}.log", (path / f"{0:020d}.log").stat()
+    log = path / f"{0:020d}.log"
+    times = (path / f"{0:020d}.log").stat()
     log.write_bytes(log.read_bytes()[:15] + b"\1" + log.read_bytes()[16:])  # the leader epoch
     os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
     done = run("scrub", path.parent)

@@ -60,7 +60,8 @@ def test_sealed_segments_are_shared_until_one_side_replaces_them(tmp_path: Path)
         shared = [path.name for path in (tmp_path / "data" / "new-0").glob("*.log") if path.stat().st_nlink == 2]
         assert len(shared) > 5
         assert all(path.stat().st_nlink == 1 for path in sorted((tmp_path / "data" / "new-0").glob("*.log"))[-1:])
-        source, copy = logdir.partition("src", 0), logdir.partition("new", 0)
+        source = logdir.partition("src", 0)
+        copy = logdir.partition("new", 0)
         before = rows(source)
         logdir.alter_topic("new", {"cleanup.policy": "compact"})
         copy.roll()

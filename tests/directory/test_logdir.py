@@ -66,7 +66,8 @@ def test_kafkas_files_are_there(data: str) -> None:
         logdir.create_topic("t", partitions=2)
         logdir.partition("t", 0).append_many([(None, b"x")] * 5)
         logdir.partition("t", 1)
-        cluster, topic_id = logdir.cluster_id, logdir.topic_id("t")
+        cluster = logdir.cluster_id
+        topic_id = logdir.topic_id("t")
     properties = Path(data, "meta.properties").read_text()
     assert "version=1\n" in properties and f"cluster.id={cluster}\n" in properties and "node.id=1\n" in properties
     assert re.search(r"^directory.id=[\w-]{22}$", properties, re.M)
@@ -604,7 +605,8 @@ def test_a_hostile_file_of_topics_has_no_effect(tmp_path: Path, rows: list[Any],
 
 def test_links_inside_a_directory_are_not_followed(tmp_path: Path) -> None:
     """What they led to was removed, renamed and written to, with the rights of whoever opened the directory."""
-    victim, data = tmp_path / "victim", tmp_path / "data"
+    victim = tmp_path / "victim"
+    data = tmp_path / "data"
     victim.mkdir()
     (victim / "precious").touch()
     with logcore.open_dir(data, create=True) as logdir:
@@ -757,7 +759,8 @@ def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too() -> None:
     """The reserve becomes the checkpoint; a crash in between leaves the old start or the new one, and no hole."""
     disk, logdir = _filled()
     logdir.close()
-    files, seen = disk.files(), set()
+    files = disk.files()
+    seen = set()
     for at in range(1, 400, 2):
         disk = SimulatedDisk(files, capacity_bytes=200_000, faults=FaultPlan(Fault("*", "crash", at=at)))
         with contextlib.suppress(SimulatedCrash), logcore.open_dir("data", fs=disk) as logdir:

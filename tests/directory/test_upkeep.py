@@ -242,7 +242,8 @@ def _tick_for(logdir: Any, disk: SimulatedDisk, minutes: int) -> None:
 
 
 def test_damage_that_compaction_meets_is_told() -> None:
-    disk, told = SimulatedDisk(), list[Any]()
+    disk = SimulatedDisk()
+    told = list[Any]()
     with _compacted(disk, told) as logdir:
         disk.flip(f"/data/t-0/{0:020d}.log", 80, 3)
         _tick_for(logdir, disk, 1)
@@ -254,7 +255,8 @@ def test_damage_that_compaction_meets_is_told() -> None:
 
 def test_a_compaction_that_fails_is_told_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
     """It was swallowed, and the partition was never compacted again."""
-    disk, told = SimulatedDisk(), list[Any]()
+    disk = SimulatedDisk()
+    told = list[Any]()
     with _compacted(disk, told) as logdir:
         log = logdir.partition("t", 0)
         size = log.statistics().size_bytes
@@ -272,7 +274,8 @@ def test_a_compaction_that_fails_is_told_and_comes_again(caplog: pytest.LogCaptu
 
 
 def test_what_fails_in_tick_is_an_incident_and_ends_nothing() -> None:
-    disk, told = SimulatedDisk(), list[Any]()
+    disk = SimulatedDisk()
+    told = list[Any]()
     with _compacted(disk, told) as logdir:
         logdir.create_topic("u")
         disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*point-offset-checkpoint*", times=None))

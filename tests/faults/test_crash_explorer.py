@@ -101,7 +101,9 @@ WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
 def test_small_world(world: str, durability: str, count: int) -> None:
     """Sequences share their beginnings, so equal disks are opened once for all of a policy."""
     calls, policies, config = WORLDS[world]
-    total, began, met = Report(), time.perf_counter(), Met()
+    total = Report()
+    began = time.perf_counter()
+    met = Met()
     for actions in small_world(calls):
         total += explored(actions, durability, config=config, met=met, limit=24)
         if total.states >= count * 4 // 10 // len(policies):
@@ -113,7 +115,8 @@ def test_small_world(world: str, durability: str, count: int) -> None:
 @pytest.mark.parametrize("part", range(2))
 def test_random_programs(part: int, count: int) -> None:
     """Every second one is of a compacted log."""
-    total, began = Report(), time.perf_counter()
+    total = Report()
+    began = time.perf_counter()
     for seed in itertools.count(part * 3_000_000):
         total += explored_by_seed(seed)
         if total.states >= count // 10:
@@ -212,8 +215,11 @@ def test_towards_twenty_million_states() -> None:
     seconds = float(os.environ.get("LOGCORE_EXPLORE_SECONDS", "1800"))
     file = Path(os.environ.get("LOGCORE_EXPLORE_FILE", "build/explored.json"))
     kept = json.loads(file.read_text()) if file.exists() else {"seed": 10_000_000, "report": attrs.asdict(Report())}
-    total, seed, began = Report(**kept["report"]), kept["seed"], time.perf_counter()
-    before, first_seed = total.states, seed
+    total = Report(**kept["report"])
+    seed = kept["seed"]
+    began = time.perf_counter()
+    before = total.states
+    first_seed = seed
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         while total.states < goal and time.perf_counter() - began < seconds:
             chunk = range(seed, seed + 64)
@@ -251,7 +257,8 @@ def test_the_indexes_of_a_segment_that_a_truncation_took() -> None:
     """Killed between the .log file and the others of a segment, a truncation left its .txnindex, and the next segment
     that began there would have had it: Kafka took committed records for aborted ones.
     """
-    disk, config = SimulatedDisk(), {"segment.bytes": 250}
+    disk = SimulatedDisk()
+    config = {"segment.bytes": 250}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
     rows = [(None, b"x" * 20, (), disk.now_ms())]
     for number in range(4):
@@ -349,7 +356,8 @@ def test_opening_with_no_room_for_one_more_name() -> None:
 )
 def test_every_operation_fails_once_and_for_ever(durability: str, step: int, turns: Sequence[int]) -> None:
     """step: only every so manieth call. turns: where in the list of errors to begin, which each call meets in turn."""
-    cases, recoveries = 0, Recoveries(durability, CONFIG)
+    cases = 0
+    recoveries = Recoveries(durability, CONFIG)
     for operation, times in itertools.product(FAILING, (1, None)):
         for at in itertools.count(1, step):
             codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in turns]

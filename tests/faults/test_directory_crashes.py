@@ -131,7 +131,8 @@ class Program:
     """Calls on a directory. What they are about is drawn."""
 
     def __init__(self, seed: int, durability: str, *, limit: int) -> None:
-        self.rng, self.durability = random.Random(seed), durability
+        self.rng = random.Random(seed)
+        self.durability = durability
         self.disk = SimulatedDisk(seed=seed, names=self.rng.choice(("posix", "posix", "journal")))
         self.topics: dict[str, Topic] = {}
         self.producer_id = -1
@@ -195,7 +196,8 @@ class Program:
 
     def close(self) -> None:
         if self.logdir is not None:
-            logdir, self.logdir = self.logdir, None
+            logdir = self.logdir
+            self.logdir = None
             logdir.close()
             for topic in self.topics.values():
                 for history in topic.logs.values():
@@ -225,13 +227,16 @@ class Program:
         free = sorted({"a", "b", "c"} - self.topics.keys())
         if not free:
             return
-        name, count, logdir = self.rng.choice(free), self.rng.randint(1, 2), self.opened()
+        name = self.rng.choice(free)
+        count = self.rng.randint(1, 2)
+        logdir = self.opened()
         config = self.rng.choice((KEPT, DELETED, COMPACTED))
         topic = Topic(config, {number: LogHistory(self.durability) for number in range(count)}, {count})
         self.topics[name] = topic
         self.explorer.promised()
         logdir.create_topic(name, count, config)
-        topic.topic_id, topic.may_lack = logdir.topic_id(name), False
+        topic.topic_id = logdir.topic_id(name)
+        topic.may_lack = False
 
     def drop(self) -> None:
         name = self.some()
@@ -245,7 +250,8 @@ class Program:
     def grow(self) -> None:
         name = self.some()
         if name is not None and max(self.topics[name].counts) < 3:
-            logdir, topic = self.opened(), self.topics[name]
+            logdir = self.opened()
+            topic = self.topics[name]
             count = max(topic.counts) + 1
             topic.logs[count - 1] = LogHistory(self.durability)
             topic.counts.add(count)
@@ -256,18 +262,24 @@ class Program:
     def alter(self) -> None:
         name = self.some()
         if name is not None:
-            logdir, topic, retention = self.opened(), self.topics[name], str(self.rng.randrange(1 << 40, 1 << 41))
+            logdir = self.opened()
+            topic = self.topics[name]
+            retention = str(self.rng.randrange(1 << 40, 1 << 41))
             topic.retentions.add(retention)
             self.explorer.promised()
             logdir.alter_topic(name, {"retention.ms": retention})
             topic.retentions = {retention}
 
     def fork(self) -> None:
-        name, free = self.some(), sorted({"a", "b", "c"} - self.topics.keys())
+        name = self.some()
+        free = sorted({"a", "b", "c"} - self.topics.keys())
         if name is None or not free:
             return
-        logdir, source, new = self.opened(), self.topics[name], self.rng.choice(free)
-        at, logs = {}, {}
+        logdir = self.opened()
+        source = self.topics[name]
+        new = self.rng.choice(free)
+        at = {}
+        logs = {}
         for number, history in source.logs.items():
             log = logdir.partition(name, number)
             at[number] = self.rng.randint(log.log_start_offset, log.high_watermark)
@@ -278,7 +290,8 @@ class Program:
         self.topics[new] = topic
         self.explorer.promised()
         logdir.fork(name, at, new)
-        topic.topic_id, topic.may_lack = logdir.topic_id(new), False
+        topic.topic_id = logdir.topic_id(new)
+        topic.may_lack = False
 
     def producer(self) -> None:
         self.producer_id = self.opened().next_producer_id()
@@ -288,7 +301,8 @@ class Program:
         if name is None:
             return
         number = self.rng.choice(sorted(self.topics[name].logs))
-        log, history = self.opened().partition(name, number), self.topics[name].logs[number]
+        log = self.opened().partition(name, number)
+        history = self.topics[name].logs[number]
         rows: list[tuple[bytes, bytes, tuple[()], int]] = []
         for _ in range(self.rng.choice([1, 1, 2, 5])):
             self.count += 1
@@ -304,9 +318,12 @@ class Program:
         name = self.some()
         if name is None or self.topics[name].config is not KEPT:
             return
-        logdir, topic, files = self.opened(), self.topics[name], []
+        logdir = self.opened()
+        topic = self.topics[name]
+        files = []
         self.count += 1
-        writing, job = Staging(self.disk, "d"), f"job{self.count}"
+        writing = Staging(self.disk, "d")
+        job = f"job{self.count}"
         writing.begin(job)
         ends = [logdir.partition(name, number).log_end_offset for number in sorted(topic.logs)]
         for number, history in topic.logs.items():
@@ -333,7 +350,8 @@ class Program:
         name = self.some()
         if name is not None:
             number = self.rng.choice(sorted(self.topics[name].logs))
-            log, history = self.opened().partition(name, number), self.topics[name].logs[number]
+            log = self.opened().partition(name, number)
+            history = self.topics[name].logs[number]
             before = self.rng.randint(log.log_start_offset, log.high_watermark)
             history.delete(before)
             log.delete_records(before)

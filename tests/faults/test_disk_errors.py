@@ -181,7 +181,8 @@ def test_a_failed_sync_is_never_tried_again(partition: Path, policy: str, code: 
     log = open_log(partition, create=True, durability=policy, fs=fs)
     log.append(b"first")
     log.flush()
-    end, syncs = log.durable_end_offset, fs.counts["fdatasync"]
+    end = log.durable_end_offset
+    syncs = fs.counts["fdatasync"]
     fs.plan = once("fdatasync", syncs + 1, code)
     with pytest.raises(logcore.DurabilityUnknownError) as met:
         log.append(b"second")
@@ -511,7 +512,8 @@ class LaterProgram(Program):
 
     def failed(self) -> None:
         """A call failed. Takes what the log says now, which is read from a disk that is well for so long."""
-        self.is_unsure, log = True, self.log
+        self.is_unsure = True
+        log = self.log
         if log is None or log.is_closed or log.writer.commit.failure is not None:
             return
         faults, self.disk.faults = self.disk.faults, None
@@ -525,7 +527,8 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
     """Runs the script with a fault, then heals the disk; whether the fault came to pass."""
     plan = FaultPlan(fault)
     program = LaterProgram(durability, config=COMPACTED, explore=False, disk=SimulatedDisk(faults=plan))
-    history, disk = program.history, program.disk
+    history = program.history
+    disk = program.disk
     try:
         for action in ["open", *LATER, "close"]:
             try:
@@ -560,7 +563,8 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
 )
 def test_every_operation_of_a_later_life_fails_once_and_for_ever(durability: str, step: int, errnos: int) -> None:
     """step: only every so manieth call. errnos: how many of them at each call."""
-    cases, recoveries = 0, Recoveries(durability, COMPACTED)
+    cases = 0
+    recoveries = Recoveries(durability, COMPACTED)
     for operation, times in itertools.product(FAILING, (1, None)):
         for at in itertools.count(1, step):
             codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in range(errnos)]

@@ -49,7 +49,8 @@ class Life:
     """A log with some records of three keys, and its history."""
 
     def __init__(self, durability: str) -> None:
-        self.disk, self.durability = SimulatedDisk(), durability
+        self.disk = SimulatedDisk()
+        self.durability = durability
         self.history = LogHistory(durability)
         self.log: Log | None = self.open()
         for _ in range(7):
@@ -162,7 +163,8 @@ def is_edge(path: str, line: int) -> bool:
 
 def interrupted(action: Callable[[Life], None], durability: str, nth: int) -> int:
     """Interrupts it at the nth line; how many lines were still to go, 0 when it was met."""
-    life, trace = Life(durability), Interrupt(nth)
+    life = Life(durability)
+    trace = Interrupt(nth)
     sys.settrace(trace)
     try:
         action(life)
@@ -182,7 +184,8 @@ def lines(action: Callable[[Life], None]) -> list[tuple[str, int]]:
 
 def shares(action: Callable[[Life], None], count: int) -> tuple[list[tuple[str, int]], int]:
     """Which lines, and how many allocations, of `count` points of all actions."""
-    every, share = lines(action), -(-count // len(ACTIONS))
+    every = lines(action)
+    share = -(-count // len(ACTIONS))
     chosen = min(len(every), share // 2)
     return [every[at * len(every) // chosen] for at in range(chosen)], share - chosen
 
@@ -254,7 +257,8 @@ def starved(action: Callable[[Life], None], path: Path, durability: str, nth: in
     if action is Life.recover:
         life.die()
     act = getattr(life, action.__name__)
-    got_through, further = False, itertools.repeat(None, nth)
+    got_through = False
+    further = itertools.repeat(None, nth)
     try:
         try:
             _testcapi.set_nomemory(nth, nth + width)

@@ -160,7 +160,8 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
 def test_kills_at_every_kind_of_place(ram: Path) -> None:
     """Two rounds of scenarios: first a kill at each place that is like no other, then anywhere."""
     count = int(os.environ.get("LOGCORE_KILLS", "200"))
-    campaign, rng = Campaign(ram), random.Random(SEED)
+    campaign = Campaign(ram)
+    rng = random.Random(SEED)
     first: list[tuple[Scenario, Strike, Site]] = []
     rest: list[tuple[Scenario, Strike, Site]] = []
     seen: set[tuple[Site, bool, bool]] = set()
@@ -181,7 +182,8 @@ def test_kills_at_every_kind_of_place(ram: Path) -> None:
 @pytest.mark.slow
 def test_a_hundred_thousand_kills(ram: Path) -> None:
     count = int(os.environ.get("LOGCORE_KILLS", "100000"))
-    campaign, began = Campaign(ram), time.monotonic()
+    campaign = Campaign(ram)
+    began = time.monotonic()
     seed = SEED
     while campaign.kills < count and time.monotonic() - began < SECONDS:
         for scenario in scenarios(campaign, seed):
@@ -195,7 +197,8 @@ def test_a_hundred_thousand_kills(ram: Path) -> None:
 
 def late_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each append writes what the one before it was given."""
-    write, held = Writer.write_locked, []
+    write = Writer.write_locked
+    held = []
 
     def write_locked(writer: Any, data: Any, last: int, *rest: Any) -> None:
         held.append((bytes(data), last, *rest))
@@ -233,7 +236,8 @@ def topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_log_is_found_out(ram: Path, workload: str, lie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The canary: with a bug that only a crash shows, some kill shows it."""
     lie(monkeypatch)
-    campaign, scenario = Campaign(ram), Scenario(WORKLOADS[workload], "os", SEED)
+    campaign = Campaign(ram)
+    scenario = Scenario(WORKLOADS[workload], "os", SEED)
     with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
         for at in range(200):
             with campaign.disk():
@@ -309,7 +313,8 @@ def inject(campaign: Campaign, count: int, names: Iterator[str], rng: random.Ran
     """Strikes at system calls, those of each kind first; returns how often with what."""
     met: Counter[str] = Counter()
     for name in names:
-        policy, seed = rng.choice(POLICIES), rng.randrange(1 << 30)
+        policy = rng.choice(POLICIES)
+        seed = rng.randrange(1 << 30)
         scenario = Scenario(WORKLOADS[name], policy, seed)
         with campaign.disk():
             calls = calls_of(name, policy, seed)
@@ -340,7 +345,8 @@ def test_system_calls_that_fail_or_kill(strace: Path) -> None:
 
 @pytest.mark.slow
 def test_many_system_calls_that_fail_or_kill(strace: Path) -> None:
-    rng, count = random.Random(SEED), int(os.environ.get("LOGCORE_STRACES", "200"))
+    rng = random.Random(SEED)
+    count = int(os.environ.get("LOGCORE_STRACES", "200"))
     each = [name for name in WORKLOADS if not name.startswith("goes_on")]
     until = time.monotonic() + SECONDS
     met: Counter[str] = Counter()

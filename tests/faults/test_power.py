@@ -51,10 +51,14 @@ from support.real_faults import POLICIES, WORKLOADS, LogWorker, Outcome, Site, S
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 
 FS_IOC_SHUTDOWN = 0x8004587D  # XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN
-LOG_FLUSHED, NOTHING_FLUSHED = 1, 2  # what it writes before: the journal, or nothing
-FITRIM, FS_IOC_FIEMAP = 0xC0185879, 0xC020660B
+# what it writes before: the journal, or nothing
+LOG_FLUSHED = 1
+NOTHING_FLUSHED = 2
+FITRIM = 0xC0185879
+FS_IOC_FIEMAP = 0xC020660B
 KEEP_SIZE_AND_PUNCH = 3
-CLONE_NEWNS, MS_REC_SLAVE = 0x20000, 0x84000
+CLONE_NEWNS = 0x20000
+MS_REC_SLAVE = 0x84000
 #: Size of the image, and of its tmpfs; how it is made.
 SYSTEMS = {
     "ext4": (24 << 20, ["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "nodiscard,lazy_itable_init=0"]),
@@ -78,7 +82,8 @@ class LoopDisk:
     """A file system in an image in memory. `at` is where it is mounted."""
 
     def __init__(self, root: Path, system: str) -> None:
-        self.system, self.count = system, 0
+        self.system = system
+        self.count = 0
         self.size, self.make = SYSTEMS[system]
         self.memory, self.at = root / "memory", root / "disk"
         self.image, self.ballast = self.memory / "image", self.memory / "ballast"
@@ -235,7 +240,8 @@ def judged(workload: Workload, policy: str, outcome: Outcome, before: Any = None
 
 def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) -> None:
     """The power goes in the middle of a workload, at one of its changes or inside one of its writes."""
-    seed, mode = rng.randrange(1 << 30), rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED])
+    seed = rng.randrange(1 << 30)
+    mode = rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED])
     strike = Strike(rng.randrange(rng.choice([30, 150])), rng.choice([0, 0, 0.5]), functools.partial(disk.cut, mode))
     place = disk.directory()
     try:
@@ -275,7 +281,8 @@ def endless(w: LogWorker) -> None:
 
 def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
     """The power goes while a process works, whatever it is at; returns how many answers it had been given."""
-    seed, after = rng.randrange(1 << 30), rng.randrange(1, 120)
+    seed = rng.randrange(1 << 30)
+    after = rng.randrange(1, 120)
     place = disk.directory()
     with contextlib.chdir(place):
         workload = Workload(endless)
@@ -454,14 +461,16 @@ class RefusingFS(OsFS):
     refusing: LoopDisk | None = None
 
     def fdatasync(self, handle: int) -> None:
-        refusing, self.refusing = self.refusing, None
+        refusing = self.refusing
+        self.refusing = None
         with refusing.fail_once("fdatasync", handle) if refusing else contextlib.nullcontext():
             super().fdatasync(handle)
 
 
 def fail_under_an_append(disk: LoopDisk) -> None:
     """A sync fails once over several pages; the log is opened again, as found in the page cache, and goes on."""
-    path, fs = disk.directory() / "t-0", RefusingFS()
+    path = disk.directory() / "t-0"
+    fs = RefusingFS()
     log = open_log(path, create=True, fs=fs)
     log.append(b"acknowledged" * 500)
     fs.refusing = disk
@@ -532,7 +541,8 @@ def test_a_file_size_limit_at_every_byte_of_an_append(tmp_path: Path, policy: st
         file = tmp_path / "t-0" / f"{0:020d}.log"
         log.append(b"first" * 100)
         rows = [(b"k", b"value %d" % at * 4) for at in range(count)]
-        size, end = file.stat().st_size, log.log_end_offset
+        size = file.stat().st_size
+        end = log.log_end_offset
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         for room in itertools.count():
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))

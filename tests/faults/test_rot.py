@@ -49,7 +49,8 @@ def batches() -> dict[str, bytes]:
 
 def contents(data: bytes) -> list[Any]:
     """What a reader finds in whole batches: offsets, times, keys, values, headers; control types."""
-    at, found = 0, []
+    at = 0
+    found = []
     while at < len(data):
         batch = RecordBatch.parse(data, at)
         if batch is None:
@@ -67,7 +68,8 @@ def without_offsets(found: list[Any]) -> list[Any]:
 
 def heads_of(data: bytes) -> list[int]:
     """Where each batch begins."""
-    found, at = [], 0
+    found = []
+    at = 0
     while (batch := RecordBatch.parse(data, at)) is not None:
         found.append(at)
         at += batch.size_bytes
@@ -203,7 +205,8 @@ SHARE = 800
 
 def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
     """Bits to turn, each once: as many in heads of batches as elsewhere; all of them where there are not that many."""
-    heads, others = [], []
+    heads = []
+    others = []
     for path, data in files.items():
         if os.path.basename(path) not in EXEMPT:
             inside = {bit for at in heads_of(data) for bit in range(at * 8, at * 8 + 488)} if ".log" in path else set()

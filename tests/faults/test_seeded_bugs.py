@@ -381,7 +381,8 @@ def hunt(
     rng = random.Random(1)
     met = {durability: Met() for durability in POLICIES}
     while time.monotonic() < until:
-        actions, durability = rng.choices(calls, k=rng.randrange(1, 12)), rng.choice(POLICIES)
+        actions = rng.choices(calls, k=rng.randrange(1, 12))
+        durability = rng.choice(POLICIES)
         options: dict[str, Any] = {"limit": rng.choice([8, 24]), "disk": disk(), "met": met[durability]}
         explored(actions, durability, config=config, thorough_every=2, **options)
 
@@ -551,7 +552,9 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(monkeypatch: pytes
             self.while_syncing()  # what it covers is decided
 
     def two_appends() -> None:
-        disk, began, over = Slow(), threading.Event(), threading.Event()
+        disk = Slow()
+        began = threading.Event()
+        over = threading.Event()
         log = logcore.open("t-0", create=True, fs=disk)
         lost: list[int] = []
 

@@ -165,8 +165,10 @@ def test_python_clients_and_we_read_each_other(module, data):
 
 def v2_lines(batch: bytes) -> list[str]:
     """Records of one plain data batch of format v2 in the notation of expected.json."""
-    base_offset, base_timestamp = struct.unpack_from(">q", batch)[0], struct.unpack_from(">q", batch, 27)[0]
-    attributes, count = struct.unpack_from(">h", batch, 21)[0], struct.unpack_from(">i", batch, 57)[0]
+    base_offset = struct.unpack_from(">q", batch)[0]
+    base_timestamp = struct.unpack_from(">q", batch, 27)[0]
+    attributes = struct.unpack_from(">h", batch, 21)[0]
+    count = struct.unpack_from(">i", batch, 57)[0]
     body = decompress(codec_of(attributes), memoryview(batch)[61:], path="vector", position=61)
 
     def sized(position):
@@ -176,7 +178,8 @@ def v2_lines(batch: bytes) -> list[str]:
     def text(data):
         return "-" if data is None else data.hex()
 
-    lines, position = [], 0
+    lines = []
+    position = 0
     for _ in range(count):
         _, position = varint.decode_int32(body, position)
         timestamp_delta, position = decode_int64(body, position + 1)
@@ -189,7 +192,8 @@ def v2_lines(batch: bytes) -> list[str]:
             name, position = sized(position)
             header, position = sized(position)
             headers.append(f"{name.hex()}={text(header)}")
-        offset, timestamp = base_offset + offset_delta, base_timestamp + timestamp_delta
+        offset = base_offset + offset_delta
+        timestamp = base_timestamp + timestamp_delta
         lines.append(f"{offset}|{timestamp}|{text(key)}|{text(value)}|{','.join(headers)}")
     assert position == len(body)
     return lines
@@ -253,7 +257,8 @@ def test_gzip_larger_than_any_helping_of_input_or_output():
 def test_snappy_is_written_in_xerial_blocks_of_32_kib():
     packed = compress(Codec.SNAPPY, bytes(70_000))
     assert packed[:16].hex() == "82534e415050590000000001" + "00000001"
-    sizes, position = [], 16
+    sizes = []
+    position = 16
     while position < len(packed):
         (length,) = struct.unpack_from(">i", packed, position)
         block = packed[position + 4 : position + 4 + length]
@@ -272,7 +277,8 @@ def test_snappy_header_versions_are_not_compared():
 
 
 def test_snappy_repeated_headers_are_skipped():
-    first, second = compress(Codec.SNAPPY, SMALL), compress(Codec.SNAPPY, SAMPLE)
+    first = compress(Codec.SNAPPY, SMALL)
+    second = compress(Codec.SNAPPY, SAMPLE)
     assert decompress(Codec.SNAPPY, first + second[:16] + second) == SMALL + SAMPLE
 
 
@@ -444,7 +450,8 @@ def test_zstd_long_frame_with_a_large_window_is_read(write_checksum):
 
 
 def test_zstd_frames_are_read_as_one_stream_and_skippable_ones_skipped():
-    sized, unsized = zstandard.ZstdCompressor(), zstandard.ZstdCompressor(write_content_size=False)
+    sized = zstandard.ZstdCompressor()
+    unsized = zstandard.ZstdCompressor(write_content_size=False)
     skippable = struct.pack("<II", 0x184D2A5F, 5) + b"hello"
     packed = skippable + sized.compress(SMALL) + skippable + unsized.compress(SAMPLE) + sized.compress(b"") + skippable
     assert decompress(Codec.ZSTD, packed) == SMALL + SAMPLE
@@ -627,7 +634,8 @@ def test_any_bytes_give_bytes_or_a_logcore_error(codec, draw, body, legacy_lz4):
 @given(st.sampled_from(sorted(SMALL_BODIES)), st.data())
 def test_any_splice_gives_bytes_or_a_logcore_error(name, draw):
     codec, body = SMALL_BODIES[name]
-    start, end = draw.draw(st.integers(0, len(body))), draw.draw(st.integers(0, len(body)))
+    start = draw.draw(st.integers(0, len(body)))
+    end = draw.draw(st.integers(0, len(body)))
     outcome(codec, body[:start] + draw.draw(st.binary(max_size=12)) + body[end:])
 
 

@@ -64,7 +64,8 @@ def refused(error: type[LogcoreError], entry: bytes, reason: str) -> None:
 
 
 def entries_of(data: bytes) -> list[memoryview]:
-    entries, position = [], 0
+    entries = []
+    position = 0
     while position < len(data):
         end = position + 12 + struct.unpack_from(">i", data, position + 8)[0]
         entries.append(memoryview(data)[position:end])
@@ -356,7 +357,8 @@ ENTRIES = [bytes(entry) for name in NAMES for entry in entries_of((VECTORS / "re
 @settings(deadline=None)
 @given(st.sampled_from(ENTRIES), st.data())
 def test_any_change_of_an_entry_is_decoded_or_refused(entry, draw):
-    start, end = draw.draw(st.integers(0, len(entry))), draw.draw(st.integers(0, len(entry)))
+    start = draw.draw(st.integers(0, len(entry)))
+    end = draw.draw(st.integers(0, len(entry)))
     decode_or_refuse(entry[:start] + draw.draw(st.binary(max_size=12)) + entry[end:])
 
 

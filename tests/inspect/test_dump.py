@@ -19,7 +19,8 @@ from support.vectors import VECTORS
 CLEAN = VECTORS / "partition-clean" / "orders-0"
 CRASH = VECTORS / "partition-crash" / "orders-0"
 T0 = 1700000000000
-FIRST, SECOND = "00000000000000000000", "00000000000000000016"
+FIRST = "00000000000000000000"
+SECOND = "00000000000000000016"
 
 
 def rows(path, **options):

@@ -256,7 +256,8 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds() -> N
             else:
                 break
             for state in copy.crash_states(limit=4, kind="power"):
-                saved, opened = state.disk(), state.disk()
+                saved = state.disk()
+                opened = state.disk()
                 report = salvage("/data/t-0", "/out/t-0", fs=saved)
                 with logcore.open("/data/t-0", config=config, fs=opened) as log_:
                     expected = list(log_.read(log_.log_start_offset))
@@ -312,7 +313,8 @@ def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_othe
 def test_a_batch_inside_a_value_is_not_taken_for_one(spoil: str, count: int, place: str) -> None:
     """The value holds whole batches with the very offsets that are expected next."""
     inner = log_of(*((offset, b"invented") for offset in range(1, 1 + count)))
-    front, outer = log_of((0, b"first")), log_of((1, b"x" * 40 + inner + b"y" * 40), size=10)
+    front = log_of((0, b"first"))
+    outer = log_of((1, b"x" * 40 + inner + b"y" * 40), size=10)
     back = log_of((11, b"last")) if place == "middle" else b""
     bad = bytearray(outer)
     if spoil == "head":
@@ -374,7 +376,8 @@ def test_random_damage_never_invents(tmp_path: Path) -> None:
         bad = {path: bytearray(data) for path, data in segments.items()}
         for _ in range(rng.randrange(1, 8)):
             data = bad[rng.choice(list(bad))]
-            at, size = rng.randrange(len(data)), rng.choice([1, 8, 64, 600])
+            at = rng.randrange(len(data))
+            size = rng.choice([1, 8, 64, 600])
             match rng.randrange(4):
                 case 0:
                     data[at : at + size] = rng.randbytes(size)

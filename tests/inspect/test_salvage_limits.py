@@ -167,7 +167,8 @@ def staged_into(path: Path, version: int, *, publishes: bool = True) -> None:
 
 
 def test_staged_writes_are_copied(tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
+    data = tmp_path / "data"
+    out = tmp_path / "out"
     with logcore.open_dir(data, create=True) as directory:
         directory.create_topic("t")
         directory.partition("t", 0).append(b"before")
@@ -189,7 +190,8 @@ def test_staged_writes_are_copied(tmp_path: Path) -> None:
 
 
 def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_again(tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
+    data = tmp_path / "data"
+    out = tmp_path / "out"
     with logcore.open_dir(data, create=True) as directory:
         directory.create_topic("t")
         directory.partition("t", 0).append(b"before")
@@ -299,7 +301,8 @@ def test_kafka_reads_what_was_saved(tmp_path: Path) -> None:
 
 def test_checkpoints_beside_what_a_link_points_to(tmp_path: Path) -> None:
     """A log that is opened by a symbolic link has its checkpoints where the directory really is."""
-    data, other = tmp_path / "data", tmp_path / "other"
+    data = tmp_path / "data"
+    other = tmp_path / "other"
     with logcore.open(data / "u-0", create=True) as log:
         log.append(b"beside")
     with logcore.open(other / "t-0", create=True) as log:
@@ -383,7 +386,8 @@ def test_an_offset_that_damage_reached_is_not_believed() -> None:
 
 def test_gaps_look_only_at_the_spare_files_that_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gap looked at each spare file: 4,000 of both took ten seconds."""
-    count, looked = 200, 0
+    count = 200
+    looked = 0
     real = searching.Extent.cut
 
     def cut(self: Any, *arguments: Any) -> Any:

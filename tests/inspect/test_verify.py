@@ -30,7 +30,8 @@ from support.vectors import VECTORS
 CLEAN = VECTORS / "partition-clean" / "orders-0"
 CRASH = VECTORS / "partition-crash" / "orders-0"
 T0 = 1700000000000
-FIRST, SECOND = "00000000000000000000", "00000000000000000016"
+FIRST = "00000000000000000000"
+SECOND = "00000000000000000016"
 KINDS = [*(f"{SECOND}{suffix}" for suffix in SUFFIXES), *DIRECTORY_FILES, *PARTITION_FILES]
 
 
@@ -89,7 +90,8 @@ def test_a_topic_that_is_being_made_is_not_called_damaged():
         directory.create_topic("t")
         for number in range(6):
             directory.partition("t", 0).append(b"%d" % number * 100)
-    files, seen = disk.files(), set()
+    files = disk.files()
+    seen = set()
     for at in itertools.count(1, 3):
         disk = SimulatedDisk(files, faults=FaultPlan(Fault("*", "crash", at=at)))
         try:
@@ -109,7 +111,8 @@ def test_a_topic_that_is_being_made_is_not_called_damaged():
 def test_a_seal_has_a_verdict_of_its_own(own):
     seal, log = (own / f"{0:020d}{suffix}" for suffix in (".seal", ".log"))
     assert [(one.kind, one.status, one.detail) for one in verify(seal)] == [("seal", "ok", "")]
-    data, times = log.read_bytes(), log.stat()
+    data = log.read_bytes()
+    times = log.stat()
     log.write_bytes(data[:15] + b"\1" + data[16:])  # the leader epoch, which no CRC covers
     assert verdicts(own)[seal.name].detail == "the segment was rewritten since it was sealed"
     os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -235,7 +238,8 @@ class Meddling(OsFS):
 
     def __init__(self, happens, after):
         super().__init__()
-        self.happens, self.left = happens, after
+        self.happens = happens
+        self.left = after
 
     def listdir(self, path):
         names = super().listdir(path)
@@ -334,7 +338,8 @@ def test_segments_that_overlap_are_damage(crash):
 
 
 def test_offsets_that_run_into_the_next_segment_are_damage(own):
-    middle, last = own / "00000000000000000006.log", own / "00000000000000000012.log"
+    middle = own / "00000000000000000006.log"
+    last = own / "00000000000000000012.log"
     middle.write_bytes(middle.read_bytes() + last.read_bytes())
     verdict = verdicts(own)[middle.name]
     assert verdict.status == "damaged"

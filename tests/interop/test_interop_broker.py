@@ -195,7 +195,8 @@ def end_open_transaction(log: logcore.Log) -> None:
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
     now_ms = int(time.time() * 1000)
-    sent, start = Sent(), 100
+    sent = Sent()
+    start = 100
     with Broker(tmp_path) as broker:
         client = admin.AdminClient(quiet(broker))
         new = [admin.NewTopic(topic, 1, 1, config=config) for topic, config in TOPICS.items()]

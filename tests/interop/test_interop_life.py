@@ -231,7 +231,8 @@ class Twins:
         rng = self.rng
         producer_id = self.first_producer + rng.randrange(8)
         transactional = producer_id >= self.first_producer + 4
-        rows, epoch = self.rows(), self.epochs.get(producer_id, 0)
+        rows = self.rows()
+        epoch = self.epochs.get(producer_id, 0)
         if rng.random() < 0.08:
             epoch = max(0, epoch + rng.choice([-1, 1]))
         sequence = self.sequences.get(producer_id, 0) if epoch == self.epochs.get(producer_id, 0) else 0
@@ -257,7 +258,8 @@ class Twins:
 
     def marker(self) -> None:
         rng = self.rng
-        producer_id, commit = self.first_producer + rng.randrange(4, 8), rng.random() < 0.5
+        producer_id = self.first_producer + rng.randrange(4, 8)
+        commit = rng.random() < 0.5
         epoch = self.epochs.get(producer_id, 0) + rng.choice([0] * 12 + [1, -1])
         coordinator = rng.choice([3] * 20 + [2, 4])
         if epoch < 0:
@@ -319,7 +321,9 @@ class Twins:
         self.renew()
 
     def exchange(self) -> None:
-        ours, theirs, between = self.ours.parent, self.theirs.parent, self.ours.parent.with_suffix(".between")
+        ours = self.ours.parent
+        theirs = self.theirs.parent
+        between = self.ours.parent.with_suffix(".between")
         ours.rename(between)
         theirs.rename(ours)
         between.rename(theirs)
@@ -333,7 +337,8 @@ class Twins:
             self.renew()
 
     def delete(self) -> None:
-        start, end = self.log.log_start_offset, self.log.log_end_offset
+        start = self.log.log_start_offset
+        end = self.log.log_end_offset
         self.is_deleted = True
         offset = min(start + self.rng.randrange(30), end + self.rng.randrange(2))
         self.both(lambda: self.log.delete_records(offset), "delete", offset=offset)
@@ -595,9 +600,11 @@ def test_kafka_opens_forks_and_snapshots(twins: Any, kafka: Storage, tmp_path: P
         directory.snapshot(tmp_path / "copy")
     for path in (tmp_path / "ours" / "forked-0", tmp_path / "copy" / "t-0"):
         with logcore.open(path, config=one.config, durability="os") as log:
-            mine, rows = state_of(log), [row_of(batch) for batch in log.batches(0)]
+            mine = state_of(log)
+            rows = [row_of(batch) for batch in log.batches(0)]
         kafka.ask("open", path=path, config=one.config)
-        theirs, found = kafka.ask("state", path=path), kafka.ask("batches", path=path)["batches"]
+        theirs = kafka.ask("state", path=path)
+        found = kafka.ask("batches", path=path)["batches"]
         kafka.ask("close", path=path)
         assert rows == found
         assert mine["log_end"] == (at_offset if path.name == "forked-0" else one.log.log_end_offset)
@@ -701,7 +708,8 @@ def test_compaction_takes_as_long_as_kafka_s(tmp_path: Path, capsys: pytest.Capt
         tracemalloc.stop()
     assert max(maps) <= DEDUPE_BYTES and peak - maps[-1] < 32 << 20
     with capsys.disabled():
-        mine_s, theirs_s = min(times["ours"]), min(times["theirs"])
+        mine_s = min(times["ours"])
+        theirs_s = min(times["theirs"])
         print(f"\ncompaction of {size >> 20} MiB, 10 % live: Kafka {theirs_s:.2f} s, logcore {mine_s:.2f} s, ", end="")
         print(f"ratio {theirs_s / mine_s:.2f}; offset map {maps[-1] >> 20} of {DEDUPE_BYTES >> 20} MiB, ", end="")
         print(f"peak beyond it {(peak - maps[-1]) >> 20} MiB")

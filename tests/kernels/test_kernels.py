@@ -168,7 +168,8 @@ def test_each_record_is_found_by_its_offset(kernel: Any, rows: Any, batch_bytes:
     index = b"".join(
         int(one["last_offset"] - 1000).to_bytes(4, "big") + int(one["position"]).to_bytes(4, "big") for one in facts
     )
-    size, end = len(data), 1000 + len(rows)
+    size = len(data)
+    end = 1000 + len(rows)
     for record in plain.decode_objects(data, 0, size):
         assert tuple(kernel.read_one(data, 0, size, record.offset, "f", end, True)) == tuple(record)
         found = kernel.get_one(index, len(facts), data, size, 1000, record.offset, "f", end, True)
@@ -308,7 +309,8 @@ def test_columns_are_written_as_the_same_records_are(kernel: Any, rows: Any, wit
 
     times = np.arange(len(rows), dtype=np.int64) * 1000 + T0 if with_times else None
     out = bytearray()
-    keys, values = column([key for key, _ in rows]), column([value for _, value in rows])
+    keys = column([key for key, _ in rows])
+    values = column([value for _, value in rows])
     size, _ = kernel.encode_columns(out, keys, values, times, len(rows), 5, 0, T0, 300, 1 << 30)
     stamped = [(*row, (), T0 + 1000 * at if with_times else None) for at, row in enumerate(rows)]
     assert bytes(out[:size]) == encode(plain, stamped, base_offset=5, batch_bytes=300)

@@ -30,7 +30,9 @@ class Looks:
     """Counts the looks at one field of a PartitionState, and lets a writer act at one of them."""
 
     def __init__(self, field: str, at: int, action: Callable[[], None]) -> None:
-        self.field, self.at, self.action = field, at, action
+        self.field = field
+        self.at = at
+        self.action = action
         self.count = -1  # not counting yet
         self.values: dict[int, Any] = {}
 

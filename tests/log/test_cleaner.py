@@ -77,7 +77,8 @@ class Model:
         self.cleaned_end = 0
 
     def rows(self) -> list[tuple[bytes, bytes | None, tuple[()], int]]:
-        rng, now_ms = self.rng, self.disk.now_ms()
+        rng = self.rng
+        now_ms = self.disk.now_ms()
 
         def value() -> bytes | None:
             return rng.choice([None, b"v%d" % rng.randrange(1000), b"x" * 60])
@@ -89,7 +90,8 @@ class Model:
             rows = self.rows()
             first = self.log.append_many(rows).offset
         else:
-            rows, more = self.rows(), {}
+            rows = self.rows()
+            more = {}
             if producer_id is not None:
                 more = {
                     "producer_id": producer_id,
@@ -497,7 +499,8 @@ def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
 
 def test_the_table_grows_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaner, "_FIRST_SLOTS", 4)
-    table, made = OffsetMap(24 * 1000, 5000, OS.random_bytes), [4]
+    table = OffsetMap(24 * 1000, 5000, OS.random_bytes)
+    made = [4]
     monkeypatch.setattr(cleaner, "_GROW_SLOTS", 50)
     real = OffsetMap._make
     monkeypatch.setattr(OffsetMap, "_make", lambda self, slots: (made.append(slots), real(self, slots)))
@@ -525,7 +528,8 @@ def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> No
     results = []
     for kernel in KERNELS:
         table = np.zeros((most + 3, 3), np.uint64)
-        taken, used = 0, 0
+        taken = 0
+        used = 0
         for start in range(0, len(drawn), 7):
             part = drawn[start : start + 7]
             got, used = kernel.map_put(table, part, np.arange(start, start + len(part)), used, most)
@@ -557,7 +561,8 @@ def test_both_kernels_rewrite_alike(batches: list[list[Any]], data: st.DataObjec
         sizes = kernel.rewrite_batches(raw, positions, actions, attributes, times, keep, out)
         results.append((sizes.tolist(), out[: sizes.sum()].tobytes()))
     assert results[0] == results[1]
-    at, first = 0, 0
+    at = 0
+    first = 0
     for batch, rows in enumerate(batches):
         size = results[0][0][batch]
         if size:
@@ -568,4 +573,5 @@ def test_both_kernels_rewrite_alike(batches: list[list[Any]], data: st.DataObjec
             expected = {1: rows, 2: kept, 3: []}[int(actions[batch])]
             assert [(record.key, record.value) for record in records] == [(one[0], one[1]) for one in expected]
             assert written.last_offset == 100 * batch + len(rows) - 1
-        at, first = at + size, first + len(rows)
+        at = at + size
+        first = first + len(rows)

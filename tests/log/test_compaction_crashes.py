@@ -35,7 +35,8 @@ def keyed(disk: SimulatedDisk, promise: Any, *, rounds: int = 2) -> None:
 
 def found_after(disk: SimulatedDisk) -> tuple[list[tuple[int, bytes | None, bytes | None]], int]:
     with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
-        found, end = pairs(log), log.log_end_offset
+        found = pairs(log)
+        end = log.log_end_offset
         shown = [r.offset for r in log.read(log.log_start_offset, isolation="read_committed")]
         assert shown == [offset for offset, _, _ in found]
     left = [name for name in disk.files() if name.endswith((".cleaned", ".swap", ".deleted")) and name.count("/") > 1]
@@ -197,7 +198,8 @@ EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 @pytest.mark.parametrize("number", EACH_IN_TURN)
 def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
     """The log goes on, or refuses and is whole when it is opened again; nothing is lost either way."""
-    disk, expected = SimulatedDisk(), {}
+    disk = SimulatedDisk()
+    expected = {}
     with open_log(disk) as log:
         for at in range(40):
             log.append(b"%d" % at * 8, key=b"k%d" % (at % 4))
@@ -250,7 +252,8 @@ def test_an_index_that_came_without_its_log_goes_again() -> None:
     """A crash kept the name of the new index of aborted transactions, and not that of the new .log: beside the old one,
     which had none, it told of a marker that was not there.
     """
-    disk, left = SimulatedDisk(), {}
+    disk = SimulatedDisk()
+    left = {}
     log = logcore.open("t-0", create=True, config={**COMPACT, "segment.bytes": 10_000}, fs=disk)
     log.append(b"v", key=b"k")
     log.roll()

@@ -231,7 +231,8 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
                     wrong.append(record)
             done.wait(0.0001)  # lets the writer have the interpreter
 
-    done, wrong = threading.Event(), []
+    done = threading.Event()
+    wrong = []
     with logcore.open(partition, create=True, config=SMALL, durability="os") as log:
         log.append(b"0")
         threads = [threading.Thread(target=read) for _ in range(2)]

@@ -294,7 +294,8 @@ def test_the_indexes_reach_their_files_with_the_recovery_point(
 ) -> None:
     """So that an opening after a crash, and readers in other processes, find their way without a walk over all."""
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
-    disk, config = SimulatedDisk(), {"index.interval.bytes": 100}
+    disk = SimulatedDisk()
+    config = {"index.interval.bytes": 100}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
     for _ in range(3 if truncates else 20):
         log.append(b"x" * 232)
@@ -359,7 +360,8 @@ def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", -1)
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk)
-    lock, wait = log._state.lock, log.writer.commit.wait
+    lock = log._state.lock
+    wait = log.writer.commit.wait
 
     class Late:
         """The log's lock, which another thread gets first: it closes the log."""
@@ -462,7 +464,8 @@ def test_a_log_that_may_not_be_written_refuses_every_change(change: str, why: st
         log.close()
         expected = logcore.LogClosedError
         if why == "read only":
-            log, expected = logcore.open("t-0", read_only=True, fs=disk), logcore.ReadOnlyLogError
+            log = logcore.open("t-0", read_only=True, fs=disk)
+            expected = logcore.ReadOnlyLogError
     before = disk.files()
     with pytest.raises(expected):
         CHANGES[change](log)

@@ -477,7 +477,8 @@ def test_compaction_keeps_to_its_rate() -> None:
         log = logdir.partition("a", 0)
         for number in range(40_000 * 30 // 1100):
             log.append(b"%d" % number * 200, key=b"k%d" % (number % 3))
-        size_bytes, seconds = logdir.size_bytes("a", 0), 0
+        size_bytes = logdir.size_bytes("a", 0)
+        seconds = 0
         disk.advance(15_000)
         while logdir.size_bytes("a", 0) > size_bytes // 2 and seconds < 200:
             disk.advance(1_000)
@@ -508,7 +509,8 @@ def test_old_records_that_are_written_now_do_not_roll_at_each_tick() -> None:
 @pytest.mark.parametrize("lost", ["cut", "zeros"])
 def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None:
     """The file is damaged after a clean close, whose indexes opening takes as they are."""
-    hour_ms, disk = 3_600_000, SimulatedDisk()
+    hour_ms = 3_600_000
+    disk = SimulatedDisk()
     now_ms = disk.now_ms()
     with logcore.open_dir("/d", create=True, fs=disk, config={"index.interval.bytes": 0}) as logdir:
         logdir.create_topic("t", config={"retention.ms": 48 * hour_ms})

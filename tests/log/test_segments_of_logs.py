@@ -95,7 +95,8 @@ def test_a_compacted_log_rolls_within_its_compaction_lag(setting: str, way: str)
 
 
 def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
-    disk, config = SimulatedDisk(), {"index.interval.bytes": 60}
+    disk = SimulatedDisk()
+    config = {"index.interval.bytes": 60}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
         for _ in range(20):
             log.append_batch(encode([(None, b"x" * 50, (), -1)]))
@@ -135,7 +136,8 @@ def test_a_batch_may_be_as_large_as_a_segment_and_no_larger(partition: Path) -> 
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(operation: str, at: int) -> None:
     """What is in the segment that was active before it is taken back; what stands in later ones stays, and is said."""
-    disk, config = SimulatedDisk(), {"segment.bytes": 1000, "batch.size": 300}
+    disk = SimulatedDisk()
+    config = {"segment.bytes": 1000, "batch.size": 300}
     with logcore.open("t-0", create=True, durability="os", config=config, fs=disk) as log:
         aborted = encode([(b"k", b"a")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
         log.append_batch(aborted)
@@ -229,13 +231,15 @@ def test_as_much_is_written_at_once_as_the_policy_lets_be_unsynced() -> None:
 
 def test_what_each_call_asks_of_the_disk() -> None:
     """And in which order, which is what a crash between any two of them relies on. What is done is not repeated."""
-    disk, config = SimulatedDisk(), {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
+    disk = SimulatedDisk()
+    config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
 
     def sent(sequence: int) -> bytes:
         return encode([(b"k", b"")], producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
 
-    synced, point = "; fdatasync {}.log; pwrite logcore.durable", "replace /recovery-point-offset-checkpoint"
+    synced = "; fdatasync {}.log; pwrite logcore.durable"
+    point = "replace /recovery-point-offset-checkpoint"
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: log.append(b"x"), "pwrite 000.log" + synced.format("000")),
         (lambda: log.append(b"x", durability="os"), "pwrite 000.log; pwrite 000.index; pwrite 000.timeindex"),
@@ -292,7 +296,8 @@ def test_opening_and_closing_a_log_that_was_closed_writes_next_to_nothing() -> N
     """The marker goes and comes, and what says how far readers may read; nothing else is touched."""
     disk = SimulatedDisk()
     for _ in range(3):
-        before, files = len(disk.operations), disk.files()
+        before = len(disk.operations)
+        files = disk.files()
         with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
             if not files:
                 log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
@@ -436,7 +441,8 @@ def test_a_fetch_gets_as_many_whole_batches_as_fit(
 ) -> None:
     """Of one segment, behind which may stand a batch that is not whole."""
     at_least_one &= max_bytes > 0
-    data, starts = b"", [0]
+    data = b""
+    starts = [0]
     for size in sizes:
         data += encode([(None, b"x" * (40 * size % 70))] * size, base_offset=starts[-1])
         starts.append(starts[-1] + size)
@@ -478,7 +484,8 @@ def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
         steps = list(segment.walk(positions[begin], crc=crc, stop=until, step_bytes=step_bytes))
         return [row for facts, _, _ in steps for row in facts.tolist()], *steps[-1][1:]
 
-    data, positions = bytearray(), [0]
+    data = bytearray()
+    positions = [0]
     for at, size in enumerate(sizes):
         data += encode([(None, b"x" * size)], base_offset=at)
         positions.append(len(data))
@@ -487,7 +494,8 @@ def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
     if damage is not None and damage[0] < len(sizes):
         data[positions[damage[0]] + damage[1]] ^= damage[2]
     disk = SimulatedDisk({f"t-0/{0:020d}.log": bytes(data)})
-    mapped, growing = walked(Segment(disk, "t-0", 0)), walked(GrowingSegment(disk, "t-0", 0))
+    mapped = walked(Segment(disk, "t-0", 0))
+    growing = walked(GrowingSegment(disk, "t-0", 0))
     assert growing == mapped
     if damage is None:
         rows, position, why = growing
@@ -517,7 +525,10 @@ def test_a_growing_segment_finds_what_is_there(
     index: the slots of batches that have entries, and how far these are wrong. lengths: how many batches are there, and
     how many bytes of the next.
     """
-    name, data, batches, end = f"t-0/{base:020d}", b"", list[tuple[int, int]](), base
+    name = f"t-0/{base:020d}"
+    data = b""
+    batches = list[tuple[int, int]]()
+    end = base
     for count in counts:
         data += encode([(None, b"x" * 50)] * count, base_offset=end)
         end += count
@@ -530,7 +541,8 @@ def test_a_growing_segment_finds_what_is_there(
     disk = SimulatedDisk({f"{name}.log": b""})
     if index is not None:
         disk.put(f"{name}.index", b"".join(struct.pack(">ii", *entry) for entry in sorted(entries)) + bytes(16))
-    segment, handle = GrowingSegment(disk, "t-0", base), disk.open(f"{name}.log", write=True)
+    segment = GrowingSegment(disk, "t-0", base)
+    handle = disk.open(f"{name}.log", write=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logcore.segment._SEEK_BYTES", seek_bytes)
         for number, torn in lengths:

@@ -19,7 +19,8 @@ COMPACT: dict[str, Any] = {"cleanup.policy": "compact", "segment.bytes": 400}
 def test_a_table_is_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
-        table, other = log.table(), log.table()
+        table = log.table()
+        other = log.table()
         rows: list[tuple[bytes, bytes | None]] = []
         for _ in range(60):
             action = rng.choice(["append"] * 6 + ["compact", "truncate", "late"])

@@ -361,7 +361,8 @@ def test_transactional_commits_of_others_count_when_they_are_committed(tmp_path:
             assert rig.logdir.committed_offsets(topic, partition) == {"g": offset}, "retention gets the same answer"
 
 
-TRANSACTIONAL, CONTROL = 0x10, 0x20
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
 
 
 def batch_of(record: tuple[bytes, bytes], producer_id: int, attributes: int) -> bytes:

@@ -155,7 +155,8 @@ class Crowd:
     """Connections that share a budget, each with bytes on their way to it; a step is a tick of the server."""
 
     def __init__(self, budget_bytes: int, **settings: Any) -> None:
-        self.budget, self.settings = Budget(budget_bytes), {"request_timeout_ms": 30_000, **settings}
+        self.budget = Budget(budget_bytes)
+        self.settings = {"request_timeout_ms": 30_000, **settings}
         self.hosts: list[Host] = []
         self.coming: dict[Host, bytes] = {}
         self.ended: dict[Host, str] = {}
@@ -240,7 +241,8 @@ def test_fast_requests_wait_for_one_another_and_none_is_lost() -> None:
 
 def test_a_request_larger_than_all_the_memory_ends_its_connection_alone() -> None:
     crowd = Crowd(1 << 20)
-    good, greedy = crowd.join(frame(b"g" * 300_000)[:-1]), crowd.join(frame(b"x" * (2 << 20)))
+    good = crowd.join(frame(b"g" * 300_000)[:-1])
+    greedy = crowd.join(frame(b"x" * (2 << 20)))
     for _ in range(10):
         crowd.step()
     crowd.coming[good] = b"g"
@@ -265,7 +267,8 @@ def test_a_closed_connection_keeps_nothing_alive() -> None:
     try:
         budget = Budget(1 << 20)
         peer = Peer(budget)
-        connection, peer.answer = peer.connection, Answer()
+        connection = peer.connection
+        peer.answer = Answer()
         data = frame(b"asks") + HUGE
         connection.get_buffer()[: len(data)] = data
         connection.received(len(data), 0)

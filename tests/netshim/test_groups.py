@@ -52,7 +52,8 @@ def test_listing_and_describing(rig: Rig) -> None:
             for group in rig.ask(wire.LIST_GROUPS, version, **filters).groups
         ]
 
-    stable, simple = ("g", "consumer", "Stable", "classic"), ("simple", "", "Empty", "classic")
+    stable = ("g", "consumer", "Stable", "classic")
+    simple = ("simple", "", "Empty", "classic")
     assert listed(5) == [stable, simple]
     assert listed(5, states_filter=["stable"]) == [stable]
     assert listed(5, states_filter=["EMPTY", "Dead"], types_filter=["Classic"]) == [simple]
@@ -75,9 +76,12 @@ class Client:
     """A consumer that does what consumers do, with chance deciding when."""
 
     def __init__(self, rig: Rig, chance: random.Random, owners: dict[int, dict[int, str]]) -> None:
-        self.rig, self.chance, self.owners = rig, chance, owners
+        self.rig = rig
+        self.chance = chance
+        self.owners = owners
         self.instance = f"s{chance.randrange(2)}" if chance.random() < 0.3 else None
-        self.member_id, self.generation = "", -1
+        self.member_id = ""
+        self.generation = -1
         self.waiting: Answer | None = None
         self.all: list[Answer] = []
         self.step: Callable[[], None] = self.join
@@ -92,12 +96,14 @@ class Client:
         assert self.waiting is not None
         if not self.waiting.is_set:
             return
-        response, self.waiting = self.waiting.value, None
+        response = self.waiting.value
+        self.waiting = None
         self.step = self.join
         if response.error_code:
             self.member_id = response.member_id if response.error_code == codes.MEMBER_ID_REQUIRED else ""
             return
-        self.member_id, self.generation = response.member_id, response.generation_id
+        self.member_id = response.member_id
+        self.generation = response.generation_id
         assignments: dict[str, bytes] = {}
         if response.leader == self.member_id and not response.skip_assignment:
             names = [member.member_id for member in response.members]
@@ -112,7 +118,8 @@ class Client:
         assert self.waiting is not None
         if not self.waiting.is_set:
             return
-        response, self.waiting = self.waiting.value, None
+        response = self.waiting.value
+        self.waiting = None
         if response.error_code:
             self._fail(response.error_code)
             return
@@ -135,9 +142,12 @@ class Client:
             code = code_of(answer) if answer.is_set else 0
         elif what < 0.95:
             self.rig.leave((self.member_id, self.instance))
-            self.member_id, code = "", codes.UNKNOWN_MEMBER_ID
+            self.member_id = ""
+            code = codes.UNKNOWN_MEMBER_ID
         else:
-            self.member_id, code = "", codes.UNKNOWN_MEMBER_ID  # crashed: forgets its id and says nothing
+            # crashed: forgets its id and says nothing
+            self.member_id = ""
+            code = codes.UNKNOWN_MEMBER_ID
         if code:
             self._fail(code)
 
@@ -176,7 +186,8 @@ def test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(t
         rig.finish_disk()
         rig.sleep(400_000)
         assert all(answer.is_set for client in clients for answer in client.all)
-        described, committed = rig.describe(), rig.committed()
+        described = rig.describe()
+        committed = rig.committed()
         assert described.group_state in (machine.EMPTY, machine.DEAD)
         generation = getattr(rig.groups.get("g"), "generation", 0)
         rig.restart()

@@ -117,7 +117,9 @@ def test_a_client_without_a_proper_name(connect: Any) -> None:
 
 def test_slow_and_half_sent_requests_are_cut_in_time(connect: Any) -> None:
     whole = wire.encode_request(wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None))
-    stuck, dripping, good = connect(), connect(), connect()
+    stuck = connect()
+    dripping = connect()
+    good = connect()
     stuck.sock.sendall(whole[:7])
     dripping.sock.settimeout(0.02)
     cut = False
@@ -150,7 +152,8 @@ def test_a_half_open_client_gets_the_answers_it_asked_for(connect: Any) -> None:
 
 
 def test_a_client_that_never_reads_is_cut_and_costs_little(connect: Any, server: Any) -> None:
-    good, bad = connect(), connect()
+    good = connect()
+    bad = connect()
     good.create()
     for _ in range(20):
         good.produce([bytes(500_000)])
@@ -278,7 +281,8 @@ def test_bad_batches_get_kafkas_codes_and_store_nothing(connect: Any, server: An
 
 
 def test_what_an_idempotent_producer_sends_twice_is_stored_once(connect: Any, server: Any) -> None:
-    client, other = connect(), connect()
+    client = connect()
+    other = connect()
     client.create()
     made = client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
     made_too = other.ask(wire.INIT_PRODUCER_ID, 0, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
@@ -382,7 +386,8 @@ def test_every_special_timestamp(connect: Any) -> None:
 
 
 def test_a_fetch_waits_for_an_append_or_its_time(connect: Any) -> None:
-    reader, writer = connect(), connect()
+    reader = connect()
+    writer = connect()
     writer.create()
     request = wire.FETCH.Request
     part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
@@ -478,7 +483,8 @@ def test_what_gone_clients_waited_for_is_forgotten(connect: Any, server: Any) ->
 
 
 def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(connect: Any, server: Any) -> None:
-    reader, writer = connect(), connect()
+    reader = connect()
+    writer = connect()
     writer.create()
     request = wire.FETCH.Request
     part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)

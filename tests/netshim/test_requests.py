@@ -535,7 +535,8 @@ def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(ben
 def test_a_fetch_waits_for_each_of_its_partitions(bench: Bench, appended: int, by: str, min_bytes: int) -> None:
     bench.logdir.create_topic("t", partitions=3)
     request = bench.fetches(range(3))
-    request.min_bytes, request.max_wait_ms = min_bytes, 20_000
+    request.min_bytes = min_bytes
+    request.max_wait_ms = 20_000
     answer = bench.send(wire.FETCH, 11, request)
     assert isinstance(answer, Answer) and not answer.is_set
     bench.broker.tick(bench.now_ms)
@@ -571,7 +572,8 @@ def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> 
     bench.logdir.create_topic("t")
     bench.produce(batch_of(b"v"))
     request = bench.fetches(range(1))
-    request.min_bytes, request.max_wait_ms = 1000, 20_000
+    request.min_bytes = 1000
+    request.max_wait_ms = 20_000
     answer = bench.send(wire.FETCH, 11, request)
     assert isinstance(answer, Answer) and not answer.is_set
     topic = wire.DELETE_RECORDS.Request.Topic
@@ -588,7 +590,8 @@ def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:
     state = bench.broker.state
     before = state.timers.next_ms
     request = bench.fetches(range(1))
-    request.min_bytes, request.max_wait_ms = 1, 20_000
+    request.min_bytes = 1
+    request.max_wait_ms = 20_000
     answer = bench.send(wire.FETCH, 11, request)
     assert isinstance(answer, Answer) and state.fetches.waited_for() == [("t", 0)]
     answer.cancel()

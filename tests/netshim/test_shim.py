@@ -194,7 +194,8 @@ class Member(threading.Thread):
 
     def __init__(self, consumer: Any, topic: str) -> None:
         super().__init__(daemon=True)
-        self.consumer, self.topic = consumer, topic
+        self.consumer = consumer
+        self.topic = topic
         self.values: list[bytes] = []
         self.partitions: list[int] = []
         self.told = threading.Event()
@@ -464,7 +465,8 @@ def test_kill_9_under_load_loses_nothing_acknowledged(command: Any, tmp_path: Pa
 
 
 def test_brokers_in_one_process_do_not_meet(kafka_factory: Any) -> None:
-    one, two = kafka_factory(), kafka_factory()
+    one = kafka_factory()
+    two = kafka_factory()
     produce(confluent_producer(one), "t", [b"1"])
     produce(confluent_producer(two), "t", [b"2"])
     assert (values_of(one, "t"), values_of(two, "t")) == ([b"1"], [b"2"])

@@ -127,7 +127,8 @@ def test_same_bytes_as_kio_for_many_values(message: Message, monkeypatch: pytest
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
 def test_same_defaults_as_kio(message: Message) -> None:
     def compare(cls: Any, shape: Struct) -> None:
-        hints, value = typing.get_type_hints(cls), shape.cls()
+        hints = typing.get_type_hints(cls)
+        value = shape.cls()
         by_name = {field.name: field for field in shape.fields}
         for field in dataclasses.fields(cls):
             ours = by_name.get(field.name) or by_name[f"{field.name}_ms"]
@@ -188,7 +189,8 @@ class KafkaPython:
 
     def there(self, theirs: Any, shape: Struct, value: Any) -> dict[str, Any]:
         by_name = {field.name: field for field in theirs}
-        default, content = shape.cls(), {}
+        default = shape.cls()
+        content = {}
         for field in self.fields(shape):
             content_of = getattr(value, field.name)
             if field.tag is None or content_of != getattr(default, field.name):
@@ -243,7 +245,8 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
             ours = encode(message, version, value)
             if not is_request_or_response:
                 ours = wire.encode_versioned(message, version, value)
-                encoded, ours = encoded[2:], ours[2:]
+                encoded = encoded[2:]
+                ours = ours[2:]
                 assert carry.back(message.shape, cls.decode(struct.pack(">h", version) + ours)) == value
             else:
                 assert carry.back(message.shape, cls.decode(ours, version=version)) == value
@@ -382,7 +385,8 @@ COORDINATOR = [
 
 @pytest.mark.parametrize(("message", "version", "text", "content"), COORDINATOR, ids=repr)
 def test_coordinator_records_are_those_of_kafka(message: Message, version: int, text: str, content: Any) -> None:
-    value, written = message.Value(**content), bytes.fromhex(text)
+    value = message.Value(**content)
+    written = bytes.fromhex(text)
     assert wire.encode_versioned(message, version, value) == written
     assert wire.decode_versioned(message, written) == (version, value)
 
@@ -431,7 +435,8 @@ def test_round_trip(which: tuple[Message, int], rng: random.Random) -> None:
 @pytest.mark.parametrize("api", wire.APIS.values(), ids=repr)
 def test_frames_round_trip(api: wire.Api) -> None:
     for version in range(api.min_version, api.max_version + 1):
-        request, response = next(examples(api.request, version)), next(examples(api.response, version))
+        request = next(examples(api.request, version))
+        response = next(examples(api.response, version))
         frame = wire.encode_request(api, version, -5, "cliént", request)
         assert int.from_bytes(frame[:4], "big") == len(frame) - 4
         header = wire.decode_header(memoryview(frame)[4:])
@@ -486,7 +491,8 @@ def test_unknown_tagged_fields_are_skipped() -> None:
     request = wire.FETCH.Request(cluster_id="c")
     plain = wire.encode_request(wire.FETCH, 12, 1, "", request)[4:]
     assert plain.endswith(bytes.fromhex("01 00 02 0263"))
-    head, body = plain[:11], plain[11:-5]
+    head = plain[:11]
+    body = plain[11:-5]
     more = bytes.fromhex("03 00 02 0263 07 00 8101 82 01".replace(" ", "")) + bytes(130)
     frame = head[:-1] + bytes.fromhex("01 05 02 abcd") + body + more
     header = wire.decode_header(memoryview(frame))
@@ -505,7 +511,8 @@ def test_a_nullable_struct() -> None:
 
 
 def test_records_are_not_copied() -> None:
-    Request, Response = wire.PRODUCE.Request, wire.FETCH.Response
+    Request = wire.PRODUCE.Request
+    Response = wire.FETCH.Response
     stored = bytes(1000)
     topic = Request.Topic(name="t", partition_data=[Request.Topic.Partition(records=stored)])
     frame = memoryview(wire.encode_request(wire.PRODUCE, 9, 1, "", Request(topic_data=[topic])))[4:]

@@ -167,7 +167,8 @@ def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
 
 
 def test_an_index_that_was_wrong_is_gone_before_the_recovery_point_moves() -> None:
-    disk, config = SimulatedDisk(), {"segment.bytes": 300}
+    disk = SimulatedDisk()
+    config = {"segment.bytes": 300}
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:
         for number in range(8):
             log.append(b"%d" % number * 60)
@@ -235,7 +236,8 @@ def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
     writer = logcore.open("t-0", create=True, fs=disk, durability="always")
     for number in range(5):
         writer.append(b"old%d" % number)
-    real, acted = disk.open, []
+    real = disk.open
+    acted = []
 
     def opened(path: str, **options: Any) -> int:
         handle = real(path, **options)
@@ -272,7 +274,8 @@ def test_a_length_that_turned_makes_no_tail_of_the_last_batch(is_clean: bool, co
     """One bit less in its length, and what was left of the last batch that was on disk looked like a torn tail: it was
     cut off the file, and opening called the rest sound.
     """
-    disk, config = SimulatedDisk(), {"index.interval.bytes": 200}
+    disk = SimulatedDisk()
+    config = {"index.interval.bytes": 200}
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:
         for number in range(count):
             log.append(b"%d" % number * 40)

@@ -341,7 +341,8 @@ def test_any_schedule_stores_each_batch_once_and_in_order(steps: list[tuple[int,
 @pytest.mark.parametrize("wrong", ["below the segment", "behind the end", "falling"])
 def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(tmp_path: Path, wrong: str) -> None:
     """Also after a clean close: another program may have put the file there, and Kafka believes what it says."""
-    path, config = tmp_path / "t-0", {"index.interval.bytes": 0, "segment.ms": 2**62}
+    path = tmp_path / "t-0"
+    config = {"index.interval.bytes": 0, "segment.ms": 2**62}
     with logcore.open(path, create=True, config=config) as log:
         log.append(b"first", timestamp_ms=NOW_MS)
         log.roll()

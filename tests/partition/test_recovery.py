@@ -258,7 +258,8 @@ def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) 
         assert log.log_end_offset == clean.log_end_offset == 29
         assert list(log.read(0)) == list(clean.read(0))
     for name in (f"{at:020d}{suffix}" for at in (0, 16) for suffix in (".log", ".index", ".timeindex")):
-        ours, theirs = (tmp_path / "orders-0" / name), (VECTORS / "partition-clean" / "orders-0" / name)
+        ours = tmp_path / "orders-0" / name
+        theirs = VECTORS / "partition-clean" / "orders-0" / name
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
@@ -375,7 +376,8 @@ def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
     """A write of entries was lost, or cut, and a later one was not: what is missing are zeros that look like an entry.
     A time of 0 hides from Kafka what is older than the record it was to be for.
     """
-    disk, config = SimulatedDisk(), {"index.interval.bytes": 100}
+    disk = SimulatedDisk()
+    config = {"index.interval.bytes": 100}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
         for at in range(12):
             log.append(b"%d" % at * 30, timestamp_ms=1_000 + at)
@@ -416,7 +418,8 @@ def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path)
 
 
 def test_a_tail_that_another_program_takes_away_while_it_is_copied_ends_there() -> None:
-    data, tail = encode([(None, b"kept")], leader_epoch=0), b"tail" * 25
+    data = encode([(None, b"kept")], leader_epoch=0)
+    tail = b"tail" * 25
 
     class Shortened(SimulatedDisk):
         def pread(self, handle: int, size: int, position: int) -> bytes:

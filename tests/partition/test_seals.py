@@ -298,8 +298,10 @@ def test_what_another_program_rewrote_gets_a_new_seal(tmp_path: Path) -> None:
             log.append(b"%d" % number, timestamp_ms=T0)
             log.roll()
         log.append(b"2")
-    segment, seal = path / file_name(0, LOG), path / file_name(0, SEAL)
-    before, data = seal.read_bytes(), segment.read_bytes()
+    segment = path / file_name(0, LOG)
+    seal = path / file_name(0, SEAL)
+    before = seal.read_bytes()
+    data = segment.read_bytes()
     segment.write_bytes(encode([(None, b"9", (), T0)]))
     os.utime(segment, ns=(0, 1_000_000_000 * 10**6))
     (verdict,) = verify(seal)
@@ -464,9 +466,11 @@ def test_a_change_at_any_step_of_a_scrub_is_no_damage(what: str, read_only: bool
 
 
 def test_a_scrub_goes_on_beside_a_writer_and_a_cleaner(tmp_path: Path) -> None:
-    path, config = tmp_path / "t-0", {"cleanup.policy": "compact,delete", "segment.bytes": 4000}
+    path = tmp_path / "t-0"
+    config = {"cleanup.policy": "compact,delete", "segment.bytes": 4000}
     with logcore.open(path, create=True, config=config, durability="os") as log:
-        is_over, failures = threading.Event(), []
+        is_over = threading.Event()
+        failures = []
 
         def write() -> None:
             try:

@@ -23,7 +23,8 @@ def data(offset: int, value: bytes, producer_id: int) -> bytes:
 
 
 def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
-    key, value = struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, 1)
+    key = struct.pack(">hh", 0, int(commit))
+    value = struct.pack(">hi", 0, 1)
     options = {"transactional": True, "producer_id": producer_id, "producer_epoch": 0}
     raw = bytearray(encode([(key, value)], base_offset=offset, leader_epoch=0, **options))
     struct.pack_into(">h", raw, 21, 0x30)

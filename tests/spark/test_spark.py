@@ -30,7 +30,8 @@ from logcore.staging.manifest import staging_path
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE, PAGE = ROOT / "examples" / "flights_spark.py", ROOT / "docs" / "spark.md"
+EXAMPLE = ROOT / "examples" / "flights_spark.py"
+PAGE = ROOT / "docs" / "spark.md"
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,8 @@ def test_null_headers_and_all_columns_of_a_read_go_back_in(spark: SparkSession, 
 
 def test_a_task_that_fails_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:
     """The first attempt of each task dies behind its last row, when all of it is staged."""
-    path, marks = str(tmp_path / "data"), str(tmp_path)
+    path = str(tmp_path / "data")
+    marks = str(tmp_path)
 
     def dies_once(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext

@@ -211,7 +211,8 @@ def test_topics_and_partitions_are_chosen_three_ways(data: Path) -> None:
 
 
 def test_offsets_by_number(data: Path) -> None:
-    start, end = {"orders": {"0": 7, "1": -2}}, {"orders": {"0": 23, "1": -1}}
+    start = {"orders": {"0": 7, "1": -2}}
+    end = {"orders": {"0": 23, "1": -1}}
     found = offsets(data, subscribe="orders", startingOffsets=json.dumps(start), endingOffsets=json.dumps(end))
     assert found == {0: list(range(7, 23)), 1: list(range(20))}
     for wrong in ({"orders": {"0": 1}}, {"orders": {"0": 1, "1": 1, "2": 1}}, {"other": {"0": 0}}):
@@ -576,7 +577,8 @@ def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
 
 
 def test_P63_a_named_write_is_done_once(tmp_path: Path) -> None:
-    path, batch = tmp_path / "data", frame(value=[b"1"])
+    path = tmp_path / "data"
+    batch = frame(value=[b"1"])
     for version in (7, 7, 6, 8):
         write(path, batch, topic="t", txnAppId="job", txnVersion=version)
     assert len(content(path)[0]) == 2
@@ -586,7 +588,8 @@ def test_P63_a_named_write_is_done_once(tmp_path: Path) -> None:
 
 
 def test_abort_removes_everything(tmp_path: Path) -> None:
-    path, batch = tmp_path / "data", frame(value=[b"1"])
+    path = tmp_path / "data"
+    batch = frame(value=[b"1"])
     writer = source(path, topic="t").writer(spark_types(batch), False)
     writer.stage(iter([batch]), 0, 1)
     pickle.loads(pickle.dumps(writer)).abort([None])
@@ -596,7 +599,8 @@ def test_abort_removes_everything(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_fails_after_publishing_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, batch = tmp_path / "data", frame(value=[b"1"])
+    path = tmp_path / "data"
+    batch = frame(value=[b"1"])
     writer = source(path, topic="t", txnAppId="job", txnVersion=1).writer(spark_types(batch), False)
     message = writer.stage(iter([batch]), 0, 1)
 
@@ -615,7 +619,8 @@ def test_a_commit_that_fails_after_publishing_is_not_undone(tmp_path: Path, monk
 
 def test_a_live_writer_takes_the_write_over(tmp_path: Path) -> None:
     """The directory is held by another process; here, by another claim of the lock, and ticked by a thread."""
-    path, batch = tmp_path / "data", frame(value=[b"1"])
+    path = tmp_path / "data"
+    batch = frame(value=[b"1"])
     holder = OsFS()
     stop = threading.Event()
     with logcore.open_dir(path, create=True, fs=holder) as directory:
@@ -710,7 +715,8 @@ def directory_with(path: Path, word: bytes) -> Path:
 @pytest.mark.parametrize("there", ["another", "nothing"])
 def test_a_task_that_sees_another_directory_fails(tmp_path: Path, loss: str, ids: str, there: str) -> None:
     """On another machine the path held other rows, which were taken, or nothing, which was no rows."""
-    path, other = directory_with(tmp_path / "data", b"right"), directory_with(tmp_path / "other", b"wrong")
+    path = directory_with(tmp_path / "data", b"right")
+    other = directory_with(tmp_path / "other", b"wrong")
     for one in (path, other):
         gone = {"topic": ["meta.properties"], "none": ["meta.properties", "t-0/partition.metadata"]}
         for name in gone.get(ids, []):
@@ -733,7 +739,8 @@ def test_a_task_that_sees_another_directory_fails(tmp_path: Path, loss: str, ids
 
 def test_a_topic_that_was_made_again_is_lost(tmp_path: Path) -> None:
     data = directory_with(tmp_path / "data", b"old")
-    fails, warns = planned(data), planned(data, "false")
+    fails = planned(data)
+    warns = planned(data, "false")
     with logcore.open_dir(data) as directory:
         directory.delete_topic("t")
         directory.create_topic("t")

@@ -602,7 +602,8 @@ def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
                 written.append((position, len(data)))
             super().pwrite(handle, data, position)
 
-    path, written = create(tmp_path / "data", SMALL), list[tuple[int, int]]()
+    path = create(tmp_path / "data", SMALL)
+    written = list[tuple[int, int]]()
     publish(path, "one", config=SMALL, count=300)
     with logcore.open_dir(path, fs=Recorder()) as directory:
         assert len(values(path, 0)) == 301 and directory.partition("t", 0).log_end_offset == 301

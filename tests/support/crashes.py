@@ -26,7 +26,9 @@ class CrashFS(OsFS):
 
     def __init__(self, root: Path, at: int | None = None, *, power: bool = False) -> None:
         super().__init__()
-        self.root, self.at, self.power = str(root), at, power
+        self.root = str(root)
+        self.at = at
+        self.power = power
         self.operations: list[str] = []
         self._content: dict[int, bytes] = {}
         self._names: dict[str, dict[str, int]] = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 def reference_murmur2(data: bytes) -> int:
     """Kafka's Utils.murmur2 and toPositive, statement by statement."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    m = 0x5BD1E995
+    mask = 0xFFFFFFFF
     h = (0x9747B28C ^ len(data)) & mask
     for at in range(0, len(data) // 4 * 4, 4):
         k = int.from_bytes(data[at : at + 4], "little") * m & mask

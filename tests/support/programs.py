@@ -31,7 +31,9 @@ MANY_STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "50000"))  # of a run
 POLICIES = ("group", "always", "every(3)", "interval(20)", "os")
 CONFIG: dict[str, Any] = {"segment.bytes": 400, "index.interval.bytes": 100, "batch.size": 200}
 COMPACTED: dict[str, Any] = {**CONFIG, "cleanup.policy": "compact,delete", "delete.retention.ms": 0}
-IDEMPOTENT, TRANSACTIONAL = 100, 200  # producer ids, and those that follow them
+# producer ids, and those that follow them
+IDEMPOTENT = 100
+TRANSACTIONAL = 200
 
 
 @attrs.define
@@ -59,7 +61,8 @@ class Program:
         explore: bool = True,
         thorough_every: int = 10,
     ) -> None:
-        self.durability, self.config = durability, config
+        self.durability = durability
+        self.config = config
         self.history = LogHistory(durability)
         self.is_compacted = "cleanup.policy" in config
         self.sent: dict[int, tuple[int, int, bytes]] = {}  # producer id -> next sequence, offset and bytes of the last
@@ -99,7 +102,8 @@ class Program:
 
     def close(self) -> None:
         if self.log is not None:
-            log, self.log = self.log, None
+            log = self.log
+            self.log = None
             failed = log.writer.commit.failure
             log.close()
             if failed is None:
@@ -119,7 +123,8 @@ class Program:
         return made
 
     def _append(self, sizes: Sequence[int], level: Any = None) -> None:
-        log, rows = self.opened(), self.rows(sizes)
+        log = self.opened()
+        rows = self.rows(sizes)
         end = log.log_end_offset
         if log.writer.commit.failure is None:
             self.history.issue(Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows))
@@ -165,7 +170,8 @@ class Program:
 
     def _delete(self, part: int, whole: int) -> None:
         log = self.opened()
-        start, visible = log.log_start_offset, log.high_watermark
+        start = log.log_start_offset
+        visible = log.high_watermark
         before = start + (visible - start) * part // whole
         self.history.delete(before)
         log.delete_records(before)
@@ -179,7 +185,8 @@ class Program:
 
     def _truncate(self, part: int, whole: int) -> None:
         log = self.opened()
-        start, end = log.log_start_offset, log.log_end_offset
+        start = log.log_start_offset
+        end = log.log_end_offset
         offset = start + (end - start) * part // whole
         self.history.truncate(offset)
         self.explorer.promised()
@@ -216,8 +223,12 @@ class Program:
         log.begin_epoch(log.leader_epoch + 1)
 
     def _send(self, role: int, size: int) -> None:
-        log, rows, producer_id = self.opened(), self.rows([size]), self.producers[role]
-        sequence, end, is_transactional = self.sent.get(producer_id, (0,))[0], log.log_end_offset, role == TRANSACTIONAL
+        log = self.opened()
+        rows = self.rows([size])
+        producer_id = self.producers[role]
+        sequence = self.sent.get(producer_id, (0,))[0]
+        end = log.log_end_offset
+        is_transactional = role == TRANSACTIONAL
         rows = [(key, value, headers, self.disk.now_ms()) for key, value, headers, _ in rows]
         data = encode(
             rows, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=is_transactional
@@ -251,7 +262,8 @@ class Program:
         self._end(commit=False)
 
     def _end(self, *, commit: bool) -> None:
-        log, producer_id = self.opened(), self.producers[TRANSACTIONAL]
+        log = self.opened()
+        producer_id = self.producers[TRANSACTIONAL]
         if log.writer.commit.failure is None:
             self.history.issue_marker(producer_id, commit=commit)
         receipt = log.end_transaction(producer_id, 0, commit=commit)
@@ -274,7 +286,8 @@ class Program:
 
     def append_in_sync(self) -> None:
         """Another append comes while the disk works on the sync of the first; then what was written is asked for."""
-        log, before = self.opened(), self.disk.observer
+        log = self.opened()
+        before = self.disk.observer
         if log.durability.kind not in ("group", "os"):
             return self.append()  # the others sync under the lock, where no append can come between
 

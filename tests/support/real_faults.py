@@ -143,7 +143,8 @@ class StrikingFS(RealDisk):
             return super().open(path, write=write, create=create, exclusive=exclusive)
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
-        strike, number = self.strike, len(self.sites)
+        strike = self.strike
+        number = len(self.sites)
         if strike is not None and strike.at == number and strike.part:
             os.pwrite(handle, memoryview(data)[: int(len(data) * strike.part)], position)
         with self._step("pwrite", handle):
@@ -189,7 +190,10 @@ class LogWorker:
     """Calls on one log, each told before and after. Values name the seed, so that no two stages write the same."""
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
-        self.fs, self.durability, self.seed, self.tell = fs, durability, seed, tell
+        self.fs = fs
+        self.durability = durability
+        self.seed = seed
+        self.tell = tell
         self.rng = random.Random(seed)
         self.count = self.sequence = 0
         self.log: Log | None = None
@@ -205,7 +209,8 @@ class LogWorker:
         return self.log or self.open()
 
     def close(self) -> None:
-        log, self.log = self.opened, None
+        log = self.opened
+        self.log = None
         try:
             log.close()
         except LogcoreError:
@@ -285,7 +290,8 @@ class LogWorker:
 
     def after(self, error: LogcoreError) -> None:
         """A call has failed. A poisoned log stays so; any other goes on. Then it is closed."""
-        log, self.log = self.log, None
+        log = self.log
+        self.log = None
         self.tell("failed", type(error).__name__, log is not None and log.has_failed)
         if log is None or log._state.is_closed:
             return
@@ -308,7 +314,8 @@ class LogWitness:
     """The parent's side: what one log must hold. kind: of the crash, "kill" or "power"."""
 
     def __init__(self, durability: str, kind: Any) -> None:
-        self.durability, self.kind = durability, kind
+        self.durability = durability
+        self.kind = kind
         self.history = LogHistory(durability)
         self.failed: tuple[str, bool] | None = None  # the error of the last stage, and whether the log was poisoned
 
@@ -348,7 +355,10 @@ class TopicsWorker:
     """Topics that come and go, with records in them. What is said of a partition's log is sent under its name."""
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
-        self.fs, self.durability, self.seed, self.tell = fs, durability, seed, tell
+        self.fs = fs
+        self.durability = durability
+        self.seed = seed
+        self.tell = tell
         self.directory: LogDir | None = None
         self.logs: dict[str, LogWorker] = {}
 
@@ -398,7 +408,8 @@ class TopicsWitness:
     """The parent's side: which topics must be there, which may, and what their logs must hold."""
 
     def __init__(self, durability: str, kind: Any) -> None:
-        self.durability, self.kind = durability, kind
+        self.durability = durability
+        self.kind = kind
         self.must: set[str] = set()
         self.may: set[str] = set()
         self.partitions: dict[str, tuple[int, ...]] = {}
@@ -659,7 +670,8 @@ def fill(durability: str, seed: int) -> int:
     def tried(log: Log, size: int) -> bool:
         nonlocal full, stored
         rows = [(None, b"%d." % (stored + at) * size) for at in range(rng.randrange(1, 4))]
-        before, end = bytes_of_logs(), log.log_end_offset
+        before = bytes_of_logs()
+        end = log.log_end_offset
         try:
             receipt = log.append_many(rows)
         except DiskFullError as error:

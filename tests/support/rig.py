@@ -32,7 +32,8 @@ class Rig:
     """A broker's groups over a directory. With holds_disk set, syncs are done when finish_disk() is called."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.path, self.settings = path, settings
+        self.path = path
+        self.settings = settings
         self.now_ms = T0
         self.session = Session("broker", 9092, "10.0.0.1")
         self.holds_disk = False

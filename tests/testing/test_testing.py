@@ -61,7 +61,8 @@ def written(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool = False) 
 def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
     """One random call; what it answers, with an error as its type."""
     path, other = (f"{root}/{rng.choice(['a', 'b', 'd/a', 'd/c', 'd', 'e'])}" for _ in range(2))
-    size, position = rng.randrange(0, 1500), rng.randrange(0, 3000)
+    size = rng.randrange(0, 1500)
+    position = rng.randrange(0, 3000)
     handle = rng.choice(handles) if handles else -1
     calls: list[Any] = [
         lambda: handles.append(fs.open(path, write=True, create=True)) or None,
@@ -92,9 +93,11 @@ def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_programs_see_what_the_operating_system_shows(seed: int, tmp_path: Path) -> None:
-    real, disk = OsFS(), SimulatedDisk()
+    real = OsFS()
+    disk = SimulatedDisk()
     disk.mkdir("/r")
-    one, other = random.Random(seed), random.Random(seed)
+    one = random.Random(seed)
+    other = random.Random(seed)
     mine: list[int] = []
     theirs: list[int] = []
     for _ in range(120):

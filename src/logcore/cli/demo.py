@@ -123,7 +123,8 @@ class _Demo:
     """The steps, each of which says what it found and how long it took."""
 
     def __init__(self, path: str, rows: int | None) -> None:
-        self.path, self.rows = path, rows
+        self.path = path
+        self.rows = rows
         self.spent: list[tuple[str, float]] = []
 
     def play(self) -> None:
@@ -211,7 +212,8 @@ class _Demo:
             self.say(f"{len(self.flights) - end:,} more appended")
 
     def read_records(self) -> None:
-        source, stored = hashlib.sha256(), hashlib.sha256()
+        source = hashlib.sha256()
+        stored = hashlib.sha256()
         for _, value, _, _ in self.flights:
             source.update(value)
         count = 0
@@ -226,7 +228,9 @@ class _Demo:
 
     def read_columns(self) -> None:
         rows = size = 0
-        first, last, longest = 1 << 62, -1, 0
+        first = 1 << 62
+        last = -1
+        longest = 0
         with logcore.open(self.path, read_only=True) as log:
             for columns in log.scan():
                 rows += len(columns)
@@ -277,7 +281,8 @@ class _Demo:
         print_verdicts(mine, within=self.path)
         for one in verdicts:
             check(one.status == "ok", f"{one.path}: {one.status}: {one.detail}")
-        count, size = sum(one.batches for one in mine), sum(one.size_bytes for one in mine)
+        count = sum(one.batches for one in mine)
+        size = sum(one.size_bytes for one in mine)
         click.echo()
         self.say(f"{count:,} batches in {sum(one.kind == 'log' for one in mine)} segments, {size_text(size)}; all ok")
 

@@ -30,7 +30,8 @@ class LineError(Exception):
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
-        self.line, self.reason = line, reason
+        self.line = line
+        self.reason = reason
 
 
 class InputRow(NamedTuple):

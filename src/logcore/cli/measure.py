@@ -14,7 +14,8 @@ from typing import Any
 import logcore
 from logcore.kernels.checksum import crc32c
 
-_KEY_BYTES, _VALUE_BYTES = 16, 200
+_KEY_BYTES = 16
+_VALUE_BYTES = 200
 
 
 def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
@@ -25,13 +26,15 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
     it, and "ratio" of the two.
     """
     crc32c(b"")  # imports it
-    key, value = b"k" * _KEY_BYTES, b"v" * _VALUE_BYTES
+    key = b"k" * _KEY_BYTES
+    value = b"v" * _VALUE_BYTES
     one = _KEY_BYTES + _VALUE_BYTES
     piece = bytes(one + 70)  # about what one record of this size is as a batch of its own
 
     def timed(step: Callable[[], int]) -> float:
         """Records a second of a step that returns how many it did."""
-        done, started = 0, time.perf_counter()
+        done = 0
+        started = time.perf_counter()
         while True:
             done += step()
             spent = time.perf_counter() - started

@@ -55,7 +55,8 @@ class Lines:
             self.flush()
 
     def flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         if waiting:
             self._out.write(b"".join(waiting))
         self._out.flush()

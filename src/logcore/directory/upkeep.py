@@ -161,7 +161,8 @@ class Upkeeper:
         Returns False when that took all the time of a tick; recovery points are then written by the next.
         """
         gathered = self._gathered
-        actions, began_ms = 0, self._fs.monotonic_ms()
+        actions = 0
+        began_ms = self._fs.monotonic_ms()
         with self._agenda_lock:
             if not self._tick_clocks.agree(now_ms, began_ms):  # the age of what waits is another than was thought
                 for item in self._directory.open_logs().items():
@@ -221,7 +222,8 @@ class Upkeeper:
         """Keeps the directory's limits; True when it deleted something."""
         if clock_ms < self._next_look_ms:
             return False
-        upkeep, acted = self.settings, False
+        upkeep = self.settings
+        acted = False
         if upkeep.max_bytes is not None:
             total = sum(
                 self._directory.size_bytes(name, number)
@@ -288,7 +290,8 @@ class Upkeeper:
                 return False
             self._next_cleaning_ms = clock_ms + self.settings.compaction_backoff_ms
             self._cleaning = self._next_to_clean(now_ms)
-            self._cleaned_bytes, self._cleaning_since_ms = 0, clock_ms
+            self._cleaned_bytes = 0
+            self._cleaning_since_ms = clock_ms
             if self._cleaning is None:
                 return False
         log, steps = self._cleaning
@@ -350,7 +353,8 @@ class Upkeeper:
     def stop_compacting(self, *logs: Log) -> None:
         """Ends the round under way, if it is over one of these logs; what it had not put in place goes."""
         if self._cleaning is not None and self._cleaning[0] in logs:
-            steps, self._cleaning = self._cleaning[1], None
+            steps = self._cleaning[1]
+            self._cleaning = None
             steps.close()
 
     def _partition_path(self, topic: str, number: int) -> str:

@@ -142,7 +142,8 @@ class RecordColumns:
 
     def records(self) -> Iterator[Record]:
         """The same as Record objects."""
-        keys, values = self.keys(), self.values()
+        keys = self.keys()
+        values = self.values()
         times = self.timestamps_ms.tolist()
         for row, offset in enumerate(self.offsets.tolist()):
             yield Record(offset, times[row], keys[row], values[row], self.headers(row))

@@ -222,7 +222,8 @@ _GZIP_OUTPUT_BYTES = 1024 * 1024
 
 
 def _decompress_gzip(body: _Body) -> bytes:
-    data, end = body.data, len(body.data)
+    data = body.data
+    end = len(body.data)
     out = io.BytesIO()
     start = 0
     # Whatever is behind a member is copied by zlib when that ends. Small helpings after the first member keep
@@ -233,12 +234,14 @@ def _decompress_gzip(body: _Body) -> bytes:
         # Java's reader takes anything behind a member that is not another one for padding.
         if data[member_end : member_end + 3] != _GZIP_MAGIC or member_end == end:
             return out.getvalue()
-        start, first_helping = member_end, 4096
+        start = member_end
+        first_helping = 4096
 
 
 def _decompress_gzip_member(body: _Body, start: int, helping: int, out: io.BytesIO) -> int:
     """Inflate the member at `start` into `out`; the position behind it."""
-    data, position = body.data, start
+    data = body.data
+    position = start
     member = zlib.decompressobj(wbits=_GZIP_WBITS)
     pending: memoryview | bytes = b""
     is_drained = True
@@ -309,7 +312,8 @@ def _decompress_snappy(body: _Body) -> bytes:
 
 def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
     """Start, end and inflated size of each raw block: those of a xerial stream, else the whole body as one."""
-    data, end = body.data, len(body.data)
+    data = body.data
+    end = len(body.data)
     # Only the magic is compared: some writers put the version numbers in little-endian. No raw block begins like
     # this, since its first element would copy from before the start.
     if data[:8] != _XERIAL_MAGIC:
@@ -351,8 +355,12 @@ def _snappy_plain_size(body: _Body, start: int, end: int) -> int:
 # --- lz4 -------------------------------------------------------------------------------------------------------------
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
-_LZ4_VERSION_MASK, _LZ4_VERSION_01 = 0xC0, 0x40
-_LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x20, 0x10, 0x08, 0x04
+_LZ4_VERSION_MASK = 0xC0
+_LZ4_VERSION_01 = 0x40
+_LZ4_INDEPENDENT = 0x20
+_LZ4_BLOCK_CHECKSUM = 0x10
+_LZ4_CONTENT_SIZE = 0x08
+_LZ4_CONTENT_CHECKSUM = 0x04
 _LZ4_RESERVED = 0x03  # bit 0 announces a dictionary in newer versions of the format; Kafka knows none
 _LZ4_STORED = 0x80000000
 _LZ4_BLOCK_BYTES = {bd: 1 << 2 * (bd >> 4) + 8 for bd in (0x40, 0x50, 0x60, 0x70)}
@@ -382,7 +390,8 @@ def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
     # The package's frame reader can neither be capped nor told to refuse linked blocks, so the frame is walked here,
     # one step per block of up to 64 KiB.
     decompress_block, block_error = _lz4_block_reader()
-    data, end = body.data, len(body.data)
+    data = body.data
+    end = len(body.data)
     flags, block_bytes, position = _lz4_header(body, checks_header=checks_header)
     has_checksums = bool(flags & _LZ4_BLOCK_CHECKSUM)
     checksum_bytes = 4 if has_checksums else 0
@@ -394,7 +403,8 @@ def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
         size = size_word & ~_LZ4_STORED
         if size == 0:
             break
-        start, block_end = position + 4, position + 4 + size
+        start = position + 4
+        block_end = position + 4 + size
         if size > block_bytes or block_end + checksum_bytes > end:
             limit = min(block_bytes, end - start - checksum_bytes)
             raise body.corrupt("bad block length", position, expected=f"0..{limit}", found=size)
@@ -425,7 +435,8 @@ def _lz4_header(body: _Body, *, checks_header: bool) -> tuple[int, int, int]:
         checksum_position += 8
     if len(data) <= checksum_position:
         raise body.corrupt("it ends inside the frame header", len(data))
-    flags, block_descriptor = data[4], data[5]
+    flags = data[4]
+    block_descriptor = data[5]
     if flags & _LZ4_VERSION_MASK != _LZ4_VERSION_01 or flags & _LZ4_RESERVED or not flags & _LZ4_INDEPENDENT:
         raise body.corrupt(
             "unusable frame flags", 4, expected="version 01, independent blocks, no dictionary", found=f"{flags:#04x}"
@@ -467,7 +478,11 @@ def _lz4_checksum(head: bytes) -> int:
     Format v0 runs it over the frame's magic too, by an old mistake in Kafka's writer.
     """
     assert len(head) < 16, head
-    prime_1, prime_2, prime_3, prime_4, prime_5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
+    prime_1 = 0x9E3779B1
+    prime_2 = 0x85EBCA77
+    prime_3 = 0xC2B2AE3D
+    prime_4 = 0x27D4EB2F
+    prime_5 = 0x165667B1
     value = prime_5 + len(head)
     words_end = len(head) & ~3
     for (word,) in _UINT32.iter_unpack(head[:words_end]):
@@ -488,9 +503,11 @@ def _rotate_left(value: int, count: int) -> int:
 # --- zstd ------------------------------------------------------------------------------------------------------------
 
 _ZSTD_MAGIC = 0xFD2FB528
-_ZSTD_SKIPPABLE_MASK, _ZSTD_SKIPPABLE = 0xFFFFFFF0, 0x184D2A50
+_ZSTD_SKIPPABLE_MASK = 0xFFFFFFF0
+_ZSTD_SKIPPABLE = 0x184D2A50
 _ZSTD_MAX_BLOCK_BYTES = 128 * 1024
-_ZSTD_RLE_BLOCK, _ZSTD_COMPRESSED_BLOCK = 1, 2
+_ZSTD_RLE_BLOCK = 1
+_ZSTD_COMPRESSED_BLOCK = 2
 _ZSTD_KEPT_WINDOW_BYTES = 8 * 1024 * 1024
 _ZSTD_MEASURED_BYTES = 256 * 1024
 _ZSTD_KEPT_COMPRESSORS = 8
@@ -537,7 +554,8 @@ def _decompress_zstd(body: _Body) -> bytes:
 
 def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
     zstandard = _package("zstandard", Codec.ZSTD)
-    position, end = 0, len(body.data)
+    position = 0
+    end = len(body.data)
     room = body.max_size
     while position < end:
         if end - position < 4:
@@ -588,7 +606,8 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     Only lengths are read (RFC 8878, 3.1.1); whether the frame is sound, libzstd says. Knowing the end lets frames be
     inflated one by one, and knowing the most they can hold means that no header decides how much memory we take.
     """
-    data, end = body.data, len(body.data)
+    data = body.data
+    end = len(body.data)
     # Magic 4, descriptor 1, window 0-1, dictionary id 0-4, content size 0-8.
     descriptor = data[start + 4] if end - start > 4 else 0
     is_single_segment = bool(descriptor & 0x20)
@@ -615,7 +634,9 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
         if end - position < 3:
             raise body.corrupt("it ends inside a frame", min(position, end))
         head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
-        is_last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+        is_last = bool(head & 1)
+        kind = head >> 1 & 3
+        size = head >> 3
         most += block_bytes if kind == _ZSTD_COMPRESSED_BLOCK else size
         position += 3 + (1 if kind == _ZSTD_RLE_BLOCK else size)
     position += 4 if descriptor & 0x04 else 0  # content checksum
@@ -645,7 +666,8 @@ def _with_content_size(frame: memoryview, content_size: int) -> bytes:
 
 
 def _skip_zstd_frame(body: _Body, start: int) -> int:
-    data, end = body.data, len(body.data)
+    data = body.data
+    end = len(body.data)
     frame_end = start + 8
     if frame_end <= end:
         frame_end += _UINT32.unpack_from(data, start + 4)[0]

@@ -38,10 +38,12 @@ MIN_MESSAGE_SIZE_BYTES = 14
 NO_TIMESTAMP_MS = -1
 
 _HEAD = struct.Struct(">qiIbb")  # offset, size, crc, magic, attributes
-_INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
 _CRC_START = 16  # the CRC covers magic to the end of the message
 _LOG_APPEND_TIME = 0x08  # bit of the attributes
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_INT64_MIN = -(1 << 63)
+_INT64_MAX = (1 << 63) - 1
 _MIN_ENTRY_SIZE_BYTES = PREFIX_SIZE_BYTES + MIN_MESSAGE_SIZE_BYTES
 assert _HEAD.size == 18
 
@@ -136,7 +138,8 @@ def _inner_records(
 ) -> list[Record]:
     """The entries inside a wrapper, with offsets and timestamps as they are stored."""
     records: list[Record] = []
-    start, end = 0, len(inflated)
+    start = 0
+    end = len(inflated)
     while end - start >= PREFIX_SIZE_BYTES:
         (size,) = _INT32.unpack_from(inflated, start + 8)
         if size < MIN_MESSAGE_SIZE_BYTES:

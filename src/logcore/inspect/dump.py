@@ -234,14 +234,16 @@ def _base_of(path: str) -> int:
 
 
 def _dump_index(fs: FS, path: str) -> Iterator[Row]:
-    table, base = IndexTable.read(fs, path, OFFSET_ENTRY), _base_of(path)
+    table = IndexTable.read(fs, path, OFFSET_ENTRY)
+    base = _base_of(path)
     for relative, position in table.entries.tolist():
         yield {"type": "index_entry", "offset": base + relative, "position": position}
     yield from table.rest()
 
 
 def _dump_timeindex(fs: FS, path: str) -> Iterator[Row]:
-    table, base = IndexTable.read(fs, path, TIME_ENTRY), _base_of(path)
+    table = IndexTable.read(fs, path, TIME_ENTRY)
+    base = _base_of(path)
     for timestamp, relative in table.entries.tolist():
         yield {"type": "timeindex_entry", "timestamp_ms": timestamp, "offset": base + relative}
     yield from table.rest()

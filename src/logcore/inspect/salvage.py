@@ -144,9 +144,11 @@ def salvage(
     InvalidNameError for the target, and errors of writing there. What the files of the source hold raises nothing but
     UnsupportedCodecError, where batches of the old formats need a package that is not installed.
     """
-    origin, goal = os.fspath(source), os.fspath(target)
+    origin = os.fspath(source)
+    goal = os.fspath(target)
     found = partitions(origin, fs=fs)
-    real, root = fs.real_path(goal), fs.real_path(origin)
+    real = fs.real_path(goal)
+    root = fs.real_path(origin)
     if real == root or real.startswith(root + os.sep):
         raise InvalidConfigError("the target lies in the source, which is not to be changed", path=goal)
     if found == [origin]:
@@ -155,7 +157,8 @@ def salvage(
         jobs = [_Job(origin, goal, only, _known_as(fs, root, real, only))]
         staged = None
     else:
-        parent, name = real, "."
+        parent = real
+        name = "."
         keys = {path: key for path in found if (key := _key_of(path)) is not None}
         jobs = [
             _Job(path, os.path.join(goal, os.path.basename(path)), key, {root: key, **_beside(fs.real_path(path))})
@@ -166,7 +169,9 @@ def salvage(
     make_directories(fs, parent)
     claim = claim_directory(fs, parent, name)
     try:
-        done, lost, left_out = [], _misunderstood(fs, jobs), list[Part]()
+        done = []
+        lost = _misunderstood(fs, jobs)
+        left_out = list[Part]()
         if staged is not None:
             checkpoint.write(fs, real, checkpoint.TOPICS, _UNFINISHED_TOPICS)
         known = or_else({}, checkpoint.read_offsets, fs, origin, checkpoint.RECOVERY_POINT)
@@ -233,7 +238,8 @@ def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
     """Which checkpoints speak of a single partition: those beside it under its own name, if they list it. Else it was
     moved, perhaps by the name (t-0 to t-0.bad), and those beside the copy speak of it, too.
     """
-    own, parent = _key_of(source), os.path.dirname(source)
+    own = _key_of(source)
+    parent = os.path.dirname(source)
     known = _beside(source)
     if own is not None and own in or_else({}, checkpoint.read_offsets, fs, parent, checkpoint.RECOVERY_POINT):
         return known
@@ -388,7 +394,8 @@ class _Staged:
 
     def copy(self, directory: str, lost: list[Part], left_out: list[Part]) -> None:
         """Copies what is kept beside the copy of the log directory, files before what names them."""
-        fs, target = self.fs, staging_path(directory)
+        fs = self.fs
+        target = staging_path(directory)
         lost += self.lost
         for name in sorted(self.names):
             path = os.path.join(self.path, name)
@@ -407,7 +414,8 @@ class _Staged:
         fs.sync_dir(target)
 
     def _copy(self, name: str, target: str, lost: list[Part]) -> None:
-        fs, path = self.fs, os.path.join(self.path, name)
+        fs = self.fs
+        path = os.path.join(self.path, name)
         with opened(fs, os.path.join(target, name), write=True, create=True, exclusive=True) as out:
             try:
                 with opened(fs, path) as handle:
@@ -433,7 +441,11 @@ class _Partition:
     """Plans the copy of one partition, then makes it."""
 
     def __init__(self, fs: FS, job: _Job, tick: Callable[[int], None], *, given: int) -> None:
-        self.fs, self.job, self.source, self.tick, self.given = fs, job, job.source, tick, given
+        self.fs = fs
+        self.job = job
+        self.source = job.source
+        self.tick = tick
+        self.given = given
         self.work = unfinished(fs.real_path(job.target))
         self.names = sorted(fs.listdir(self.source))
         self.bases = bases_in(self.names)
@@ -687,11 +699,15 @@ class _Partition:
         gaps = _gaps(low, high, filling)
         if not gaps:
             self._note_damage(here, is_end=False)
-        path, position, size = self.source, None, 0
+        path = self.source
+        position = None
+        size = 0
         reason = "the log went on to here" if is_end else "no file holds these offsets"
         if here:
             first = here[0]
-            path, position, size = first.source.path, first.position, sum(one.end - one.position for one in here)
+            path = first.source.path
+            position = first.position
+            size = sum(one.end - one.position for one in here)
             reason = first.source.why(first.position, first.end, first.reason)
         self.losses += [gap_high for _, gap_high in gaps]
         for gap_low, gap_high in gaps:
@@ -742,7 +758,10 @@ class _Copy:
     """
 
     def __init__(self, fs: FS, directory: str, producers: Producers, losses: Sequence[int]) -> None:
-        self.fs, self.directory, self.producers, self.losses = fs, directory, producers, losses
+        self.fs = fs
+        self.directory = directory
+        self.producers = producers
+        self.losses = losses
         self.config = LogConfig.parse(None)
         self.transactions = Transactions()
         self.doubtful: dict[tuple[int, int], None] = {}  # (producer id, first offset), of transactions
@@ -777,7 +796,8 @@ class _Copy:
         segment = ActiveSegment(self.fs, self.directory, base, self.config, create=True)
         for part in parts:
             self._pass(part.first)
-            view, position = part.source.view, part.position
+            view = part.source.view
+            position = part.position
             while position < part.end:
                 facts, behind, _ = kernel.walk(view, position, part.end, WALK_BATCHES, False)
                 columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))

@@ -175,7 +175,10 @@ class Search:
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        self.source, self.base, self.high, self.is_dense = source, base, high, is_dense
+        self.source = source
+        self.base = base
+        self.high = high
+        self.is_dense = is_dense
         self.is_marked = is_marked
         self.stop = source.size if stop is None else stop
         self.expected = self.before_last = low
@@ -239,7 +242,8 @@ class Search:
 
     def _is_last_wrong(self, facts: Any) -> bool:
         """Whether it is the last batch kept that has a wrong offset, rather than this one, which lies below its end."""
-        base, last = int(facts["base_offset"]), int(facts["last_offset"])
+        base = int(facts["base_offset"])
+        last = int(facts["last_offset"])
         if not self.last_size or self.last_base == self.before_last or not self.before_last <= base < self.expected:
             return False
         # This one continues the batch before the last, or leaves just the room that the last one takes.
@@ -256,7 +260,8 @@ class Search:
         """Keeps batches whose heads are sound, but for those whose records cannot be decoded."""
         while len(facts):
             is_old = facts["magic"] != 2
-            count, reason = int(is_old.argmax()) if is_old.any() else len(facts), ""
+            count = int(is_old.argmax()) if is_old.any() else len(facts)
+            reason = ""
             if count:
                 count, reason = self._decodable(facts[:count])
                 if count:
@@ -269,16 +274,19 @@ class Search:
                     count = 1
             facts = facts[count:]
             if reason:
-                start, behind = int(facts["position"][0]), int(facts["last_offset"][0]) + 1
+                start = int(facts["position"][0])
+                behind = int(facts["last_offset"][0]) + 1
                 self._damage(start, start + int(facts["size_bytes"][0]), reason, behind)
                 facts = facts[1:]
 
     def _decodable(self, facts: layout.Facts) -> tuple[int, str]:
         """(how many v2 batches come before the first whose records cannot be decoded, why these cannot)."""
-        positions, row = facts["position"], 0
+        positions = facts["position"]
+        row = 0
         stop = int(positions[-1]) + int(facts["size_bytes"][-1])
         while row < len(facts):
-            at, view = int(positions[row]), self.source.view
+            at = int(positions[row])
+            view = self.source.view
             end, rows, _ = kernel.plan_run(view, at, stop, _DECODE_ROWS, _PIECE_BYTES, INT64_MAX)
             behind = int(np.searchsorted(positions, end))
             try:
@@ -326,7 +334,8 @@ class Search:
         return 0, 0, reason
 
     def _add(self, facts: layout.Facts, first: int, records: int) -> None:
-        position, last = int(facts["position"][0]), facts["last_offset"]
+        position = int(facts["position"][0])
+        last = facts["last_offset"]
         extent = self.found[-1] if self.found else None
         if not isinstance(extent, Extent):
             extent = Extent(self.source, self.base, position, position, first, first)
@@ -378,7 +387,8 @@ class Search:
         while (behind := self._head_end(at)) is not None:  # damage inside a batch leaves the lengths alone
             if behind == self.stop or len(self._walk(behind)[0]):
                 return behind
-            position, at = at, behind
+            position = at
+            at = behind
         # Either the head here is damaged, or the length that led here was.
         end = self._proven_end(at)
         return end if end is not None else self._search(position + 1)
@@ -425,24 +435,31 @@ class Search:
         facts, _, _ = self._walk(position, crc=False)
         if not len(facts) or not self._is_whole(facts[0]):
             return position, False
-        end, expected, count, why = position, self.expected, 1, layout.WALK_LIMIT
+        end = position
+        expected = self.expected
+        count = 1
+        why = layout.WALK_LIMIT
         # Not more at once than was walked before: what turns out not to belong to the chain is walked again.
         while why == layout.WALK_LIMIT and count <= WALK_BATCHES:
             facts, behind, why = self._walk(end, count, crc=count > 1)
-            base, last = facts["base_offset"], facts["last_offset"]
+            base = facts["base_offset"]
+            last = facts["last_offset"]
             before = np.concatenate(([expected - 1], last[:-1]))
             wrong = (np.where(facts["magic"] == 2, base, last) <= before) | (last >= self.high)
             if wrong.any():
-                behind, why = int(facts["position"][wrong.argmax()]), layout.WALK_COUNT
+                behind = int(facts["position"][wrong.argmax()])
+                why = layout.WALK_COUNT
                 last = last[: int(wrong.argmax())]
-            end, count = behind, count * 2
+            end = behind
+            count = count * 2
             expected = int(last[-1]) + 1 if len(last) else expected
         long = why == layout.WALK_LIMIT or end - position > _LARGEST_BATCH_BYTES
         return end, end > position and (long or end == self.stop or self._is_like_head(end, expected))
 
     def _is_whole(self, facts: Any) -> bool:
         """Whether the CRC of a batch is right that is known by its head."""
-        position, magic = int(facts["position"]), int(facts["magic"])
+        position = int(facts["position"])
+        magic = int(facts["magic"])
         start = position + (layout.CRC_START if magic == 2 else layout.MAGIC_POSITION)
         return self._crc(start, position + int(facts["size_bytes"]), is_old=magic != 2) == int(facts["crc"])
 
@@ -463,7 +480,8 @@ class Search:
 
     def _candidates(self, start: int) -> Iterator[int]:
         """Positions from start on where a head stands whose offset lies behind what was kept."""
-        size, piece = self.stop, _SECTOR_BYTES
+        size = self.stop
+        piece = _SECTOR_BYTES
         while start <= size - layout.PREFIX_SIZE:
             stop = min(start + piece + layout.MAGIC_POSITION, size)
             data = np.frombuffer(self.source.view[start:stop], np.uint8)
@@ -499,7 +517,8 @@ class _Checksums:
     def of(self, start: int, end: int) -> int:
         if end - start <= _SECTOR_BYTES:
             return self.crc(self.data[start:end], 0)
-        shifted, size = self._front(start), end - start
+        shifted = self._front(start)
+        size = end - start
         for bit in range(size.bit_length()):
             if size >> bit & 1:
                 shifted = self._product(self.powers[bit], shifted)

@@ -318,8 +318,10 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
 
 def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
     """A verdict where the first segments are gone, or all."""
-    noted, bases = look.noted, sorted([*look.bases, *look.swaps])
-    begin, end = noted.begin(bases[0]) if bases else noted.log_start, bases[0] if bases else noted.end
+    noted = look.noted
+    bases = sorted([*look.bases, *look.swaps])
+    begin = noted.begin(bases[0]) if bases else noted.log_start
+    end = bases[0] if bases else noted.end
     detail = ""
     if begin < end:
         detail = f"offsets {begin} to {end - 1} lie in no segment, and were not deleted"
@@ -366,7 +368,8 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
 
 def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[Verdict]:
     """Verdicts on a .log file and the files that go with it, from one walk."""
-    names, place = look.files_of(base), look.place(base)
+    names = look.files_of(base)
+    place = look.place(base)
     checks: list[_Check] = []
     early: list[Verdict] = []
     for suffix, kind in ((INDEX, _IndexCheck), (TIME_INDEX, _TimeCheck), (TXN_INDEX, _TxnCheck)):
@@ -396,7 +399,8 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
     try:
         verdict = attrs.evolve(verdict, size_bytes=fs.file_size(path))
         segment = GrowingSegment(fs, directory, base)
-        modified_ms, seal = fs.modified_ms(segment.path), seals.read(fs, directory, base)
+        modified_ms = fs.modified_ms(segment.path)
+        seal = seals.read(fs, directory, base)
         if seal is None:
             if not fs.exists(path):
                 return attrs.evolve(verdict, detail="removed meanwhile")
@@ -464,7 +468,8 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
             for check in checks:
                 check.add(good)
         if reason:
-            walked.bad_position, walked.reason = int(facts["position"][count]), reason
+            walked.bad_position = int(facts["position"][count])
+            walked.reason = reason
             return walked
         if why not in (layout.WALK_END, layout.WALK_LIMIT):
             walked.bad_position, walked.reason = position, layout.WALK_REASONS[why]
@@ -504,7 +509,9 @@ def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walke
         except StorageReadError:
             raise
         except LogcoreError as error:
-            count, reason, walked.is_refused = row, error.reason, True
+            count = row
+            reason = error.reason
+            walked.is_refused = True
             break
     good = facts[:count][modern[:count]]
     walked.batches += count
@@ -514,7 +521,8 @@ def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walke
 
 
 def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) -> Verdict:
-    size, position = segment.size_bytes, walked.bad_position
+    size = segment.size_bytes
+    position = walked.bad_position
     verdict = Verdict(
         path=segment.path,
         kind="log",
@@ -589,7 +597,8 @@ class _EntriesCheck:
     status: Status = "warning"
 
     def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None:
-        self.path, self.base = path, base
+        self.path = path
+        self.base = base
         self.table = IndexTable.read(fs, path, self.dtype)
         self.entries = self.table.entries
         self.reason = ""

@@ -185,7 +185,8 @@ def follow_on(facts: npt.NDArray[Any], expected: int) -> bool:
 
     facts: array of layout.BATCH_FACTS, as walk() gives it.
     """
-    bases, lasts = facts["base_offset"], facts["last_offset"]
+    bases = facts["base_offset"]
+    lasts = facts["last_offset"]
     return bool(
         bases[0] == expected
         and (bases[1:] == lasts[:-1] + 1).all()
@@ -232,10 +233,14 @@ def plan_run(
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
-    start, rows = position, 0
+    start = position
+    rows = 0
     while position < limit and _check_head(view, position, limit) == WALK_END and view[position + MAGIC_POSITION] == 2:
         facts = _facts(view, position)
-        last, size, count, attributes = facts[2], facts[6], facts[9], facts[12]
+        last = facts[2]
+        size = facts[6]
+        count = facts[9]
+        attributes = facts[12]
         if attributes & (CODEC_MASK | CONTROL_BIT) or last >= end_offset or last < facts[1]:
             break
         if expected >= 0 and (facts[1] < expected or (dense and facts[1] > expected)):
@@ -380,7 +385,8 @@ def _read_rows_at_once(
     """
     starts: list[int] = []
     stops: list[int] = []
-    add_start, add_stop = starts.append, stops.append
+    add_start = starts.append
+    add_stop = stops.append
     try:
         for position, end, count in spans:
             for _ in range(count):
@@ -426,7 +432,9 @@ def _read_rows_at_once(
     if np.any(at > stop) or np.any((header_count == 0) & (at != stop)):
         return None
     for slot in np.flatnonzero(header_count).tolist():
-        first, last, headers = int(at[slot]), int(stop[slot]), int(header_count[slot])
+        first = int(at[slot])
+        last = int(stop[slot])
+        headers = int(header_count[slot])
         if not 0 < headers <= last - first:
             return None
         try:
@@ -444,12 +452,16 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
     the 120 records of a 16 KiB batch alone would be half of all.
     """
     view = memoryview(raw)
-    spans, crcs, heads, counts = [], [], [], []
+    spans = []
+    crcs = []
+    heads = []
+    counts = []
     while position < limit:
         if _check_head(view, position, limit) != WALK_END or view[position + MAGIC_POSITION] != 2:
             return None
         facts = _facts(view, position)
-        size, count = facts[6], facts[9]
+        size = facts[6]
+        count = facts[9]
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             return None
         crcs.append((position + CRC_START, position + size, facts[10]))
@@ -495,7 +507,8 @@ def _moved(rows: npt.NDArray[np.int64], distance: int) -> npt.NDArray[np.int64]:
 
 
 def _columns(block: npt.NDArray[np.uint8], rows: int) -> list[npt.NDArray[Any]]:
-    columns, start = [], 0
+    columns = []
+    start = 0
     for _, kind in COLUMNS:
         size = rows * np.dtype(kind).itemsize
         columns.append(block[start : start + size].view(kind))
@@ -556,7 +569,8 @@ def decode_columns(
         return int(run.shape[1])
     while position < limit:
         facts = _check_whole(view, position, limit, path)
-        size, count = facts[6], facts[9]
+        size = facts[6]
+        count = facts[9]
         if not 0 <= count <= rows - at:
             raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
         found = _rows(view, position + HEADER_SIZE, position + size, count, path, position)
@@ -589,7 +603,8 @@ def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
         return None
     block = np.empty(count * ROW_SIZE, np.uint8)
     try:
-        first, base_timestamp = int(head["base_offset"]), int(head["base_timestamp"])
+        first = int(head["base_offset"])
+        base_timestamp = int(head["base_timestamp"])
         decode_body_columns(view[HEADER_SIZE:], count, first, base_timestamp, None, block, strict=True)
     except LogcoreError:
         return None
@@ -654,11 +669,13 @@ def _objects(
             timestamps = (rows[0] + np.int64(base_timestamp)).tolist()
         else:
             timestamps = [append_timestamp] * len(offsets)
-    keys, values = _cut(raw, rows[2], rows[3]), _cut(raw, rows[4], rows[5])
+    keys = _cut(raw, rows[2], rows[3])
+    values = _cut(raw, rows[4], rows[5])
     headers: Iterable[Headers] = itertools.repeat(())
     if rows[7].any():
         view = memoryview(raw)
-        starts, counts = rows[6].tolist(), rows[7].tolist()
+        starts = rows[6].tolist()
+        counts = rows[7].tolist()
         headers = [
             _read_headers(view, at, _headers_end(view, at, count), count)
             for at, count in zip(starts, counts, strict=True)
@@ -695,7 +712,8 @@ def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -
     records: list[Record] = []
     while position < limit:
         facts = _check_whole(view, position, limit, path)
-        size, count = facts[6], facts[9]
+        size = facts[6]
+        count = facts[9]
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
         body = view[position + HEADER_SIZE : position + size]
@@ -750,13 +768,15 @@ def read_one(
     if int.from_bytes(view[position + CRC_START : position + CRC_START + 2], "big") & (CODEC_MASK | CONTROL_BIT):
         return position
     facts = _check_whole(view, position, limit, path)
-    size, count = facts[6], facts[9]
+    size = facts[6]
+    count = facts[9]
     if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
     if not _is_followed(view, position + size, limit, facts[2], end_offset, dense):
         return position
     body = view[position + HEADER_SIZE : position + size]
-    at, end = 0, len(body)
+    at = 0
+    end = len(body)
     before = _int64(offset - facts[1])
     if 0 < before < count and _int64(facts[2] - facts[1]) == count - 1:
         try:
@@ -826,7 +846,8 @@ def search_offsets(data: Buffer, count: int, target: int) -> int:
     else -1.
     """
     view = memoryview(data).cast("B")
-    low, high = 0, min(count, len(view) // 8)
+    low = 0
+    high = min(count, len(view) // 8)
     while low < high:
         middle = (low + high) >> 1
         if struct.unpack_from(">i", view, middle * 8)[0] <= target:
@@ -892,7 +913,8 @@ def pieces(data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np
     if not len(used):
         return [None if size < 0 else b"" for size in sizes.tolist()]
     starts = positions.astype(np.int64)
-    first, stop = int(starts[used].min()), int((starts + sizes)[used].max())
+    first = int(starts[used].min())
+    stop = int((starts + sizes)[used].max())
     if first < 0 or stop > len(view):
         raise ValueError("a piece lies outside the data")
     if stop - first > _SPARSE_BYTES * len(used):
@@ -986,11 +1008,16 @@ class _Writer:
         self.done = bytearray()
         self.batches: list[EncodedBatch] = []
         self.body: list[bytes] = []
-        self.size, self.count = HEADER_SIZE, 0
+        self.size = HEADER_SIZE
+        self.count = 0
         self.base_timestamp = self.max_timestamp = -1
-        self.base_offset, self.leader_epoch, self.now_ms = base_offset, leader_epoch, now_ms
+        self.base_offset = base_offset
+        self.leader_epoch = leader_epoch
+        self.now_ms = now_ms
         self.batch_bytes, self.max_bytes, self.attributes = batch_bytes, min(max_bytes, INT32_MAX), attributes
-        self.producer_id, self.producer_epoch, self.base_sequence = producer_id, producer_epoch, base_sequence
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
         self.compress = compress
         self.small = _small_varints()
 
@@ -1020,7 +1047,9 @@ class _Writer:
         if self.base_sequence >= 0:
             self.base_sequence = (self.base_sequence + self.count) & INT32_MAX
         self.base_offset = last + 1
-        self.body, self.size, self.count = [], HEADER_SIZE, 0
+        self.body = []
+        self.size = HEADER_SIZE
+        self.count = 0
 
     def add(
         self, index: int, timestamp: int, key: bytes | None, value: bytes | None, header_count: int, headers: bytes
@@ -1041,7 +1070,9 @@ class _Writer:
             self.base_timestamp = self.max_timestamp = timestamp
         elif timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
-        small, count, delta = self.small, self.count, timestamp - self.base_timestamp
+        small = self.small
+        count = self.count
+        delta = timestamp - self.base_timestamp
         limit = len(small)
         fields = b"".join(
             (
@@ -1067,22 +1098,28 @@ class _Writer:
         The commonest, a tuple of two bytes objects that fits into the open batch, goes by a short way: its parts are
         found in tables and joined with those of the whole batch: 350 ns instead of 1000.
         """
-        small, now_ms = self.small, self.now_ms
+        small = self.small
+        now_ms = self.now_ms
         limit = len(small)
         heads: dict[tuple[int, int, int], tuple[bytes, bytes, bytes, int]] = {}
-        body, size, count, room = self.body, self.size, self.count, 0
+        body = self.body
+        size = self.size
+        count = self.count
+        room = 0
         for index, record in enumerate(records):
             if type(record) is tuple and len(record) == 2:
                 key, value = record
                 if type(key) is bytes and type(value) is bytes:
-                    key_size, value_size = len(key), len(value)
+                    key_size = len(key)
+                    value_size = len(value)
                     if size + key_size + value_size + OVERHEAD <= room:
                         number = small[count] if count < limit else _encode(count)
                         shape = key_size, value_size, len(number)
                         if shape in heads:
                             head, key_head, value_head, total = heads[shape]
                         else:
-                            key_head, value_head = _varint(key_size), _varint(value_size)
+                            key_head = _varint(key_size)
+                            value_head = _varint(value_size)
                             length = 3 + len(number) + len(key_head) + key_size + len(value_head) + value_size
                             head = _varint(length) + b"\0\0"  # then the attributes and the timestamp delta
                             total = length + len(head) - 2
@@ -1091,11 +1128,15 @@ class _Writer:
                         size += total
                         count += 1
                         continue
-            self.size, self.count = size, count
+            self.size = size
+            self.count = count
             self.add(index, *_normalised(record, index, now_ms, require_key))
-            body, size, count = self.body, self.size, self.count
+            body = self.body
+            size = self.size
+            count = self.count
             room = min(self.batch_bytes, self.max_bytes) if self.base_timestamp == now_ms else 0
-        self.size, self.count = size, count
+        self.size = size
+        self.count = count
 
     def result(self, out: bytearray) -> tuple[int, list[EncodedBatch]]:
         self.finish()
@@ -1183,7 +1224,8 @@ def _normalised(
     fields = len(row)
     if not 2 <= fields <= 4:
         raise InvalidRecordError(f"record {index}: {shape}", expected="2 to 4 fields", found=fields)
-    key, value = row[0], row[1]
+    key = row[0]
+    value = row[1]
     if type(key) is not bytes:
         if key is not None:
             key = _as_bytes(key, "a key", index)
@@ -1191,11 +1233,14 @@ def _normalised(
             raise InvalidRecordError(f"record {index}: a compacted topic takes no record without a key")
     if type(value) is not bytes and value is not None:
         value = _as_bytes(value, "a value", index)
-    header_count, headers, timestamp = 0, b"", now_ms
+    header_count = 0
+    headers = b""
+    timestamp = now_ms
     if fields > 2:
         if row[2] is not None and row[2] != ():
             given = _as_headers(row[2], index)
-            header_count, headers = len(given), _pack_headers(given, index)
+            header_count = len(given)
+            headers = _pack_headers(given, index)
         if fields > 3 and row[3] is not None:
             timestamp = row[3]
             found = milliseconds(row[3])
@@ -1285,7 +1330,8 @@ def hash_keys(
     most = 4 * (len(coefficients) - 2)
     found = np.zeros((len(sizes), 2), np.uint64)
     used = np.flatnonzero((sizes >= 0) & (sizes <= most))
-    starts, lengths = positions[used].astype(np.int64), sizes[used].astype(np.int64)
+    starts = positions[used].astype(np.int64)
+    lengths = sizes[used].astype(np.int64)
     if np.any((lengths > 0) & ((starts < 0) | (starts > raw.size - lengths))):
         raise ValueError("a key lies outside the data")
     words = -(-lengths // 4)
@@ -1365,7 +1411,8 @@ def map_put(
         has = same | free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
         slots[at[has], 2] = (offsets[left[has]] + 1).astype(np.uint64)
         used += int((has & free).sum())
-        left, at = left[~has], (at[~has] + 1) % count
+        left = left[~has]
+        at = (at[~has] + 1) % count
     return len(hashes), used
 
 
@@ -1379,7 +1426,8 @@ def map_get(slots: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]) -> np
         same = taken & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
         found[left[same]] = slots[at[same], 2].astype(np.int64) - 1
         on = taken & ~same
-        left, at = left[on], (at[on] + 1) % len(slots)
+        left = left[on]
+        at = (at[on] + 1) % len(slots)
     return found
 
 
@@ -1411,7 +1459,8 @@ def rewrite_batches(
     columns = (array.tolist() for array in (positions, actions, attributes, base_timestamps))
     for batch, (position, action, attribute, base_timestamp) in enumerate(zip(*columns, strict=True)):
         facts = _facts(view, position)
-        size, count = facts[6], max(0, facts[9])
+        size = facts[6]
+        count = max(0, facts[9])
         if action == COPY:
             out[at : at + size] = np.frombuffer(view[position : position + size], np.uint8)
         elif action != DROP:
@@ -1438,7 +1487,8 @@ def _filter(
     view: memoryview, position: int, facts: tuple[int, ...], keep: npt.NDArray[np.uint8], base_timestamp: int
 ) -> tuple[bytes, int, int]:
     """(records kept, how many, their largest timestamp)."""
-    at, end = position + HEADER_SIZE, position + facts[6]
+    at = position + HEADER_SIZE
+    end = position + facts[6]
     append_time = _append_time(facts)
     parts: list[bytes] = []
     newest = -1

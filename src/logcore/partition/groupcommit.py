@@ -53,8 +53,12 @@ class GroupCommit:
         self.syncs = 0
         self.failure: LogFailedError | None = None
         self._refusal = LogFailedError("a write or sync failed", path=path)  # made now: later there may be no memory
-        self._fs, self._path = fs, path
-        self._written, self._sync, self._moved, self._failed = written, sync, moved, failed
+        self._fs = fs
+        self._path = path
+        self._written = written
+        self._sync = sync
+        self._moved = moved
+        self._failed = failed
         # The lock itself is entered in C, the condition around it in Python: 0.4 us of an append to disk.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)

@@ -57,7 +57,8 @@ class Noted:
             found = or_else({}, checkpoint.read_offsets, fs, directory, name)
             return {one: offset for one, offset in found.items() if one == key and 0 <= offset <= INT64_MAX}
 
-        points, starts = lines(checkpoint.RECOVERY_POINT), lines(checkpoint.LOG_START)
+        points = lines(checkpoint.RECOVERY_POINT)
+        starts = lines(checkpoint.LOG_START)
         epochs = or_else([], checkpoint.read_epochs, fs, path)
         shown: checkpoint.ShownEnd | None = or_else(None, checkpoint.read_shown_end, fs, path)
         return cls(

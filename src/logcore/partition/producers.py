@@ -191,7 +191,9 @@ class Producers:
             return
         for row in facts[(facts["magic"] == 2) & (facts["producer_id"] >= 0)].tolist():
             fact = dict(zip(facts.dtype.names or (), row, strict=True))
-            producer_id, epoch, count = fact["producer_id"], fact["producer_epoch"], fact["record_count"]
+            producer_id = fact["producer_id"]
+            epoch = fact["producer_epoch"]
+            count = fact["record_count"]
             if fact["attributes"] & CONTROL_BIT:
                 if count:  # compaction leaves empty ones, which say nothing
                     self.end_transaction(producer_id, epoch, coordinator_epoch(fact["position"]), fact["max_timestamp"])

@@ -163,7 +163,8 @@ def recover(
     start = segment.resume(recovery_point, is_whole=indexes == "whole") if indexes != "none" else 0
     below, recovery_position = _walk_to(segment, start, recovery_point, dense_from <= segment.base_offset)
     is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
-    bad, why = next((at for facts in below if (at := _note(segment, facts)) is not None), None), layout.WALK_COUNT
+    bad = next((at for facts in below if (at := _note(segment, facts)) is not None), None)
+    why = layout.WALK_COUNT
     if bad is None:
         bad, why = _take(segment, recovery_position, size, crc=True, dense_from=dense_from)
     end_offset = segment.last_offset + 1
@@ -172,7 +173,8 @@ def recover(
             _keep(fs, segment, size)
         return RecoveryReport(segment.path, size - recovery_position)
     if bad is None:
-        bad, why = size, layout.WALK_SHORT
+        bad = size
+        why = layout.WALK_SHORT
     reason = layout.WALK_REASONS[why]
     if bad == recovery_position:
         last = next((int(facts["position"][-1]) for facts in reversed(below) if len(facts)), None)
@@ -222,7 +224,8 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
         _rewrite(segment.fs, segment.path, segment.size_bytes)
         segment.reopen()
     bad = at = error.position if error.position is not None else segment.size_bytes
-    first_offset, next_offset = segment.last_offset + 1, None
+    first_offset = segment.last_offset + 1
+    next_offset = None
     if error.offset is not None:  # the batch itself may have been taken note of
         first_offset = min(first_offset, max(error.offset, segment.base_offset))
     while at < segment.size_bytes:
@@ -375,7 +378,8 @@ def finish_swaps(fs: FS, directory: str) -> None:
     plans: list[tuple[int, int, SwapAction]] = []
     for base in sorted(base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None):
         new = Segment(fs, directory, base, SWAP)
-        end, is_whole = base + 1, True
+        end = base + 1
+        is_whole = True
         for facts, _, why in new.walk(0, crc=True):
             end = int(facts["last_offset"][-1]) + 1 if len(facts) else end
             is_whole = why in (layout.WALK_END, layout.WALK_LIMIT)
@@ -475,7 +479,9 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     counts for nothing. Else it is behind the last whole batch that begins below it: an offset that was damaged upwards
     hides none of those.
     """
-    found, base, expected = start, segment.base_offset, segment.last_offset + 1
+    found = start
+    base = segment.base_offset
+    expected = segment.last_offset + 1
     walked: list[layout.Facts] = []
     if dense and recovery_point <= expected:
         return walked, start
@@ -483,7 +489,8 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     steps = {"step_bytes": max(segment.config.index_interval_bytes, 1 << 10)} if start else {}
     for facts, _, _ in segment.walk(start, crc=False, **steps):
         walked.append(facts)
-        bases, lasts = facts["base_offset"], facts["last_offset"]
+        bases = facts["base_offset"]
+        lasts = facts["last_offset"]
         if dense and len(facts):
             count = in_order(facts, expected, INT64_MAX, dense_from=0)
             # Exactly: the point is the end of an append, and a head that says to reach beyond it is damaged.
@@ -491,7 +498,8 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
             if len(reached):
                 found = int(facts["position"][reached[0]] + facts["size_bytes"][reached[0]])
                 break
-            dense, expected = count == len(facts) and int(lasts[-1]) + 1 < recovery_point, int(lasts[-1]) + 1
+            dense = count == len(facts) and int(lasts[-1]) + 1 < recovery_point
+            expected = int(lasts[-1]) + 1
         below = np.flatnonzero((bases >= base) & (bases < recovery_point))
         if len(below):
             last = facts[below[-1]]

@@ -159,7 +159,8 @@ class Stretch:
         return readable(self.segments, self._record_lists(max_bytes))
 
     def _record_lists(self, max_bytes: int | None) -> Iterator[list[Record]]:
-        start, end = self.start, self.end
+        start = self.start
+        end = self.end
         # With a limit in runs of a quarter of it, because one that would exceed it is left out whole.
         run_bytes = _OBJECT_BYTES if max_bytes is None else max(1, min(_OBJECT_BYTES, max_bytes // 4))
         for item in self._limited(max_bytes, self._runs(run_bytes, SLICE_ROWS)):
@@ -236,8 +237,11 @@ class Stretch:
         first item may begin before the start. The first run is one batch, because many readings want one record. With
         committed, aborted data is left out and there are no runs.
         """
-        start, end, committed = self.start, self.end, self.committed
-        most, want = 1, _FIRST_PIECE_BYTES
+        start = self.start
+        end = self.end
+        committed = self.committed
+        most = 1
+        want = _FIRST_PIECE_BYTES
         before: Segment | None = None
         ran = False
         expected = -1  # the offset that the next batch continues with; -1 where nothing but its head tells
@@ -266,10 +270,15 @@ class Stretch:
             while position < size:
                 piece = segment.piece(position, want)
                 want = _PIECE_BYTES
-                data, at, limit, origin = piece.data, piece.at, piece.limit, piece.origin
+                data = piece.data
+                at = piece.at
+                limit = piece.limit
+                origin = piece.origin
                 begin = at
                 while at < limit:
-                    stop, rows, following = at, 0, expected
+                    stop = at
+                    rows = 0
+                    following = expected
                     if committed is None:
                         stop, rows, following = kernel.plan_run(
                             data, at, limit, run_rows, most, min(end, next_base), expected, dense
@@ -277,7 +286,9 @@ class Stretch:
                     # One batch of very many records is decoded in slices, by itself.
                     is_run = stop > at and rows <= run_rows
                     if is_run and (expected >= 0 or not self._begins_late(data, at)):
-                        most, ran, expected = run_bytes, True, following
+                        most = run_bytes
+                        ran = True
+                        expected = following
                         yield Run(data, at, stop, rows, origin, segment.path)
                         at = stop
                         continue
@@ -322,7 +333,9 @@ class Stretch:
         """(position of the batch that holds start, base offset that it has to have by what stands around it). A batch
         whose offset is damaged may claim what others hold. end: of the segment's offsets.
         """
-        position, before, index = segment.find(start), segment.start_position(start), segment.offset_index
+        position = segment.find(start)
+        before = segment.start_position(start)
+        index = segment.offset_index
         heads, _, _ = kernel.walk(*segment.head(position), 1, False)
         if not len(heads):
             return position, -1
@@ -356,7 +369,8 @@ class Stretch:
 
         Raises CorruptBatchError.
         """
-        base, last = batch.base_offset, batch.last_offset
+        base = batch.base_offset
+        last = batch.last_offset
         first = min(base, self.start) if expected < 0 else expected
         if base == first <= last < next_base:
             return dense  # the usual case, in a fifth of the time
@@ -455,7 +469,8 @@ class Scan:
 
     def __iter__(self) -> Iterator[RecordColumns]:
         for span in self._spans:
-            topic, partition = span.topic, span.partition
+            topic = span.topic
+            partition = span.partition
             for columns in span.open().columns():
                 columns.name(topic, partition)
                 yield columns

@@ -234,7 +234,11 @@ class _Scrub:
     """One scrub of one log."""
 
     def __init__(self, fs: FS, directory: str, bases: Sequence[int], placing: Placing, writes: bool) -> None:
-        self.fs, self.directory, self.bases, self.placing, self.writes = fs, directory, bases, placing, writes
+        self.fs = fs
+        self.directory = directory
+        self.bases = bases
+        self.placing = placing
+        self.writes = writes
         self.done = self.told = self.total = 0
         self.segments = self.sealed = self.skipped = 0
         self.findings: list[Finding] = []
@@ -271,7 +275,8 @@ class _Scrub:
             try:
                 # With a handle of its own: what takes its place meanwhile is another file.
                 segment = GrowingSegment(fs, self.directory, base)
-                modified_ms, known = fs.modified_ms(path), read(fs, self.directory, base)
+                modified_ms = fs.modified_ms(path)
+                known = read(fs, self.directory, base)
             except FileNotFoundError:
                 if self.writes:
                     self.findings.append(Finding(path, None, base, place.next_base, "the file is gone"))
@@ -279,7 +284,9 @@ class _Scrub:
                     self.skipped += 1
                 return
         self.segments += 1
-        size, finding, new = segment.size_bytes, None, None
+        size = segment.size_bytes
+        finding = None
+        new = None
         is_sealed = known is not None and known.is_of(size, modified_ms)
         if place.next_base is not None or is_sealed:
             fs.drop_cache(segment.handle, 0)  # rot is on the disk, and memory may hold what was there before
@@ -309,7 +316,9 @@ class _Scrub:
         self, segment: GrowingSegment, known: Seal, place: SegmentContext
     ) -> Generator[Progress, None, Finding | None]:
         """Holds a segment against its seal."""
-        crc, base, next_base = 0, segment.base_offset, known.next_base_offset
+        crc = 0
+        base = segment.base_offset
+        next_base = known.next_base_offset
         for data in _slices(segment, 0, segment.size_bytes):
             crc = crc32c(data, crc)
             yield from self._read(len(data))
@@ -323,18 +332,23 @@ class _Scrub:
         self, segment: GrowingSegment, next_base: int | None, place: SegmentContext
     ) -> Generator[Progress, None, tuple[Finding | None, dict[str, int]]]:
         """Looks at every batch: (what is damaged first, what a seal would say of the file)."""
-        expected, before, crc = segment.base_offset, 0, 0
+        expected = segment.base_offset
+        before = 0
+        crc = 0
         limit = reach(segment.base_offset) if next_base is None else next_base
-        bad, reason = segment.size_bytes, ""
+        bad = segment.size_bytes
+        reason = ""
         for facts, position, why in segment.walk(0, crc=True):
             count = in_order(facts, expected, limit, dense_from=place.dense_from)
             if count:
                 expected = int(facts["last_offset"][count - 1]) + 1
             if count < len(facts):
-                bad, reason = int(facts["position"][count]), "the offset of a batch does not follow the one before it"
+                bad = int(facts["position"][count])
+                reason = "the offset of a batch does not follow the one before it"
                 break
             if why not in (layout.WALK_END, layout.WALK_LIMIT):
-                bad, reason = position, layout.WALK_REASONS[why]
+                bad = position
+                reason = layout.WALK_REASONS[why]
                 break
             for data in _slices(segment, before, position):
                 crc = crc32c(data, crc)

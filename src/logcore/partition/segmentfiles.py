@@ -44,7 +44,8 @@ class SegmentFiles:
     """The files of one log's segments."""
 
     def __init__(self, fs: FS, path: str) -> None:
-        self._fs, self._path = fs, path
+        self._fs = fs
+        self._path = path
         self._retired: list[tuple[int, str]] = []  # with when they go, by the monotonic clock
 
     # -- out of the log ------------------------------------------------------------------------------------------
@@ -125,7 +126,8 @@ class SegmentFiles:
 
     def replace_front(self, cut: Segment, position: int, tail: bytes) -> None:
         """Puts a file with the bytes before position and tail behind them in the place of a segment; its indexes go."""
-        fs, temporary = self._fs, cut.path + ".tmp"
+        fs = self._fs
+        temporary = cut.path + ".tmp"
         write_front(fs, temporary, cut, position, tail)
         cut.keep()
         for suffix in INDEXES:

@@ -48,7 +48,8 @@ class Transactions:
             for row in rows
         ]
         for row, kind in zip(rows, kinds, strict=True):
-            producer_id, base_offset = int(row["producer_id"]), int(row["base_offset"])
+            producer_id = int(row["producer_id"])
+            base_offset = int(row["base_offset"])
             if not row["attributes"] & CONTROL_BIT:
                 self.open.setdefault(producer_id, base_offset)
             elif kind in TRANSACTION_ENDS:

@@ -166,7 +166,8 @@ class Writer:
         codec = target_codec(config, Codec.NONE)
         attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
         max_bytes = min(config.max_message_bytes, config.segment_bytes)
-        compress, require_key = compressor(codec, config), config.is_compacted
+        compress = compressor(codec, config)
+        require_key = config.is_compacted
         no_producer = (-1, -1, -1)
         # What the encoders take behind the offset, epoch and time of an append: for one record, and for many.
         self.encoding_one = (max_bytes, attributes, compress, require_key)
@@ -195,7 +196,8 @@ class Writer:
 
     def _open_durable_end(self) -> int:
         """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
-        fs, path = self.fs, os.path.join(self.path, checkpoint.DURABLE_END)
+        fs = self.fs
+        path = os.path.join(self.path, checkpoint.DURABLE_END)
         if not self.durability.waits and not self.is_replicated:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(path)
@@ -258,7 +260,8 @@ class Writer:
 
     @locked
     def _finish_locked(self) -> None:
-        fs, active_ = self.fs, self.active
+        fs = self.fs
+        active_ = self.active
         try:
             self.sync_locked()
             time_index = active_.time_index
@@ -370,7 +373,8 @@ class Writer:
 
     @locked
     def save_recovery_point_locked(self) -> None:
-        point, synced_bytes = self.commit.durable_end, self.commit.synced_bytes
+        point = self.commit.durable_end
+        synced_bytes = self.commit.synced_bytes
         self.recovery_bytes, self.last_recovery_ms = synced_bytes, self.fs.monotonic_ms()
         self.active.offer_indexes()
         # One that lags costs the next opening some checking and nothing else; no append is to fail for it.
@@ -484,7 +488,9 @@ class Writer:
             segment = self.active
         elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
             self.sync_locked()
-        start, end, written_bytes = segment.size_bytes, self.state.end, self.written_bytes
+        start = segment.size_bytes
+        end = self.state.end
+        written_bytes = self.written_bytes
         self.is_midway = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
@@ -512,7 +518,10 @@ class Writer:
         newest = max(batch[3] for batch in batches)
         if self.active.is_full(min(len(data), self.state.config.segment_bytes), newest, batches[-1][2], now_ms):
             self.roll_locked()
-        segment, start, end, written = self.active, self.active.size_bytes, self.state.end, self.written_bytes
+        segment = self.active
+        start = self.active.size_bytes
+        end = self.state.end
+        written = self.written_bytes
         stored = 0
         try:
             while stored < len(batches):

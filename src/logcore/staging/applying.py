@@ -203,7 +203,8 @@ def damaged(fs: FS, directory: str) -> list[str]:
 
 def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
     """Small pieces go into the active segment, so that many small writes do not make many small segments."""
-    size, count = sum(file.size_bytes for file in files), sum(file.count for file in files)
+    size = sum(file.size_bytes for file in files)
+    count = sum(file.count for file in files)
     newest = max(file.max_timestamp for file in files)
     last_offset = target.end + count - 1
     place = Place(base=target.end, leader_epoch=target.leader_epoch)
@@ -237,7 +238,8 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
             placed = _place_all(fs, directory.path, path, assigned)
             for key, bases in placed.items():
                 files = assigned.partitions()[key]
-                count, size = sum(file.count for file in files), sum(file.size_bytes for file in files)
+                count = sum(file.count for file in files)
+                size = sum(file.size_bytes for file in files)
                 targets[key].take(bases, places[key].base + count, size)
             for target in targets.values():
                 target.show()
@@ -374,7 +376,8 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
     assert assigned.places is not None
     placed = {}
     for (topic, partition), files in assigned.partitions().items():
-        place, target = assigned.places[topic, partition], os.path.join(directory, partition_name(topic, partition))
+        place = assigned.places[topic, partition]
+        target = os.path.join(directory, partition_name(topic, partition))
         if place.segment is None:
             placed[topic, partition] = _move(fs, path, target, files, place)
         else:
@@ -385,9 +388,11 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
 
 
 def _move(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> list[int]:
-    bases, base = [], place.base
+    bases = []
+    base = place.base
     for file in files:
-        source, final = os.path.join(path, file.name), os.path.join(target, file_name(base, LOG))
+        source = os.path.join(path, file.name)
+        final = os.path.join(target, file_name(base, LOG))
         if fs.exists(source + LOG):
             if fs.exists(final) and fs.file_size(final) and not _same_batches(fs, source + LOG, final):
                 raise CorruptLogError("another program appended where staged records belong", path=final)
@@ -407,7 +412,9 @@ def _append(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: 
     assert place.segment is not None and place.position is not None
     final = os.path.join(target, file_name(place.segment, LOG))
     with opened(fs, final, write=True) as handle:
-        size, at, base = fs.size(handle), place.position, place.base
+        size = fs.size(handle)
+        at = place.position
+        base = place.base
         if size < at:
             raise CorruptLogError("the segment is shorter than it was", path=final, expected=at, found=size)
         stamped = []
@@ -453,7 +460,9 @@ def _stamps(
     data: memoryview | bytearray, file: StagedFile, base: int, leader_epoch: int
 ) -> Generator[tuple[int, bytes], None, None]:
     """(position, new head) of each batch: offsets by how many records came before, whatever stands there now."""
-    at, count, batches = 0, 0, 0
+    at = 0
+    count = 0
+    batches = 0
     while at < len(data):
         facts, stop, _ = kernel.walk(data, at, len(data), _WALK_BATCHES, False)
         if not len(facts):

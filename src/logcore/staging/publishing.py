@@ -159,7 +159,8 @@ class Staging:
 
     def _collect_garbage(self, txid: str) -> None:
         """Removes what no manifest names and has been old for a day of looks; never what belongs to txid."""
-        fs, now_ms = self._fs, self._fs.now_ms()
+        fs = self._fs
+        now_ms = self._fs.now_ms()
         names = fs.listdir(self.path)
         old = [name for name in names if name != txid and self._is_old(name, now_ms)]
         if any(fs.is_directory(os.path.join(self.path, name)) for name in old):

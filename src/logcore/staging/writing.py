@@ -63,9 +63,12 @@ class StagedWriter:
         codec: Codec = Codec.NONE,
         batch_bytes: int = 64 << 10,
     ) -> None:
-        self._fs, self._txid = fs, txid
+        self._fs = fs
+        self._txid = txid
         self._directory = os.path.join(staging_path(fs.real_path(directory)), check_txid(txid))
-        self._topic, self._partition, self._attempt = topic, partition, attempt
+        self._topic = topic
+        self._partition = partition
+        self._attempt = attempt
         self._config = config
         codec = target_codec(config, codec)
         most = min(config.max_message_bytes, config.segment_bytes)
@@ -91,7 +94,8 @@ class StagedWriter:
         now_ms = self._fs.now_ms()
         if timestamps_ms is not None and not self._config.is_append_time:
             check_timestamps(timestamps_ms, now_ms, self._config)
-        end, require_key = self._end, self._config.is_compacted
+        end = self._end
+        require_key = self._config.is_compacted
         size, batches = kernel.encode_columns(
             self._scratch, keys, values, timestamps_ms, count, end, 0, now_ms, *self._encoding, require_key
         )
@@ -103,7 +107,8 @@ class StagedWriter:
         given = [layout.milliseconds(row[3]) for row in records if row[3] is not None]
         if given and not self._config.is_append_time:
             check_timestamps(np.array(given, np.int64), now_ms, self._config)
-        end, require_key = self._end, self._config.is_compacted
+        end = self._end
+        require_key = self._config.is_compacted
         size, batches = kernel.encode_records(self._scratch, records, end, 0, now_ms, *self._encoding, require_key)
         self._store(size, batches, now_ms)
 
@@ -115,14 +120,17 @@ class StagedWriter:
         """Writes what was encoded, in as few pieces as segments allow."""
         if not batches:
             return
-        newest, end = max(batch[3] for batch in batches), self._end
+        newest = max(batch[3] for batch in batches)
+        end = self._end
         segment = self._segment
         if segment is None:
             segment = self._begin()
         if not segment.is_full(size, newest, batches[-1][2], now_ms) and size <= self._config.segment_bytes:
             self._write(segment, memoryview(self._scratch)[:size], batches)
             return
-        moved, start = 0, end  # what a roll takes from the offsets that were encoded, and where the next batch begins
+        # what a roll takes from the offsets that were encoded, and where the next batch begins
+        moved = 0
+        start = end
         for at, length, last, time in batches:
             if segment.is_full(length, time, last - moved, now_ms):
                 self._seal()
@@ -150,11 +158,14 @@ class StagedWriter:
         self._batches += len(batches)
 
     def _seal(self) -> None:
-        segment, self._segment = self._segment, None
+        segment = self._segment
+        self._segment = None
         assert segment is not None
         segment.seal()
         name = f"{self._txid}/{os.path.basename(segment.path)[: -len(LOG)]}"
-        count, size, newest = segment.last_offset + 1, segment.size_bytes, segment.largest_timestamp
+        count = segment.last_offset + 1
+        size = segment.size_bytes
+        newest = segment.largest_timestamp
         self._done.append(StagedFile(self._topic, self._partition, name, count, size, self._batches, newest, self._crc))
 
     def close(self) -> list[StagedFile]:

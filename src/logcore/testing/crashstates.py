@@ -203,11 +203,13 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
     if not file.pending:
         return
     count = len(file.pending)
-    before, after = file.of((1 << (count - 1)) - 1), file.of((1 << count) - 1)
+    before = file.of((1 << (count - 1)) - 1)
+    after = file.of((1 << count) - 1)
     change = file.pending[-1]
     if change.data is None:
         return
-    start, size = change.position, len(change.data)
+    start = change.position
+    size = len(change.data)
     stop = start + size
     sectors = range(start // SECTOR * SECTOR + SECTOR, stop, SECTOR)
     cuts = dict.fromkeys([*sectors, *(start + cut for cut in (1, size // 3, size // 2, size - 1) if 0 < cut < size)])
@@ -249,7 +251,8 @@ def _random_content(file: File, rng: random.Random) -> bytes:
         }
     )
     for sector in touched:
-        at, stop = sector * SECTOR, min(size, (sector + 1) * SECTOR)
+        at = sector * SECTOR
+        stop = min(size, (sector + 1) * SECTOR)
         if at >= stop:
             continue
         choice = rng.randrange(4)

@@ -78,7 +78,10 @@ class CrashState:
         kind: Kind,
         what: str | Callable[[], str],
     ) -> None:
-        self._origin, self._tree, self._changed, self._what = origin, tree, changed, what
+        self._origin = origin
+        self._tree = tree
+        self._changed = changed
+        self._what = what
         self.key = key
         self.kind: Kind = kind
         self.now_ms = origin.now_ms()
@@ -146,7 +149,8 @@ class SimulatedDisk:
         self.is_dead = False
         #: Called with (operation, whether it is done) around each change and sync; for explorers.
         self.observer: Any = None
-        self._now_ms, self._monotonic_ms = now_ms, 0
+        self._now_ms = now_ms
+        self._monotonic_ms = 0
         self._mutex = threading.RLock()
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
@@ -216,7 +220,8 @@ class SimulatedDisk:
 
     def is_as(self, before: Mapping[str, bytes | None]) -> bool:
         """Whether view() is what it was when the function began that Known runs, or (without that) just what it was."""
-        asked, nodes = self._asked, self._nodes()
+        asked = self._asked
+        nodes = self._nodes()
         if asked is not None:
             for path, node in asked.nodes.items():
                 if node in asked.written or nodes.get(path) is not node:
@@ -565,7 +570,8 @@ class SimulatedDisk:
         with self._mutex:
             action = self._begin("pwrite", path)
             if not writable:
-                action, data = errno.EBADF, b""
+                action = errno.EBADF
+                data = b""
             written = bytes(data)
             if isinstance(action, int):
                 written = written[: len(written) // 2]
@@ -578,7 +584,8 @@ class SimulatedDisk:
                 room = self.free_bytes("/")
                 grown = max(0, position + len(written) - len(file.content))
                 if grown > room:
-                    written, action = written[: max(0, len(written) - (grown - room))], errno.ENOSPC
+                    written = written[: max(0, len(written) - (grown - room))]
+                    action = errno.ENOSPC
             if written:
                 self._change(file, Change(len(self.operations), position, written))
                 self._writing = file

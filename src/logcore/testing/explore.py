@@ -68,7 +68,8 @@ class Report:
     opened: int = 0
 
     def __add__(self, other: Report) -> Report:
-        mine, theirs = attrs.astuple(self), attrs.astuple(other)
+        mine = attrs.astuple(self)
+        theirs = attrs.astuple(other)
         return Report(**{field.name: a + b for field, a, b in zip(attrs.fields(Report), mine, theirs, strict=True)})
 
 
@@ -133,10 +134,15 @@ class Explorer(Generic[Found]):
         seed: int = 0,
         seen: Seen[Found] | None = None,
     ) -> None:
-        self.recover, self.judge, self.same = recover, judge, same
+        self.recover = recover
+        self.judge = judge
+        self.same = same
         self.restart = recover if restart is None else restart
-        self.again_every, self.limit, self.seed = again_every, limit, seed
-        self.thorough, self.thorough_every = thorough, thorough_every
+        self.again_every = again_every
+        self.limit = limit
+        self.seed = seed
+        self.thorough = thorough
+        self.thorough_every = thorough_every
         self.report = Report()
         self._known: Seen[Found] = Seen() if seen is None else seen
         self._seen = self._known.states
@@ -208,7 +214,8 @@ class Explorer(Generic[Found]):
             if state.kind == "kill" or key not in live:
                 live[key] = state
             if first:
-                self._complete, first = key, False
+                self._complete = key
+                first = False
             for found in self._seen[key]:
                 self._check(found, state)
 
@@ -251,10 +258,12 @@ class Explorer(Generic[Found]):
         return left
 
     def _recover(self, state: CrashState) -> Found:
-        recover, known = self.recover, self._known.known
+        recover = self.recover
+        known = self._known.known
         self._known.recovered += 1
         if self.thorough is not None and self._known.recovered % self.thorough_every == 0:
-            recover, known = self.thorough, self._known.thoroughly
+            recover = self.thorough
+            known = self._known.thoroughly
         found = known.get(state.files, state.now_ms)
         if found is not None:
             return found

@@ -68,7 +68,8 @@ class Known(Generic[Result]):
 
     def run(self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Result]) -> Result:
         """What is known of this disk, or else what the function finds there. May be called by what is run so itself."""
-        outer, asked = disk._asked, Asked(disk)
+        outer = disk._asked
+        asked = Asked(disk)
         files = {path: node.seen() for path, node in asked.nodes.items()}
         now_ms = disk.now_ms()
         result, questions = self._find(files, now_ms)
@@ -97,12 +98,14 @@ class Known(Generic[Result]):
     def _add(
         self, files: Mapping[str, bytes | None], now_ms: int, questions: list[tuple[str, bool]], result: Result
     ) -> None:
-        answers, answer = self._roots, self._root(files, now_ms)
+        answers = self._roots
+        answer = self._root(files, now_ms)
         for about in questions:
             question = answers.get(answer)
             if type(question) is not _Question or question.about != about:
                 question = answers[answer] = _Question(about)
-            answers, answer = question.answers, self._answer(files, about)
+            answers = question.answers
+            answer = self._answer(files, about)
         answers[answer] = result
 
     @staticmethod

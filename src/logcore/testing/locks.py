@@ -25,7 +25,10 @@ class LockMembers:
 
 class MemberLock:
     def __init__(self, disk: SimulatedDisk, node: Directory, held: LockMembers, member: str) -> None:
-        self._disk, self._node, self._held, self._member = disk, node, held, member
+        self._disk = disk
+        self._node = node
+        self._held = held
+        self._member = member
         self.shared = held.shared
 
     @property
@@ -46,7 +49,8 @@ class DiskWatch:
 
     def wait(self, timeout: float | None) -> bool:
         time.sleep(0)  # for a writer in another thread
-        before, self._seen = self._seen, len(self._disk.operations)
+        before = self._seen
+        self._seen = len(self._disk.operations)
         if self._seen != before:
             return True
         if timeout is not None:

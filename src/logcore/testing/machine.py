@@ -53,7 +53,8 @@ _part = st.integers(0, 100)
 _seldom = st.sampled_from([False, False, False, False, True])
 _few = st.lists(strategies.records(max_size=20), min_size=1, max_size=3)
 #: Producers that only want no record twice, and those that write transactions.
-_IDEMPOTENT, _TRANSACTIONAL = (100, 101), (200, 201)
+_IDEMPOTENT = (100, 101)
+_TRANSACTIONAL = (200, 201)
 _KNOWN_BATCHES = 5
 _FAILING_CALLS = ("append", "roll", "reopen", "compact", "abort")
 
@@ -126,7 +127,8 @@ class LogStateMachine(RuleBasedStateMachine):
 
     def _forget_batches(self) -> None:
         """A producer of which every batch is gone is let alone from now on: it may be known or not."""
-        end, start = len(self.history.records), self.log.log_start_offset
+        end = len(self.history.records)
+        start = self.log.log_start_offset
         for producer_id, batches in self.sent.items():
             left = [attrs.evolve(one, is_known=False) for one in batches if one.offset + one.count <= end]
             cut = [one for one in batches if one.offset < end < one.offset + one.count]
@@ -205,7 +207,8 @@ class LogStateMachine(RuleBasedStateMachine):
         crash: CrashPoint | None,
         transaction_of: int | None = None,
     ) -> None:
-        end, now_ms = self.log.log_end_offset, self.disk.now_ms()
+        end = self.log.log_end_offset
+        now_ms = self.disk.now_ms()
         assert end == len(self.history.records)
         self.history.issue((row.at(end + at, now_ms) for at, row in enumerate(rows)), transaction_of=transaction_of)
         receipts: list[Receipt] = []
@@ -269,7 +272,8 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(part=_part, crash=_crash)
     def truncate(self, part: int, crash: CrashPoint | None) -> None:
-        start, end = self.log.log_start_offset, self.log.log_end_offset
+        start = self.log.log_start_offset
+        end = self.log.log_end_offset
         offset = start + (end - start) * part // 100
         self.history.truncate(offset)
         if self.call(lambda: self.log.truncate(offset), crash):
@@ -280,8 +284,10 @@ class LogStateMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 2), part=_part, crash=_crash)
     def truncate_to_epoch(self, back: int, part: int, crash: CrashPoint | None) -> None:
         """A leader answers where an epoch ended there; what it says may lie anywhere."""
-        start, end = self.log.log_start_offset, self.log.log_end_offset
-        leader_epoch, leader_end = max(0, self.log.leader_epoch - back), start + (end - start) * part // 100
+        start = self.log.log_start_offset
+        end = self.log.log_end_offset
+        leader_epoch = max(0, self.log.leader_epoch - back)
+        leader_end = start + (end - start) * part // 100
         known, own_end = epochs.end_of(self.epochs, leader_epoch, end)
         offset = max(start, min(leader_end, own_end) if known >= 0 else leader_end)
         self.history.truncate(offset)
@@ -363,9 +369,11 @@ class LogStateMachine(RuleBasedStateMachine):
     def _send(self, producer_id: int, rows: list[Row], new_epoch: bool, crash: CrashPoint | None) -> None:
         batches = self.sent.setdefault(producer_id, [])
         if batches and batches[-1].is_known and not new_epoch:
-            epoch, sequence = batches[-1].epoch, batches[-1].next_sequence
+            epoch = batches[-1].epoch
+            sequence = batches[-1].next_sequence
         else:  # also when it is not sure what the log knows: this is right in any case
-            epoch, sequence = self.newest_epochs.get(producer_id, -1) + 1, 0
+            epoch = self.newest_epochs.get(producer_id, -1) + 1
+            sequence = 0
             self.newest_epochs[producer_id] = epoch
         now_ms = self.disk.now_ms()
         rows = [row._replace(timestamp_ms=now_ms) for row in self._fit(rows)]  # by 0 it would be long forgotten
@@ -448,7 +456,8 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(part=_part, crash=_crash)
     def delete_records(self, part: int, crash: CrashPoint | None) -> None:
-        start, end = self.log.log_start_offset, self.log.high_watermark
+        start = self.log.log_start_offset
+        end = self.log.high_watermark
         before = start + (end - start) * part // 100
         self.history.delete(before)
         if self.call(lambda: self.log.delete_records(before), crash):
@@ -533,7 +542,8 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(part=_part)
     def begin_reading(self, part: int) -> None:
-        start, end = self.log.log_start_offset, self.log.high_watermark
+        start = self.log.log_start_offset
+        end = self.log.high_watermark
         at = start + (end - start) * part // 100
         self.readers.append((self.log.read(at), self.history.between(at, end)))
 
@@ -579,7 +589,8 @@ class LogStateMachine(RuleBasedStateMachine):
     def holds_what_the_list_holds(self) -> None:
         if not hasattr(self, "log"):
             return
-        start, end = self.log.log_start_offset, self.log.log_end_offset
+        start = self.log.log_start_offset
+        end = self.log.log_end_offset
         assert end == len(self.history.records), (end, len(self.history.records))
         assert self.history.start_low == start, (start, self.history.start_low)
         assert self.history.durable_end <= self.log.durable_end_offset or not self.history.durability.waits

@@ -24,7 +24,8 @@ class Change(NamedTuple):
     data: bytes | None
 
     def rewrites(self, other: Change) -> bool:
-        mine, theirs = self.data, other.data
+        mine = self.data
+        theirs = other.data
         return mine is not None and theirs is not None and (self.position, len(mine)) == (other.position, len(theirs))
 
     def apply(self, content: bytearray) -> None:

@@ -265,7 +265,8 @@ class LogHistory:
         expected = [record.offset for record in self.between(start, stable) if record.offset not in aborted]
         if stable >= start:
             left_out = [offset for offset in expected if offset not in self.may_go]
-            extra, missing = sorted({*offsets} - {*expected}), sorted({*left_out} - {*offsets})
+            extra = sorted({*offsets} - {*expected})
+            missing = sorted({*left_out} - {*offsets})
             assert not extra, f"read_committed shows {extra}, which are aborted or open"
             assert not missing, f"read_committed hides {missing}, which are committed"
         else:  # the beginning of an open transaction was deleted: what is left of it may be open or unknown
@@ -335,7 +336,8 @@ def recover_log(
     shown = _look_before(disk, path) if thorough else None
     is_compacted = LogConfig.parse(config).is_compacted
     with open_log(path, create=True, config=config, durability=durability, fs=disk) as log:
-        start, end = log.log_start_offset, log.log_end_offset
+        start = log.log_start_offset
+        end = log.log_end_offset
         found = FoundLog.of(log, None if shown is None else len(shown))
         records = found.records
         assert found.end == end, "what is there after opening is not shown"

@@ -188,7 +188,9 @@ def faults(*, path: str = "*") -> st.SearchStrategy[Fault]:
 @st.composite
 def logs(draw: st.DrawFn, *, path: str = "t-0", max_records: int = 20) -> StoredLog:
     """A log of some segments, written and closed on a simulated disk."""
-    config, durability, seed = draw(configs()), draw(durabilities()), draw(st.integers(0, 1 << 16))
+    config = draw(configs())
+    durability = draw(durabilities())
+    seed = draw(st.integers(0, 1 << 16))
     rows = draw(st.lists(records(), max_size=max_records))
     disk = SimulatedDisk(seed=seed)
     with open_log(path, create=True, config=config, durability=durability, fs=disk) as log:

@@ -110,7 +110,8 @@ def _broker_configs(
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     """The settings that tools look for, by Kafka's names; they are set when the broker is started."""
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
-    settings, defaults = state.settings, state.logdir.config
+    settings = state.settings
+    defaults = state.logdir.config
     known: dict[str, tuple[float | bool | str, str]] = {
         "node.id": (state.node_id, "int"),
         "broker.id": (state.node_id, "int"),
@@ -218,7 +219,8 @@ def _alter(
         if asked.resource_type != _TOPIC_RESOURCE:
             reason = reason or "only settings of topics can be altered; the broker's are given when it is started"
         if reason is not None:
-            result.error_code, result.error_message = codes.INVALID_REQUEST, reason
+            result.error_code = codes.INVALID_REQUEST
+            result.error_message = reason
             continue
         try:
             check_topic_name(asked.resource_name)

@@ -132,9 +132,11 @@ def _extent(keys: list[tuple[str, int]], state: State) -> tuple[int, int] | None
 def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: State) -> tuple[FetchResponse, int, bool]:
     """(response, bytes of records in it, whether it has to go out at once)."""
     response_type = wire.FETCH.Response
-    topic_type, partition_type = response_type.Topic, response_type.Topic.Partition
+    topic_type = response_type.Topic
+    partition_type = response_type.Topic.Partition
     topics: list[FetchResponse.Topic] = []
-    total, settled = 0, state.is_stopping
+    total = 0
+    settled = state.is_stopping
     left = min(request.max_bytes, state.settings.fetch_max_bytes)
     committed = request.isolation_level == 1
     current = None
@@ -165,12 +167,14 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
                     continue
                 if epoch < partition.last_fetched_epoch or end < partition.fetch_offset:
                     part.diverging_epoch = partition_type.DivergingEpoch(epoch=epoch, end_offset=end)
-                    part.high_watermark, part.log_start_offset = log.high_watermark, log.log_start_offset
+                    part.high_watermark = log.high_watermark
+                    part.log_start_offset = log.log_start_offset
                     part.last_stable_offset = log.last_stable_offset if committed else log.high_watermark
                     settled = True
                     continue
             offset = partition.fetch_offset
-            start, high_watermark = log.log_start_offset, log.high_watermark
+            start = log.log_start_offset
+            high_watermark = log.high_watermark
             stable = log.last_stable_offset if committed else high_watermark
             if offset < stable or not start <= offset <= log.log_end_offset:
                 most = min(left, partition.partition_max_bytes)
@@ -184,7 +188,9 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
                     part.records = pieces if len(pieces) > 1 else pieces[0]
                     total += size
                     left -= size
-            part.high_watermark, part.last_stable_offset, part.log_start_offset = high_watermark, stable, start
+            part.high_watermark = high_watermark
+            part.last_stable_offset = stable
+            part.log_start_offset = start
             if committed:
                 part.aborted_transactions = [
                     partition_type.AbortedTransaction(producer_id=producer_id, first_offset=first)

@@ -392,7 +392,9 @@ def offset_delete(
         return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
     if group.state != EMPTY and group.protocol_type != "consumer":
         return response_type(error_code=codes.NON_EMPTY_GROUP)
-    keys, stored, topics = [], [], []
+    keys = []
+    stored = []
+    topics = []
     for topic in request.topics:
         numbers = _partitions(state, topic.name)
         results = []

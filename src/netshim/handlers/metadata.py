@@ -159,7 +159,8 @@ def _topic_metadata(name: str, request: MetadataRequest | _NothingAsked, state: 
     partition_type = topic_type.Partition
     node = [state.node_id]
     try:
-        numbers, topic_id = state.logdir.partitions(name), state.topic_id(name)
+        numbers = state.logdir.partitions(name)
+        topic_id = state.topic_id(name)
     except LogcoreError as error:
         return topic_type(error_code=code_of(error), name=name)
     partitions = []

@@ -59,13 +59,15 @@ def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> Ans
         wanted = {name: wanted[name] for name in names if not results[name].error_code}
         for name, (count, given) in wanted.items():
             result = results[name]
-            result.num_partitions, result.replication_factor = count, 1
+            result.num_partitions = count
+            result.replication_factor = 1
             overrides: Iterable[str] = given
             if request.validate_only:
                 settings = LogConfig.parse({**logdir.given_config, **given})
             else:
                 described = logdir.describe_topic(name)
-                overrides, settings = described.overrides, described.config
+                overrides = described.overrides
+                settings = described.config
                 result.topic_id = described.topic_id.bytes
                 state.journal.changed(call, name, f"created with {count} partitions")
             result.configs = [

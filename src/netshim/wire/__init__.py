@@ -130,9 +130,11 @@ def encode_response(api: Api[Any, ResponseT], version: int, correlation_id: int,
     pieces = api.response.encode(version, body)
     # The answer to ApiVersions has no tagged fields in its header: its reader may not know yet what we speak.
     if api.flexible is None or version < api.flexible or api is table.API_VERSIONS:
-        head, size_bytes = _RESPONSE_HEAD, 4
+        head = _RESPONSE_HEAD
+        size_bytes = 4
     else:
-        head, size_bytes = _RESPONSE_HEAD_FLEXIBLE, 5
+        head = _RESPONSE_HEAD_FLEXIBLE
+        size_bytes = 5
     for piece in pieces:
         size_bytes += len(piece)
     pieces[0] = head.pack(size_bytes, correlation_id) + pieces[0]

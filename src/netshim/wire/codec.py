@@ -129,11 +129,13 @@ class Message(Generic[ValueT]):
 
     def _place(self, error: BaseException) -> tuple[str, int | None]:
         """The field whose generated line raised an error, and the position it had reached."""
-        field, position = "", None
+        field = ""
+        position = None
         for frame, line in _frames(error):
             fields = self._fields.get(frame.f_code.co_filename)
             if fields:
-                field, position = fields[line - 1], frame.f_locals.get("pos")
+                field = fields[line - 1]
+                position = frame.f_locals.get("pos")
         return field, position
 
 

@@ -249,12 +249,14 @@ class Decoder(_Compiler):
             self.source.names[name] = packing.unpack_from
             self.add(f"{', '.join(self.targets)}, = {name}(data, pos)")
             self.add(f"pos += {packing.size}")
-            self.targets, self.format = [], ">"
+            self.targets = []
+            self.format = ">"
 
     def fill(self, shape: Struct, value: str) -> None:
         """A new value of a struct, and all its fields."""
         self.add(f"{value} = new({self.source.constant('C', shape.cls)})")
-        present, tagged = shape.present(self.version), self.tagged(shape)
+        present = shape.present(self.version)
+        tagged = self.tagged(shape)
         for field in shape.fields:
             if field not in present:
                 self.add(f"{value}.{field.name} = {self.default(field)}")
@@ -437,7 +439,8 @@ class Encoder(_Compiler):
             self.parts.append(f"{name}({', '.join(self.arguments)})")
         elif len(self.format) > 1:
             self.parts.append(repr(bytes(len(self.format) - 1)))
-        self.arguments, self.format = [], ">"
+        self.arguments = []
+        self.format = ">"
 
     def flush(self) -> None:
         self.close_pack()
@@ -466,7 +469,8 @@ class Encoder(_Compiler):
         with self.block(f"if {' and '.join(test for _, test in tests)}:"):
             self.add("out += (b'\\0',)")
         with self.block("else:"):
-            outer, sections = self.source.temporary("outer"), self.source.temporary("sections")
+            outer = self.source.temporary("outer")
+            sections = self.source.temporary("sections")
             self.add(f"{outer}, {sections} = out, []")
             for field, (name, test) in zip(tagged, tests):
                 self.source.path.append(field.name)

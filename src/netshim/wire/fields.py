@@ -138,7 +138,8 @@ def _unchangeable(self: object, name: str, _: object) -> None:
 
 def make_class(shape: Struct, qualname: str) -> type[Any]:
     """The class of a struct's values, with the classes of its inner structs as attributes."""
-    parameters, body = [], []
+    parameters = []
+    body = []
     namespace: dict[str, Any] = {"FRESH": _FRESH}
     inner: dict[str, type[Any]] = {}
     for slot, field in enumerate(shape.fields):
