@@ -31,7 +31,13 @@ PAGES = {
 }
 
 #: Public names of the packages that import theirs late, where they are defined.
-BROKER = ("netshim.server.serve", "netshim.server.Server", "netshim.server.ServerThread", "netshim.settings.Settings")
+BROKER = (
+    "netshim.server.serve",
+    "netshim.server.Server",
+    "netshim.server.ServerThread",
+    "netshim.settings.Settings",
+    "netshim.testing.Kafka",
+)
 TESTING = (
     "logcore.testing.disk.SimulatedDisk",
     "logcore.testing.faults.Fault",
