@@ -15,7 +15,7 @@ import pytest
 import logcore
 from logcore.testing import explore, LogStateMachine
 from hypothesis import Phase, settings
-from hypothesis.stateful import rule
+from hypothesis.stateful import invariant
 
 def run(disk, promise):
     with logcore.open("orders-0", create=True, durability="os", fs=disk) as log:
@@ -64,14 +64,14 @@ def test_a_rule_of_a_machine_shows_itself(pytester: pytest.Pytester) -> None:
     text = shown(
         pytester,
         "class Shop(LogStateMachine):\n"
-        "    @rule()\n"
-        "    def count(self):\n"
+        "    @invariant()\n"
+        "    def is_small(self):\n"
         "        assert self.log.log_end_offset < 0\n"
         "Shop.TestCase.settings = settings(max_examples=5, deadline=None, database=None, phases=[Phase.generate])\n"
         "TestShop = Shop.TestCase\n",
     )
     assert ">       assert self.log.log_end_offset < 0" in text
-    assert "state.count()" in text
+    assert "state.is_small()" in text
     assert not [name for name in OURS if name in text], text
 
 
