@@ -288,7 +288,11 @@ class LogDir:
             warnings.warn(f"log directory {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "read-only" if self._claim is None else "writing"
+        state = "writing"
+        if self._closed:
+            state = "closed"
+        elif self._claim is None:
+            state = "read-only"
         known = sorted(self._registry.known.copy().items())
         shown = [self._shown(topic) for _, topic in known[:_SHOWN_TOPICS]]
         if len(known) > _SHOWN_TOPICS:

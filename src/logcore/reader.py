@@ -147,7 +147,8 @@ class LogReader:
             self._refresh_end()
         if not self._state.segments:
             raise segments_gone(self.path, known)
-        self._state.end, self._state.visible = max(self._state.end, known), max(self._state.visible, known)
+        self._state.end = max(self._state.end, known)
+        self._state.visible = max(self._state.visible, known)
 
     def _look_for_segments(self) -> list[Segment]:
         names = list_names(self._fs, self.path)

@@ -548,11 +548,13 @@ class ActiveSegment(GrowingSegment):
         self._time_index = times
         self._begin_at(int(first["max_timestamp"][0]))
         if len(kept):
-            self.largest_timestamp, self.largest_timestamp_offset = newest, self.base_offset + newest_offset
+            self.largest_timestamp = newest
+            self.largest_timestamp_offset = self.base_offset + newest_offset
         self._unseen = until, stop
         if self._indexes.room(self.config.segment_index_bytes) <= 0:
             self.limit_bytes = -1
-        self.last_offset, self.since_entry_bytes = int(last["last_offset"][0]), int(last["size_bytes"][0])
+        self.last_offset = int(last["last_offset"][0])
+        self.since_entry_bytes = int(last["size_bytes"][0])
         return stop + self.since_entry_bytes
 
     def max_timestamp(self) -> int:
@@ -564,7 +566,8 @@ class ActiveSegment(GrowingSegment):
             newest = int(facts["max_timestamp"].max(initial=-1))
             if newest > self.largest_timestamp:
                 row = int(facts["max_timestamp"].argmax())
-                self.largest_timestamp, self.largest_timestamp_offset = newest, int(facts["last_offset"][row])
+                self.largest_timestamp = newest
+                self.largest_timestamp_offset = int(facts["last_offset"][row])
         self._unseen = 0, 0
         return self.largest_timestamp
 

@@ -212,7 +212,8 @@ class Connection:
             if len(self._buffer) > _SMALL_BYTES:
                 self._resize(_SMALL_BYTES)
         elif self._frame_since_ms is None or self._start != before:
-            self._frame_since_ms, self._frame_bytes = now_ms, self._end - self._start
+            self._frame_since_ms = now_ms
+            self._frame_bytes = self._end - self._start
             self._began_ms = now_ms
             self._waited_ms = 0
 
@@ -234,7 +235,8 @@ class Connection:
         buffer = bytearray(size)
         used = self._end - self._start
         buffer[:used] = self._view[self._start : self._end]
-        self._buffer, self._view = buffer, memoryview(buffer)
+        self._buffer = buffer
+        self._view = memoryview(buffer)
         self._start = 0
         self._end = used
         if grown < 0:
@@ -324,7 +326,8 @@ class Connection:
             return
         self._is_closed = self._draining = True
         held = len(self._buffer) - _SMALL_BYTES
-        self._buffer, self._view = bytearray(), memoryview(b"")
+        self._buffer = bytearray()
+        self._view = memoryview(b"")
         self._start = self._end = 0
         self._budget.wait_no_more(self)
         self._budget.give(self, held)

@@ -482,7 +482,8 @@ class ServerThread:
             self._started.set()
 
     async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
         async with self.server:
             self._is_serving = True
             self._started.set()

@@ -41,8 +41,8 @@ class Answer:
     def set(self, value: Any) -> None:
         """Only the first value counts."""
         if not self.is_set:
-            self.is_set = True
             self.value = value
+            self.is_set = True
             if self._then is not None:
                 self._then(value)
 

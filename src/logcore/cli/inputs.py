@@ -186,7 +186,11 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
     """[{"key": name, "value": ...}, ...], [[name, ...], ...] or {name: ...}."""
     if given is None:
         return []
-    pairs: list[Any] = list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else [None]
+    pairs: list[Any] = [None]
+    if isinstance(given, dict):
+        pairs = list(given.items())
+    elif isinstance(given, list):
+        pairs = given
     headers = []
     for pair in pairs:
         if isinstance(pair, dict) and pair.keys() == {"key", "value"}:

@@ -202,5 +202,9 @@ def fitted(text: str, columns: int) -> str:
 
 def plain_text(value: object) -> str:
     """What shown() made, as text for a line: control characters escaped."""
-    text = value if isinstance(value, str) else "null" if value is None else to_json(value)
+    text = "null"
+    if isinstance(value, str):
+        text = value
+    elif value is not None:
+        text = to_json(value)
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

@@ -324,7 +324,9 @@ def input_column(given: Any, what: str) -> InputColumn:
     if not (wide or pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
         raise InvalidRecordError(f"{what}: an Arrow column must hold binary or strings", found=str(array.type))
     _, offsets, data = array.buffers()
-    edges = np.frombuffer(offsets, np.int64 if wide else np.int32) if offsets is not None else np.zeros(1, np.int64)
+    edges: npt.NDArray[Any] = np.zeros(1, np.int64)
+    if offsets is not None:
+        edges = np.frombuffer(offsets, np.int64 if wide else np.int32)
     edges = edges[array.offset : array.offset + len(array) + 1]
     if not len(array):
         edges = np.zeros(1, np.int64)

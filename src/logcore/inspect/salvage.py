@@ -354,7 +354,8 @@ class _Staged:
     """
 
     def __init__(self, fs: FS, directory: str) -> None:
-        self.fs, self.path = fs, staging_path(directory)
+        self.fs = fs
+        self.path = staging_path(directory)
         self.given: dict[Key, int] = {}
         self.lost: list[Part] = []
         self.kept: list[str] = []  # files of the staging directory

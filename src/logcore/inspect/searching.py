@@ -341,7 +341,8 @@ class Search:
             extent = Extent(self.source, self.base, position, position, first, first)
             self.found.append(extent)
         self.before_last = int(last[-2]) + 1 if len(facts) > 1 else self.expected
-        self.last_size, self.last_base = int(facts["size_bytes"][-1]), int(facts["base_offset"][-1])
+        self.last_size = int(facts["size_bytes"][-1])
+        self.last_base = int(facts["base_offset"][-1])
         self.last_records = int(facts["record_count"][-1]) if facts["magic"][-1] == 2 else records
         self.expected = int(last[-1]) + 1
         if self.is_marked:
@@ -374,7 +375,8 @@ class Search:
         self.last_size = 0
         last = self.found[-1] if self.found else None
         if isinstance(last, BadStretch) and end > position:
-            last.end, last.next_offset = end, max(last.next_offset, next_offset)
+            last.end = end
+            last.next_offset = max(last.next_offset, next_offset)
         else:
             self.found.append(BadStretch(self.source, self.base, position, end, reason, next_offset))
 

@@ -472,7 +472,8 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
             walked.reason = reason
             return walked
         if why not in (layout.WALK_END, layout.WALK_LIMIT):
-            walked.bad_position, walked.reason = position, layout.WALK_REASONS[why]
+            walked.bad_position = position
+            walked.reason = layout.WALK_REASONS[why]
     return walked
 
 
@@ -543,7 +544,11 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
     # Asked of the same table that opening the log asks. Its writer may have cut the file since.
     segment.refresh()
     only_zeros, next_batch_bytes = recovery._look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
-    known = size + 1 if lost else walked.recovery_position if walked.recovery_position is not None else position
+    known = position
+    if lost:
+        known = size + 1
+    elif walked.recovery_position is not None:
+        known = walked.recovery_position
     action = decide(
         TailFacts(position, known, only_zeros, next_batch_bytes, place.noted.notes.policy or Durability("os"))
     )

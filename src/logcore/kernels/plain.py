@@ -1014,7 +1014,9 @@ class _Writer:
         self.base_offset = base_offset
         self.leader_epoch = leader_epoch
         self.now_ms = now_ms
-        self.batch_bytes, self.max_bytes, self.attributes = batch_bytes, min(max_bytes, INT32_MAX), attributes
+        self.batch_bytes = batch_bytes
+        self.max_bytes = min(max_bytes, INT32_MAX)
+        self.attributes = attributes
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
         self.base_sequence = base_sequence
@@ -1396,7 +1398,8 @@ def map_put(
                 if used == most:
                     return row, used
                 used += 1
-            slots[slot, :2], slots[slot, 2] = hashes[row], offsets[row] + 1
+            slots[slot, :2] = hashes[row]
+            slots[slot, 2] = offsets[row] + 1
         return len(hashes), used
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable, so the last of equal ones is the newest
     ranked = hashes[order]
@@ -1465,7 +1468,8 @@ def rewrite_batches(
             out[at : at + size] = np.frombuffer(view[position : position + size], np.uint8)
         elif action != DROP:
             head = list(_HEADER.unpack_from(view, position))
-            head[5], head[7] = attribute, base_timestamp
+            head[5] = attribute
+            head[7] = base_timestamp
             body = b""
             head[12] = 0
             if action == FILTER:

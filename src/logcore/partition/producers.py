@@ -247,14 +247,18 @@ class Producers:
         entries = np.zeros(len(self._known), SNAPSHOT_ENTRY)
         for row, (producer_id, known) in zip(entries, self._known.items(), strict=True):
             batch = known.batches[-1] if known.batches else SequencedBatch(-1, -1, -1, -1, -1)
-            row["producer_id"], row["producer_epoch"] = producer_id, known.epoch
-            row["last_sequence"], row["last_offset"] = batch.last_sequence, batch.last_offset
+            row["producer_id"] = producer_id
+            row["producer_epoch"] = known.epoch
+            row["last_sequence"] = batch.last_sequence
+            row["last_offset"] = batch.last_offset
             row["offset_delta"] = batch.last_offset - batch.first_offset
-            row["timestamp"], row["coordinator_epoch"] = known.timestamp_ms, known.coordinator_epoch
+            row["timestamp"] = known.timestamp_ms
+            row["coordinator_epoch"] = known.coordinator_epoch
             row["current_txn_first_offset"] = known.open_offset
         body = np.array(len(entries), ">i4").tobytes() + entries.tobytes()
         head = np.zeros(1, SNAPSHOT_HEAD)
-        head["version"], head["crc"] = 1, crc32c(body)
+        head["version"] = 1
+        head["crc"] = crc32c(body)
         return head.tobytes()[:SNAPSHOT_CRC_START] + body
 
     @classmethod

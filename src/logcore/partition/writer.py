@@ -360,7 +360,8 @@ class Writer:
         if entries != self.epochs:
             if write:
                 checkpoint.write_epochs(self.fs, self.path, entries, reserve=self.parent)
-            self.epochs, self.leader_epoch = entries, entries[-1][0]
+            self.epochs = entries
+            self.leader_epoch = entries[-1][0]
 
     def set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
         """Sets this partition's entry in a file that all partitions of the directory share."""
@@ -375,7 +376,8 @@ class Writer:
     def save_recovery_point_locked(self) -> None:
         point = self.commit.durable_end
         synced_bytes = self.commit.synced_bytes
-        self.recovery_bytes, self.last_recovery_ms = synced_bytes, self.fs.monotonic_ms()
+        self.recovery_bytes = synced_bytes
+        self.last_recovery_ms = self.fs.monotonic_ms()
         self.active.offer_indexes()
         # One that lags costs the next opening some checking and nothing else; no append is to fail for it.
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
@@ -562,7 +564,8 @@ class Writer:
             except BaseException as error:  # also when memory lacks: half an index would be written over a whole one
                 self.commit.poison(error)
                 raise
-            self.state.end, self.written_bytes = end, written_bytes
+            self.state.end = end
+            self.written_bytes = written_bytes
             self.commit.set_back(min(end, self.commit.durable_end))
             return True
 

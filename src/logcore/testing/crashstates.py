@@ -86,7 +86,12 @@ class Moment:
             yield mask, old, functools.partial(_said, self.journal, mask, "without unsynced data"), "power"
         if changed is not None and len(files) > 1:
             yield every, {**old, changed: new[changed]}, f"only the data of {changed.number}", "power"
-        for file in files if changed is None and not by_name else [changed] if changed is not None else []:
+        garbled: Sequence[File] = []
+        if changed is not None:
+            garbled = [changed]
+        elif not by_name:
+            garbled = files
+        for file in garbled:
             others = [new, old] if len(files) > 1 else [new]
             path = self.path_of(file)
             for content, what, cut in _garbled(file, rng):

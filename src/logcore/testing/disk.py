@@ -253,7 +253,9 @@ class SimulatedDisk:
         for content in (rotten := bytearray(file.content), durable := bytearray(file.durable)):
             if position < len(content):
                 content[position] ^= 1 << bit
-        file.content, file.durable, file.variants = rotten, bytes(durable), {}
+        file.content = rotten
+        file.durable = bytes(durable)
+        file.variants = {}
 
     @property
     def open_handles(self) -> list[str]:
@@ -741,7 +743,10 @@ class SimulatedDisk:
             if isinstance(node, Directory) and _parts(target)[: len(_parts(source))] == _parts(source):
                 action = errno.EINVAL
             elif isinstance(there, Directory):
-                action = errno.EISDIR if isinstance(node, File) else errno.ENOTEMPTY if there.entries else action
+                if isinstance(node, File):
+                    action = errno.EISDIR
+                elif there.entries:
+                    action = errno.ENOTEMPTY
             elif there is not None and isinstance(node, Directory):
                 action = errno.ENOTDIR
             if not isinstance(action, int):

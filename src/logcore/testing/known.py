@@ -115,4 +115,6 @@ class Known(Generic[Result]):
     @staticmethod
     def _answer(files: Mapping[str, bytes | None], about: tuple[str, bool]) -> int:
         content = files[about[0]]
-        return -1 if content is None else hash(content) if about[1] else len(content)
+        if content is None:
+            return -1
+        return hash(content) if about[1] else len(content)

@@ -41,7 +41,9 @@ _SUBTRACT: Final = 3
 
 
 def source_of(name: str, overrides: Iterable[str], given: Iterable[str]) -> int:
-    return _FROM_TOPIC if name in overrides else _FROM_BROKER if name in given else _FROM_DEFAULT
+    if name in overrides:
+        return _FROM_TOPIC
+    return _FROM_BROKER if name in given else _FROM_DEFAULT
 
 
 def describe_configs(request: DescribeConfigsRequest, call: Call, state: State) -> Answer:
@@ -70,7 +72,8 @@ def _describe_configs(request: DescribeConfigsRequest, state: State) -> Describe
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = f"resources of type {asked.resource_type} have no settings here"
         except LogcoreError as error:
-            result.error_code, result.error_message = code_of(error), message_of(error)
+            result.error_code = code_of(error)
+            result.error_message = message_of(error)
     return response_type(results=results)
 
 
@@ -231,5 +234,6 @@ def _alter(
         except _Refused as refused:
             result.error_code, result.error_message = refused.args
         except LogcoreError as error:
-            result.error_code, result.error_message = code_of(error), message_of(error)
+            result.error_code = code_of(error)
+            result.error_message = message_of(error)
     return response_type(responses=results)

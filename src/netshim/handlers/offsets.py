@@ -114,7 +114,8 @@ def _list_offsets(
         else:
             offset = log.offset_for_timestamp(timestamp)
             if offset is not None and offset < end:
-                result.offset, result.timestamp = offset, log.get(offset).timestamp_ms
+                result.timestamp = log.get(offset).timestamp_ms  # first: where reading fails, no offset is answered
+                result.offset = offset
         if result.offset < 0:
             result.leader_epoch = -1
 

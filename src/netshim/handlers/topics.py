@@ -52,7 +52,8 @@ def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> Ans
                 logdir.create_topics({topic.name: (count, config)}, check_only=True)
                 wanted[topic.name] = count, config
             except LogcoreError as error:
-                result.error_code, result.error_message = code_of(error), message_of(error)
+                result.error_code = code_of(error)
+                result.error_message = message_of(error)
         names = list(wanted)
         for first in range(0, len(names), _TOPICS_AT_ONCE):
             _create(names[first : first + _TOPICS_AT_ONCE], wanted, results, request.validate_only, state)
@@ -96,7 +97,8 @@ def _create(
         state.logdir.create_topics({name: wanted[name] for name in names}, check_only=check_only)
     except LogcoreError as error:
         if len(names) == 1:
-            results[names[0]].error_code, results[names[0]].error_message = code_of(error), message_of(error)
+            results[names[0]].error_code = code_of(error)
+            results[names[0]].error_message = message_of(error)
         else:
             for name in names:
                 _create([name], wanted, results, check_only, state)

@@ -156,7 +156,8 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
                 fresh = f"C{slot}()"
             default = "FRESH" if fresh else f"D{slot}"
             if field.struct:
-                namespace[f"C{slot}"], namespace[f"D{slot}"] = field.struct.cls, field.struct.unchanged
+                namespace[f"C{slot}"] = field.struct.cls
+                namespace[f"D{slot}"] = field.struct.unchanged
         parameters.append(f"{field.name}={default}")
         value = f"{fresh} if {field.name} is FRESH else {field.name}" if fresh else field.name
         body.append(f"    self.{field.name} = {value}\n")
