@@ -723,7 +723,10 @@ class _Tailed:
 
     @property
     def has_news(self) -> bool:
-        return self.log._state.visible > self.offset
+        """Also when the log was truncated below the offset: news() then says so, and not when it has grown again,
+        where a log opened read-only does not see it any more.
+        """
+        return self.log._state.visible != self.offset
 
     def news(self) -> Iterator[list[Record]]:
         """Records up to the present end. Raises OffsetOutOfRangeError when the log was truncated below the offset."""
@@ -745,15 +748,20 @@ def tail_together(
     Ends when one of the logs is closed.
     """
     tailed = [_Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)]
+    if not tailed:
+        return
     with contextlib.ExitStack() as stack:
         wait = _wait_for_reader if not logs[0]._is_writing else _wait_for_writer
         is_there_more = wait(stack, tailed, timeout)
-        while True:
-            for number, one in enumerate(tailed):
-                for records in one.news():
-                    yield number, records
-            if not is_there_more():
-                return
+        try:
+            while True:
+                for number, one in enumerate(tailed):
+                    for records in one.news():
+                        yield number, records
+                if not is_there_more():
+                    return
+        except LogClosedError:  # while the records of another log were taken, or by another thread just now
+            return
 
 
 def _wait_for_writer(

@@ -189,6 +189,8 @@ class Topic:
         if partitions is not None and not isinstance(partitions, Iterable):
             raise InvalidConfigError("partitions is a list of numbers", expected=f"[{partitions}]", found=partitions)
         wanted = known if partitions is None else tuple(partitions)
+        if len(set(wanted)) < len(wanted):
+            raise InvalidConfigError("a partition is named twice", expected="each once", found=str(wanted)[:80])
         for position in (start, end):
             _check_position(position, self.name, known)
         for number in wanted:

@@ -164,6 +164,42 @@ def test_tail_ends_when_the_directory_is_closed(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
+def test_tail_ends_when_the_directory_is_closed_between_two_partitions(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path, create=True) as directory:
+        directory.create_topic("orders", partitions=2)
+        for number in (0, 1):
+            directory.append("orders", b"v", partition=number)
+        tail = directory.tail("orders", {0: 0, 1: 0})
+        assert next(tail).partition == 0
+    assert list(tail) == []
+
+
+def test_tail_of_no_partitions_ends(directory: logcore.LogDir) -> None:
+    assert list(directory.tail("orders", partitions=[])) == []
+
+
+def test_a_partition_is_not_read_twice(directory: logcore.LogDir) -> None:
+    directory.append("orders", b"v", partition=0)
+    for reading in (directory.read, directory.scan, directory.tail):
+        with pytest.raises(logcore.InvalidConfigError, match=r"named twice.*found \(0, 0\)"):
+            reading("orders", partitions=[0, 0])
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_tail_tells_of_a_truncation_before_the_log_has_grown_again(tmp_path: Path, read_only: bool) -> None:
+    with logcore.open_dir(tmp_path, create=True) as directory:
+        directory.create_topic("orders")
+        for _ in range(10):
+            directory.append("orders", b"old")
+        opened = logcore.open_dir(tmp_path, read_only=True) if read_only else directory
+        with opened:
+            tail = opened.tail("orders", {0: 9}, timeout=30)
+            assert next(tail).offset == 9
+            directory.partition("orders", 0).truncate(5)
+            with pytest.raises(logcore.OffsetOutOfRangeError, match="truncated below here"):
+                next(tail)
+
+
 WRITE = """
 import sys, logcore
 with logcore.open_dir(sys.argv[1]) as directory:
