@@ -36,7 +36,8 @@ def _row(row: Sequence[object], escape: Callable[[str], str]) -> str:
         if isinstance(value, int):
             cells += f'<td style="text-align: right">{value:,}</td>'
         else:
-            cells += f'<td style="text-align: left">{escape(str(value))}</td>'
+            text = str(value).encode("utf-8", "replace").decode()  # a header's name may hold bytes that are not UTF-8
+            cells += f'<td style="text-align: left">{escape(text)}</td>'
     return f"<tr>{cells}</tr>"
 
 
@@ -52,11 +53,23 @@ def shown_bytes(value: bytes | None) -> str:
     if value is None:
         return "null"
     start = value[: 4 * _LONGEST_TEXT]
-    text = start.decode("utf-8", "ignore" if len(start) < len(value) else "surrogateescape")
+    if len(start) < len(value):
+        start = _without_half_sign(start)
+    text = start.decode("utf-8", "surrogateescape")
     shown = text if text.isprintable() else repr(start)
     if len(start) < len(value):
         return f"{shown[:_LONGEST_TEXT]}… ({len(value):,} bytes)"
     return shown
+
+
+def _without_half_sign(start: bytes) -> bytes:
+    """The start of a longer text, without a sign that the cut went through: at most three bytes of it are here."""
+    for size in range(1, 4):
+        byte = start[-size]
+        if byte & 0xC0 != 0x80:  # the first byte of a sign, which says how many there are
+            wanted = 1 + (byte >= 0xC2) + (byte >= 0xE0) + (byte >= 0xF0)
+            return start[:-size] if wanted > size else start
+    return start
 
 
 def shown_time(timestamp_ms: int) -> str:

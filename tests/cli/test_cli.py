@@ -138,6 +138,7 @@ def test_append_takes_csv(tmp_path):
         ("ndjson", "[" * 100_000, 1, 0, ""),
         ("csv", "a,b\n1,2\n3\n", 3, 1, "1 fields"),
         ("csv", 'a,b\n1,2\n"3', 3, 1, ""),
+        ("csv", "a,b,a\n1,2,3\n", 1, 0, "two columns 'a'"),
     ],
 )
 def test_a_bad_line_is_named_and_what_was_before_it_stays(tmp_path, form, text, line, kept, words):

@@ -183,3 +183,24 @@ def test_a_terminal_gets_a_table(data: Path) -> None:
         ["key", "n"],
         ["k0", "3"],
     ]
+
+
+def test_values_do_not_command_the_terminal(data: Path) -> None:
+    code, text = at_terminal("sql", data, "select chr(27) || '[31mred' || chr(7) || chr(155) as v")
+    assert code == 0
+    assert r"\x1b[31mred\x07\x9b" in text
+    assert "\x1b[31m" not in text
+
+
+def test_a_query_that_fails_at_a_later_row_says_why(data: Path) -> None:
+    query = "select cast(case when n = 50000 then 'x' else '1' end as int) from range(60000) r(n)"
+    done = run(data, query, "--csv")
+    assert done.exit_code == 2
+    assert "Could not convert string 'x' to INT32" in done.stderr
+
+
+def test_a_query_sees_no_variables_of_the_program(data: Path) -> None:
+    for name in ("query", "logdir", "connection", "result"):
+        done = run(data, f"select * from {name}")
+        assert done.exit_code == 2
+        assert done.stderr.startswith(f"error: there is no topic '{name}'")

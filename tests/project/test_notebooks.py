@@ -94,10 +94,20 @@ def test_a_large_table_is_cut_and_says_so(logdir: logcore.LogDir) -> None:
         (b"a\nb", "b'a\\nb'"),
         (b"\xc3" * 3, r"b'\xc3\xc3\xc3'"),
         ("é".encode() * 200, "é" * 60 + "… (400 bytes)"),
+        (b"x" + "é".encode() * 200, "x" + "é" * 59 + "… (401 bytes)"),
+        ("xx€".encode() + "€".encode() * 100, "xx" + "€" * 58 + "… (305 bytes)"),
+        (b"a\xff" * 200, "b'" + r"a\xff" * 11 + "a\\x… (400 bytes)"),
+        (b"\x80" * 300, "b'" + r"\x80" * 14 + r"\x… (300 bytes)"),
     ],
 )
 def test_bytes_are_shown_as_text_where_they_are_text(value: bytes, shown: str) -> None:
     assert htmltable.shown_bytes(value) == shown
+
+
+def test_a_header_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
+        log.append(b"v", headers=[("\udcff", b"x")])
+        assert '<td style="text-align: left">?=x</td>' in log.scan()._repr_html_().encode().decode()
 
 
 def test_the_example_notebook_runs_and_plots() -> None:

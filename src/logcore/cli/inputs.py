@@ -217,6 +217,9 @@ def _from_csv(lines: Iterator[bytes | None], key_columns: list[str]) -> Iterator
         names = next(reader, None)
         if names is None:
             return
+        twice = [name for slot, name in enumerate(names) if name in names[:slot]]
+        if twice:  # an object would keep the last of them and lose the others
+            raise LineError(1, f"there are two columns {twice[0]!r}")
         missing = [name for name in key_columns if name not in names]
         if missing:
             raise LineError(1, f"there is no column {missing[0]!r}; there are {', '.join(names)}")

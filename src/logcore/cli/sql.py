@@ -65,6 +65,10 @@ def sql(directory: str, query: str, is_bytes: bool, as_csv: bool, full: bool, as
             raise KeyboardInterrupt from None
         except duckdb.Error as error:
             _fail(error, logdir.topics())
+        except (OSError, ValueError) as error:  # of a query that fails at a later row, as Arrow hands it on
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            _fail(error, logdir.topics())
 
 
 def _duckdb() -> Any:
@@ -89,6 +93,8 @@ def _register(connection: Any, logdir: logcore.LogDir, query: str, *, is_text: b
         if len(topics) <= _MOST_TABLES or topic.lower() in lowered:
             connection.register(topic, TopicDataset(logdir, topic, _COLUMNS, is_text=is_text))
     connection.execute(_MACRO)
+    # Else an unknown table would be looked for among the variables of this program.
+    connection.execute("set python_enable_replacements = false")
     with contextlib.suppress(Exception):  # without its extension for time zones the system's zone stays
         connection.execute("set TimeZone = 'UTC'")
 

@@ -86,7 +86,7 @@ def print_table(
                 no_wrap=not full and slot < len(headers) - 1,
             )
         for row in texts:
-            table.add_row(*(Text(cell, style=_STYLES.get(cell, ""), no_wrap=not full) for cell in row))
+            table.add_row(*(Text(_harmless(cell), style=_STYLES.get(cell, ""), no_wrap=not full) for cell in row))
         Console().print(table)
         return
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
@@ -132,6 +132,13 @@ def _place_of(verdict: Any) -> str:
 
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
+
+
+def _harmless(text: str) -> str:
+    """Text for a terminal: a value may hold signs that would recolor it, clear it, or type into it."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
 
 
 def _cell(value: object) -> str:

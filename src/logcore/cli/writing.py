@@ -33,7 +33,7 @@ from logcore.names import partition_of
 @click.argument("words", metavar="[TOPIC[:PARTITION]] [FILE]", nargs=-1, shell_complete=complete_topic_or_file)
 @click.option("--format", "form", type=click.Choice(["lines", "ndjson", "csv"]), default="lines", show_default=True)
 @click.option(
-    "-K", "--key-delimiter", metavar="TEXT", help="lines: what stands before it is the key. \\t, \\n, \\0 are known."
+    "-K", "--key-delimiter", metavar="TEXT", help="lines: what stands before it is the key. \\t, \\0 are known."
 )
 @click.option("--key-field", metavar="NAME", help="ndjson: this field is the key and the whole object the value.")
 @click.option("--key", "key_columns", metavar="COLUMN[,COLUMN]", help="csv: the key is these columns, joined by '-'.")
@@ -148,13 +148,18 @@ def _partitions_of(
     return name, {number: logdir.partition(name, number) for number in numbers}
 
 
-_ESCAPES = {"\\t": "\t", "\\n": "\n", "\\0": "\0", "\\\\": "\\"}
+_ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\0": "\0", "\\\\": "\\"}
 
 
 def _delimiter(text: str) -> bytes:
     if not text:
         raise click.BadParameter("expected some text, found none", param_hint="'--key-delimiter'")
-    return _ESCAPES.get(text, text).encode("utf-8", "surrogateescape")
+    delimiter = _ESCAPES.get(text, text).encode("utf-8", "surrogateescape")
+    if b"\n" in delimiter:
+        raise click.BadParameter(
+            "a line ends at a newline, so that none is found in it", param_hint="'--key-delimiter'"
+        )
+    return delimiter
 
 
 class _Appended:
