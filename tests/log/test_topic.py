@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -374,3 +374,18 @@ def test_times_may_be_datetimes_everywhere(directory: logcore.LogDir) -> None:
     for wrong in (datetime(2026, 1, 1), "2026-01-01", 1.5):
         with pytest.raises(logcore.InvalidTimestampError, match="datetime with a time zone"):
             log.tick(wrong)  # type: ignore[arg-type]
+
+
+def test_a_topic_that_is_made_while_names_are_compared_is_no_harm(
+    directory: logcore.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(word: str, names: Iterable[str], n: int) -> list[str]:
+        left = iter(names)
+        next(left)
+        directory.create_topic("another")
+        return list(left)
+
+    directory.create_topic("first")
+    monkeypatch.setattr("difflib.get_close_matches", meanwhile)
+    with pytest.raises(logcore.TopicNotFoundError):
+        directory.append("missing", b"v")

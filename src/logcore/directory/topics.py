@@ -166,7 +166,7 @@ class TopicRegistry:
         if topic is None:
             import difflib
 
-            near = difflib.get_close_matches(str(name), self.known, 1)
+            near = difflib.get_close_matches(str(name), list(self.known), 1)  # others may make topics meanwhile
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TopicNotFoundError(f"there is no such topic{hint}", path=self.path, found=repr(name))
         return topic
