@@ -305,7 +305,10 @@ class LogDir:
         count = sum(log.high_watermark - log.log_start_offset for log in logs if log is not None)
         return topic.name if None in logs else f"{topic.name}: {count} offsets"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        """A table of the topics; None, for which a notebook shows the text form, once the directory is closed."""
+        if self._closed:
+            return None
         self.refresh()
         return directory_html(self._fs, self.path, {name: self._paths(name) for name in self.topics()})
 

@@ -16,6 +16,7 @@ from logcore import TopicExistsError
 from logcore.recordbatch import encode
 from netshim.testing import Kafka, UnsyncedFiles, start
 from support.pages import blocks
+from support.pytesters import ALONE
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -287,13 +288,13 @@ def test_one_broker_serves_a_session(pytester: pytest.Pytester) -> None:
             assert kafka.topics() == ["orders"]
         """
     )
-    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=5)
+    pytester.runpytest(*ALONE).assert_outcomes(passed=5)
 
 
 def test_the_examples_of_the_page_pass(pytester: pytest.Pytester) -> None:
     page = blocks(Path(__file__).resolve().parents[2] / "docs" / "testing.md")
     pytester.makepyfile("\n".join(block.text for block in page if "pytest" in block.words))
-    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    pytester.runpytest(*ALONE).assert_outcomes(passed=2)
 
 
 def test_a_wait_in_vain_shows_the_test_and_not_our_frames(pytester: pytest.Pytester) -> None:
@@ -304,7 +305,7 @@ def test_a_wait_in_vain_shows_the_test_and_not_our_frames(pytester: pytest.Pytes
             kafka.wait_for("orders", 2, timeout=0)
         """
     )
-    result = pytester.runpytest("-p", "no:cacheprovider")
+    result = pytester.runpytest(*ALONE)
     result.assert_outcomes(failed=1)
     text = result.stdout.str()
     assert "1 of 2 records came" in text

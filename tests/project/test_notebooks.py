@@ -44,6 +44,7 @@ def test_a_directory_and_a_topic_show_offsets_times_and_sizes(logdir: logcore.Lo
     assert one[:3] == ["1", "2", "5"]
     with logcore.open_dir(logdir.path, read_only=True) as beside:
         assert cells_of(beside._repr_html_()) == cells_of(logdir._repr_html_())
+    assert beside._repr_html_() is None, "the text form serves for a closed one"
 
 
 def test_a_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from logcore.testing import CrashTestError, SimulatedDisk, explore
+from support.pytesters import ALONE
 
 pytest_plugins = ["pytester"]
 
@@ -34,7 +35,7 @@ OURS = ("logcore/testing/", "logcore/partition/", "logcore/log.py", "contextlib.
 
 def shown(pytester: pytest.Pytester, test: str) -> str:
     pytester.makepyfile(PROGRAM + test)
-    result = pytester.runpytest("-p", "no:cacheprovider", "-p", "no:randomly")
+    result = pytester.runpytest(*ALONE, "-p", "no:randomly")
     result.assert_outcomes(failed=1)
     return result.stdout.str()
 
