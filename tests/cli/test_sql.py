@@ -88,6 +88,22 @@ def test_all_columns(data: Path) -> None:
     }
 
 
+def test_no_column_of_a_row_is_lost_and_each_is_json(data: Path) -> None:
+    query = "select 1 as a, 2 as a, 3 as a_2, 'nan'::float as x, '-inf'::double as y"
+    (row,) = rows(data, query)
+    assert list(row.values()) == [1, 2, 3, "NaN", "-Infinity"]
+    assert list(row)[:2] == ["a", "a_2"]
+
+
+def test_a_record_without_a_time_has_none(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path, create=True) as logdir:
+        logdir.create_topic("orders")
+        logdir.append("orders", b"old", timestamp_ms=-1)
+        logdir.append("orders", b"new", timestamp_ms=T0)
+    query = "select epoch_ms(min(timestamp)) as first, count(*) - count(timestamp) as none from orders"
+    assert rows(tmp_path, query) == [{"first": T0, "none": 1}]
+
+
 def test_bytes_are_blobs(data: Path) -> None:
     assert rows(data, "--bytes", 'select typeof(value) as t, value from "my-topic"') == [
         {"t": "BLOB", "value": {"hex": "ff5c61"}}

@@ -11,6 +11,7 @@ sources.py finds what is named, where.py judges which records pass.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import heapq
 import itertools
@@ -176,9 +177,9 @@ def last_records(log: logcore.Log, count: int, where: Where | None = None) -> li
     span = count
     while count:
         start = max(log.log_start_offset, end - span)
-        records = list(_passing(log, start, end, where))
-        if len(records) >= count or start == log.log_start_offset:
-            return records[-count:]
+        records = collections.deque(_passing(log, start, end, where), maxlen=count)
+        if len(records) == count or start == log.log_start_offset:
+            return list(records)
         span *= 4
     return []
 

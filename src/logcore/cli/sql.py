@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -138,9 +139,10 @@ def _print(reader: pyarrow.RecordBatchReader, as_csv: bool, full: bool, as_json:
                 csv.writer(line, lineterminator="\n").writerow(map(_cell, row))
                 out.write_bytes(line.getvalue().encode("utf-8", "replace"))
     elif wants_json(as_json):
+        fields = _distinct(names)
         with Lines() as out:
             for row in _rows(reader):
-                out.write(to_json(dict(zip(names, row, strict=True))))
+                out.write(to_json(dict(zip(fields, row, strict=True))))
     else:
         shown: list[list[Any]] = []
         for row in _rows(reader):
@@ -150,6 +152,20 @@ def _print(reader: pyarrow.RecordBatchReader, as_csv: bool, full: bool, as_json:
             shown.append(list(map(_cell, row)))
         numbers = [slot for slot, field in enumerate(reader.schema) if _is_number(field.type)]
         print_table(names, shown, right=numbers, full=full)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names of the fields of an object: the second column of one name gets _2 behind it, so that none is lost."""
+    taken: dict[str, int] = {}
+    fields: list[str] = []
+    for name in names:
+        field = name
+        while field in taken:
+            taken[name] += 1
+            field = f"{name}_{taken[name]}"
+        taken[field] = 1
+        fields.append(field)
+    return fields
 
 
 def _with_first(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
@@ -170,6 +186,8 @@ def _plain(value: Any) -> Any:
 
     from logcore.inspect.dump import shown
 
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no number for these
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, bytes):

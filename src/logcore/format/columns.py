@@ -209,11 +209,18 @@ def _constant(value: str | int | None, kind: str, rows: int) -> Any:
     return _repeated(value, kind, _CONSTANT_ROWS).slice(0, rows)
 
 
+def _times(timestamps_ms: npt.NDArray[np.int64], pa: Any) -> Any:
+    """Times as Arrow's; null for a record that has none."""
+    missing = timestamps_ms == -1
+    array = pa.array(timestamps_ms, mask=missing if missing.any() else None)
+    return array.cast(pa.timestamp("ms", "UTC"))
+
+
 _ARROW_BUILDERS: Final[dict[str, Any]] = {
     "topic": lambda self, pa: _constant(self.topic, "string", len(self)),
     "partition": lambda self, pa: _constant(self.partition, "int32", len(self)),
     "offset": lambda self, pa: pa.array(self.offsets),
-    "timestamp": lambda self, pa: pa.array(self.timestamps_ms).cast(pa.timestamp("ms", "UTC")),
+    "timestamp": lambda self, pa: _times(self.timestamps_ms, pa),
     "key": lambda self, pa: self._binary(pa, self.key_positions, self.key_sizes),
     "value": lambda self, pa: self._binary(pa, self.value_positions, self.value_sizes),
     "headers": lambda self, pa: self._header_lists(pa),
@@ -221,8 +228,10 @@ _ARROW_BUILDERS: Final[dict[str, Any]] = {
 
 
 def arrow_schema(columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.Schema:
-    """topic: string, partition: int32, offset: int64, timestamp: timestamp[ms, UTC], key and value: binary,
-    headers: list<struct<key: string, value: binary>>. Raises InvalidConfigError, with the name that is nearest.
+    """topic: string, partition: int32, offset: int64, timestamp: timestamp[ms, UTC], null for a record without one,
+    key and value: binary, headers: list<struct<key: string, value: binary>>.
+
+    Raises InvalidConfigError, with the name that is nearest.
     """
     pa = _pyarrow()
     types = {
