@@ -87,7 +87,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
-        "if self.offset > min([bound, *state.cuts[self._cuts :]]):", "if self.offset > bound:",
+        "return lowest_cut < self.offset or state.visible", "return state.visible",
         "log/test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
     ),
     Mistake(

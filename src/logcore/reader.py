@@ -457,10 +457,10 @@ class LogReader:
         """
         offset = self._state.visible if start is None else start
         self._stretch(offset, None)
-        return self._tail(offset, timeout)
+        return self._tail(tail_together([self], [offset], timeout))
 
-    def _tail(self, offset: int, timeout: float | None) -> Iterator[Record]:
-        for _, records in tail_together([self], [offset], timeout):
+    def _tail(self, followed: Iterator[tuple[int, list[Record]]]) -> Iterator[Record]:
+        for _, records in followed:
             yield from records
 
     def refresh(self) -> bool:
@@ -720,23 +720,51 @@ class _Tailed:
         self.log = log
         self.offset = offset
         self._cuts = len(log._state.cuts)
+        self._shown = log._state.visible  # the largest end of what readers see, since this began
+        self._replacements = log._replacements
+        self._last: Record | None = None  # the newest that was delivered
 
     @property
     def has_news(self) -> bool:
-        """Also when the log was truncated below the offset: news() then says so, and not when it has grown again,
-        where a log opened read-only does not see it any more.
+        """Whether there are records to deliver, or a truncation to tell of. Asked also while the log is shorter: once
+        it has grown again, a log opened read-only does not see that.
         """
-        return self.log._state.visible != self.offset
+        return self.log._state.visible > self.offset or self._is_cut
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the log was truncated below the offset. Where a tail begins above the high watermark, this alone is
+        no truncation.
+        """
+        state = self.log._state
+        lowest_cut = min(state.cuts[self._cuts :], default=self.offset)
+        return lowest_cut < self.offset or state.visible < min(self.offset, self._shown)
 
     def news(self) -> Iterator[list[Record]]:
         """Records up to the present end. Raises OffsetOutOfRangeError when the log was truncated below the offset."""
-        state = self.log._state
-        bound = state.visible
-        if self.offset > min([bound, *state.cuts[self._cuts :]]):
+        bound = self.log._state.visible
+        if self._is_cut or self._is_other():
             raise OffsetOutOfRangeError("the log was truncated below here", path=self.log.path, offset=self.offset)
+        self._shown = max(self._shown, bound)
         if self.offset < bound:
-            yield from self.log._stretch(self.offset, bound).record_lists()
+            for records in self.log._stretch(self.offset, bound).record_lists():
+                if records:
+                    self._last = records[-1]
+                yield records
             self.offset = bound
+
+    def _is_other(self) -> bool:
+        """Whether another process has cut the log below the offset and filled it again since the last look: another
+        record stands where the newest was delivered. If compaction or deletion has removed that one, nothing is known.
+        """
+        if self._replacements == self.log._replacements:
+            return False
+        self._replacements = self.log._replacements
+        last = self._last
+        if last is None or not self.log.log_start_offset <= last.offset < self.log.high_watermark:
+            return False
+        found = self.log.get(last.offset)
+        return found.offset == last.offset and found != last
 
 
 def tail_together(
@@ -745,13 +773,16 @@ def tail_together(
     """Records of several logs of one process as they come, each with the number of its log; see LogReader.tail().
 
     logs: all open for writing, or all read-only. The records of one log are in order; nothing is said of those of two.
-    Ends when one of the logs is closed.
+    A truncation counts from this call on. Ends when one of the logs is closed.
     """
-    tailed = [_Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)]
+    return _follow([_Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
+
+
+def _follow(tailed: Sequence[_Tailed], timeout: float | None) -> Iterator[tuple[int, list[Record]]]:
     if not tailed:
         return
     with contextlib.ExitStack() as stack:
-        wait = _wait_for_reader if not logs[0]._is_writing else _wait_for_writer
+        wait = _wait_for_writer if tailed[0].log._is_writing else _wait_for_reader
         is_there_more = wait(stack, tailed, timeout)
         try:
             while True:

@@ -175,12 +175,12 @@ class Topic:
         offsets = [_begin_of_tail(number, log, start) for number, log in chosen]
         for (_, log), offset in zip(chosen, offsets, strict=True):
             log.read(offset)  # raises now what the iteration would raise later
-        return self._tail(chosen, offsets, timeout)
+        return self._tail(chosen, tail_together([log for _, log in chosen], offsets, timeout))
 
     def _tail(
-        self, chosen: Sequence[tuple[int, Log]], offsets: Sequence[int], timeout: float | None
+        self, chosen: Sequence[tuple[int, Log]], followed: Iterator[tuple[int, list[Record]]]
     ) -> Iterator[TopicRecord]:
-        for at, records in tail_together([log for _, log in chosen], offsets, timeout):
+        for at, records in followed:
             yield from _named(self.name, chosen[at][0], records)
 
     def _logs(self, partitions: Iterable[int] | None, start: object, end: object) -> Iterator[tuple[int, Log]]:

@@ -174,6 +174,52 @@ def test_tail_ends_when_the_directory_is_closed_between_two_partitions(tmp_path:
     assert list(tail) == []
 
 
+def test_tail_tells_of_records_that_were_replaced_between_two_looks(tmp_path: Path) -> None:
+    """The log is as long as before when the reader in another process looks again."""
+    for cut, is_told in ((5, True), (11, False)):
+        path = tmp_path / str(cut)
+        with logcore.open_dir(path, create=True, durability="os") as directory:
+            directory.create_topic("orders")
+            for _ in range(10):
+                directory.append("orders", b"old")
+            with logcore.open_dir(path, read_only=True) as beside:
+                tail = beside.tail("orders", {0: 0}, timeout=30)
+                assert [next(tail).offset for _ in range(10)] == list(range(10))
+                for _ in range(3):
+                    directory.append("orders", b"unseen")
+                directory.partition("orders", 0).truncate(cut)
+                for _ in range(9):
+                    directory.append("orders", b"new")
+                if is_told:
+                    with pytest.raises(logcore.OffsetOutOfRangeError, match="truncated below here"):
+                        next(tail)
+                else:
+                    assert [next(tail).value for _ in range(3)] == [b"unseen", b"new", b"new"]
+
+
+def test_tail_from_the_log_end_waits_for_the_high_watermark(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "orders-0", create=True, replicated=True, durability="os") as log:
+        log.append(b"0")
+        log.append(b"1")
+        tail = log.tail(2, timeout=30)
+        thread = threading.Thread(target=lambda: (log.append(b"2"), log.advance_high_watermark(3)))
+        thread.start()
+        assert next(tail).value == b"2"
+        thread.join()
+
+
+def test_a_waiting_tail_is_told_of_a_truncation(tmp_path: Path) -> None:
+    with logcore.open(tmp_path / "orders-0", create=True, durability="os") as log:
+        for _ in range(3):
+            log.append(b"v")
+        tail = log.tail(timeout=30)
+        thread = threading.Thread(target=log.truncate, args=(1,))
+        thread.start()
+        with pytest.raises(logcore.OffsetOutOfRangeError, match="truncated below here"):
+            list(tail)
+        thread.join()
+
+
 def test_tail_of_no_partitions_ends(directory: logcore.LogDir) -> None:
     assert list(directory.tail("orders", partitions=[])) == []
 

@@ -652,6 +652,7 @@ class Writer:
     def lower_visible_locked(self, offset: int) -> None:
         """Before records at and above offset are removed: readers are told that they are gone, and so are notes."""
         self.state.visible = min(self.state.visible, offset)
+        self.state.wake()
         if self._durable_handle >= 0:
             self.fs.pwrite(self._durable_handle, self._packed_end(), 0)
             if self.is_replicated:
