@@ -43,8 +43,11 @@ from logcore.errors import (
 from logcore.fs import OS, OsFS
 from logcore.staging.manifest import staging_path
 from pyspark_logcore import columns, options, planning
-from pyspark_logcore.planning import DataLossError, OtherDirectoryError, part_counts
+from pyspark_logcore.identity import OtherDirectoryError
+from pyspark_logcore.origin import origin_of
+from pyspark_logcore.ranges import DataLossError
 from pyspark_logcore.reader import RangePartition
+from pyspark_logcore.tasks import part_counts
 from pyspark_logcore.writer import OtherQueryError, PublishTimeoutError
 from support.partitions import reference_murmur2
 from support.tasks import frame, source, spark_types, write
@@ -685,7 +688,9 @@ def test_marks_are_no_evidence(large: Path) -> None:
     reader = made.reader(columns.spark_schema(("offset",)))
     found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.column(0).to_pylist()]
     assert found == list(range(20_000))
-    assert planning.plan(options.parse_read({"path": str(large), "subscribe": "t"}))[0].end == 20_000
+    whole = options.parse_read({"path": str(large), "subscribe": "t"})
+    with origin_of(whole) as origin:
+        assert planning.plan(whole, origin)[0].end == 20_000
 
 
 # -- other directories, other queries --------------------------------------------------------------------------------

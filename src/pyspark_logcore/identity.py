@@ -1,0 +1,97 @@
+"""Which log directory a query was planned with, so that no task reads another one at the same path.
+
+Rules:
+- A plan says which directory it was made of. A task that sees another one, or none, fails.
+- A topic that was deleted and made again is data loss, which failOnDataLoss=false may overlook. Another directory is
+  an error in any case.
+
+This module reads identities and no records.
+"""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+
+import logcore
+from logcore import checkpoint
+from logcore.errors import LogcoreError, LogNotFoundError
+from logcore.fs import OS
+from logcore.names import partition_name
+
+
+class OtherDirectoryError(LogcoreError):
+    """A task does not see the log directory that its query was planned with, or sees another one at its path."""
+
+
+@attrs.frozen
+class Identity:
+    """What tells a log directory, and a topic in it, from others at the same path: on other machines, or later.
+
+    directory_id: Kafka's, in meta.properties; "" where Kafka wrote none. cluster_id: from there. topic_id: Kafka's,
+    in partition.metadata, "" where there is none. head: offset and CRC of the log's first batch, where no id is known.
+    """
+
+    directory_id: str = ""
+    cluster_id: str = ""
+    topic_id: str = ""
+    head: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, path: str, topic: str, partition: int) -> Identity:
+        """As it is here and now. Raises LogcoreError."""
+        properties = checkpoint.properties(checkpoint.read(OS, path, checkpoint.META_PROPERTIES) or b"")
+        where = os.path.join(path, partition_name(topic, partition))
+        metadata = checkpoint.read(OS, where, checkpoint.PARTITION_METADATA)
+        found = cls(
+            properties.get("directory.id", ""), properties.get("cluster.id", ""), checkpoint.topic_id(metadata or b"")
+        )
+        return found if found.directory_id or found.topic_id else attrs.evolve(found, head=cls._head(where))
+
+    @staticmethod
+    def _head(path: str) -> tuple[int, int] | None:
+        try:
+            with logcore.open(path, read_only=True) as log:
+                first = next(iter(log.batches(log.log_start_offset)), None)
+                return None if first is None else (first.base_offset, first.crc)
+        except LogNotFoundError:
+            return None
+
+
+def check_identity(planned: Identity, path: str, topic: str, partition: int) -> str | None:
+    """Raises OtherDirectoryError in a task that sees another directory than its plan, or none. Returns why the topic in
+    it is not the one that was planned with, None if it is.
+    """
+    host = os.uname().nodename
+    if not os.path.isdir(path):
+        raise OtherDirectoryError(
+            f"the machine {host} does not see the log directory that this query was planned with; share it under this "
+            "path, or run the query where it is",
+            path=path,
+        )
+    found = Identity.of(path, topic, partition)
+    for name in ("directory_id", "cluster_id"):
+        expected = getattr(planned, name)
+        if expected and getattr(found, name) != expected:
+            raise OtherDirectoryError(
+                f"the machine {host} has another log directory at this path than the one that this query was planned "
+                "with; share that one, or run the query where it is",
+                path=path,
+                expected=f"{name} {expected}",
+                found=getattr(found, name) or "none",
+            )
+    if planned.topic_id and found.topic_id and planned.topic_id != found.topic_id:
+        return "the topic was deleted and made again since the query was planned"
+    head = planned.head
+    if head is None or found.head is None or head[0] != found.head[0]:  # one that retention took says nothing
+        return None
+    if head[1] != found.head[1]:
+        raise OtherDirectoryError(
+            f"the machine {host} has another log at this path than the one that this query was planned with, or it was "
+            "compacted since",
+            path=path,
+            expected=f"a first batch with CRC {head[1]:#010x}",
+            found=f"{found.head[1]:#010x}",
+        )
+    return None

@@ -1,0 +1,71 @@
+"""Where a query reads from: what a plan asks of it, and how a task reads a range.
+
+| origin | given as | |
+|---|---|---|
+| `directory.DirectoryOrigin` | a path | a log directory of this machine |
+
+An origin is made in each process that needs one, from the options, and opens what it needs when it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from logcore.format.columns import RecordColumns
+from pyspark_logcore.options import ReadOptions
+from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition
+from pyspark_logcore.tasks import Marks
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+
+class Origin(Protocol):
+    """All methods raise LogcoreError. location: how messages name it."""
+
+    @property
+    def location(self) -> str: ...
+
+    def topics(self) -> list[str]:
+        """All of them, sorted."""
+
+    def partitions(self, topic: str) -> tuple[int, ...]:
+        """Their numbers, rising. Raises TopicNotFoundError."""
+
+    def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """As they are now, under the isolation of the options; a partition that is gone is missing. Cheap to repeat."""
+
+    def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """For each the first offset of a record that is not older; None where there is none."""
+
+    def marks(self, one: OffsetRange) -> Marks:
+        """Where the range may be cut."""
+
+    def identity(self, topic: str, partition: int) -> Any:
+        """What read() compares, so that no task reads another log: a value that can be pickled."""
+
+    def read(self, one: OffsetRange, identity: Any) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+        """The records of a range in order, as columns and the types of their timestamps, in a task.
+
+        What is gone is told by report_loss(). An error has the offset that was reached.
+        """
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def origin_of(options: ReadOptions) -> Origin:
+    """The origin that the options name. Opens nothing."""
+    from pyspark_logcore.directory import DirectoryOrigin
+
+    return DirectoryOrigin(options)
