@@ -56,7 +56,7 @@ READ_OPTIONS: Final = {
     "minOffsetsPerTrigger": "streaming only",
     "maxTriggerDelay": "streaming only",
     "groupIdPrefix": "ignored: there are no consumer groups here",
-    "kafkaConsumer.pollTimeoutMs": "ignored",
+    "kafkaConsumer.pollTimeoutMs": "through a broker: how long to wait for an answer (120000)",
     "fetchOffset.numRetries": "ignored",
     "fetchOffset.retryIntervalMs": "ignored",
 }
@@ -72,6 +72,35 @@ WRITE_OPTIONS: Final = {
 }
 #: What Spark adds by itself.
 _SPARKS_OWN: Final = re.compile(r"owner|provider|checkpointlocation|option\..*|serialization\.format")
+#: From the settings of Kafka's clients, Java's and librdkafka's, to those of the client library.
+_CLIENT: Final = {
+    "kafka.security.protocol": "security_protocol",
+    "kafka.sasl.mechanism": "sasl_mechanism",
+    "kafka.sasl.mechanisms": "sasl_mechanism",
+    "kafka.sasl.username": "sasl_plain_username",
+    "kafka.sasl.password": "sasl_plain_password",
+    "kafka.sasl.kerberos.service.name": "sasl_kerberos_service_name",
+    "kafka.ssl.ca.location": "ssl_cafile",
+    "kafka.ssl.truststore.location": "ssl_cafile",
+    "kafka.ssl.certificate.location": "ssl_certfile",
+    "kafka.ssl.keystore.location": "ssl_certfile",
+    "kafka.ssl.key.location": "ssl_keyfile",
+    "kafka.ssl.key.password": "ssl_password",
+    "kafka.ssl.crl.location": "ssl_crlfile",
+    "kafka.client.dns.lookup": "client_dns_lookup",
+    "kafka.reconnect.backoff.ms": "reconnect_backoff_ms",
+}
+_CLIENT_NUMBERS: Final = ("kafka.reconnect.backoff.ms",)
+_READ_BY_BROKERS: Final = (
+    "kafka.sasl.jaas.config",
+    "kafka.ssl.endpoint.identification.algorithm",
+    "kafka.ssl.truststore.type",
+    "kafka.ssl.keystore.type",
+)
+_LOGIN: Final = re.compile(
+    r"\s*[\w.]*\.(?:PlainLoginModule|ScramLoginModule)\s+required\s+((?:\w+\s*=\s*\"[^\"]*\"\s*)*);\s*"
+)
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):\d{1,5}")
 _SECURITY: Final = re.compile(r"kafka\.(security\.|sasl\.|ssl\.|.*\.token|delegation)")
 _REFUSED: Final = re.compile(
     r"kafka\.(auto\.offset\.reset|(key|value)\.(de)?serializer|enable\.auto\.commit|interceptor\.classes)"
@@ -93,10 +122,22 @@ class At:
 
 
 @attrs.frozen(kw_only=True)
+class Brokers:
+    """A cluster to read through. servers: host:port, separated by commas. settings: of the client library, by its own
+    names. timeout_seconds: how long to wait for an answer.
+    """
+
+    servers: str
+    settings: Mapping[str, Any] = attrs.field(repr=False)  # passwords are in it
+    timeout_seconds: float
+
+
+@attrs.frozen(kw_only=True)
 class ReadOptions:
-    """Options of a batch read."""
+    """Options of a batch read. path: of the directory; "" where brokers are given, which is None otherwise."""
 
     path: str
+    brokers: Brokers | None
     subscribe: tuple[str, ...] | None
     pattern: str | None
     assign: tuple[tuple[str, int], ...] | None
@@ -132,7 +173,7 @@ class WriteOptions:
 
 def parse_read(given: Mapping[str, str]) -> ReadOptions:
     """Checks the options of a read; raises InvalidConfigError for the first that is wrong."""
-    options = _Options(given, READ_OPTIONS)
+    options = _Options(given, READ_OPTIONS, reads_brokers=True)
     ways = [name for name in ("subscribe", "subscribePattern", "assign") if options.text(name) is not None]
     if len(ways) != 1:
         raise InvalidConfigError("one of subscribe, subscribePattern and assign must be given", found=ways or "none")
@@ -157,8 +198,10 @@ def parse_read(given: Mapping[str, str]) -> ReadOptions:
         differing = sorted(start.offsets.keys() ^ end.offsets.keys())
         raise InvalidConfigError("startingOffsets and endingOffsets must name the same partitions", found=differing)
     isolation = options.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed"))
+    brokers = options.brokers()
     return ReadOptions(
-        path=options.path(),
+        path="" if brokers is not None else options.path(),
+        brokers=brokers,
         subscribe=topics,
         pattern=pattern,
         assign=_assignment(options),
@@ -207,12 +250,20 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
 class _Options:
     """The options given, each looked up by the name that users write."""
 
-    def __init__(self, given: Mapping[str, str], known: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], known: Mapping[str, str], *, reads_brokers: bool = False) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
+        to_brokers = reads_brokers and self._servers() is not None
         names = {name.lower(): name for name in known}
         for name in self._given:
             if name in names or _SPARKS_OWN.fullmatch(name):
                 continue
+            if to_brokers and (name in _CLIENT or name in _READ_BY_BROKERS):
+                continue
+            if to_brokers and _SECURITY.match(name):
+                raise InvalidConfigError(
+                    f"option {name} is none that this reader knows; for others use Spark's own Kafka connector",
+                    expected=", ".join(sorted({*_CLIENT, *_READ_BY_BROKERS})),
+                )
             if _SECURITY.match(name):
                 raise InvalidConfigError(f"option {name}: these are files, protected by their permissions alone")
             if _REFUSED.fullmatch(name):
@@ -225,6 +276,44 @@ class _Options:
 
     def text(self, name: str) -> str | None:
         return self._given.get(name.lower())
+
+    def _servers(self) -> str | None:
+        """host:port of brokers, where no directory is given; None otherwise."""
+        text = self.text("kafka.bootstrap.servers")
+        if text is None or self.text("path") is not None or os.environ.get("LOGCORE_PATH"):
+            return None
+        addresses = [one.strip() for one in text.split(",")]
+        return ",".join(addresses) if all(_ADDRESS.fullmatch(one) for one in addresses) else None
+
+    def brokers(self) -> Brokers | None:
+        """The cluster to read through; None where a directory is given. Raises InvalidConfigError."""
+        servers = self._servers()
+        if servers is None:
+            return None
+        settings: dict[str, Any] = {}
+        for name, ours in _CLIENT.items():
+            text = self.text(name)
+            if text is not None:
+                settings[ours] = self.number(name, None, 0) if name in _CLIENT_NUMBERS else text
+        login = self.text("kafka.sasl.jaas.config")
+        if login is not None:
+            found = _LOGIN.fullmatch(login)
+            facts = dict(re.findall(r'(\w+)\s*=\s*"([^"]*)"', found[1])) if found else {}
+            if not facts.keys() >= {"username", "password"}:
+                raise InvalidConfigError(
+                    "option kafka.sasl.jaas.config",
+                    expected='...PlainLoginModule or ...ScramLoginModule required username="..." password="...";',
+                    found="something else, which is not shown",
+                )
+            settings["sasl_plain_username"] = facts["username"]
+            settings["sasl_plain_password"] = facts["password"]
+        for name in ("kafka.ssl.truststore.type", "kafka.ssl.keystore.type"):
+            if name.replace(".type", ".location") in self._given and (self.text(name) or "JKS").upper() != "PEM":
+                raise InvalidConfigError(f"option {name}", expected="PEM, with a file in that format", found="JKS")
+        if self.text("kafka.ssl.endpoint.identification.algorithm") == "":
+            settings["ssl_check_hostname"] = False
+        timeout_ms = self.number("kafkaConsumer.pollTimeoutMs", 120_000, 1)
+        return Brokers(servers=servers, settings=settings, timeout_seconds=timeout_ms / 1000)
 
     def path(self) -> str:
         """The log directory: path, or what stands in for Kafka's servers."""
@@ -242,8 +331,8 @@ class _Options:
             path = os.environ.get("LOGCORE_PATH", "")
             if not path:
                 raise InvalidConfigError(
-                    "kafka.bootstrap.servers names a server, but logcore reads files: "
-                    'give the log directory with .load("data"), option path, or the variable LOGCORE_PATH',
+                    'where is the log directory? .load("data"), option path, or the variable LOGCORE_PATH',
+                    expected="a path; to read through brokers, addresses such as host:9092",
                     found=repr(self.text("kafka.bootstrap.servers")),
                 )
         return os.path.abspath(path)

@@ -3,6 +3,7 @@
 | origin | given as | |
 |---|---|---|
 | `directory.DirectoryOrigin` | a path | a log directory of this machine |
+| `brokers.BrokerOrigin` | `kafka.bootstrap.servers=host:port`, and no path | a cluster of brokers |
 
 An origin is made in each process that needs one, from the options, and opens what it needs when it is asked.
 """
@@ -66,6 +67,10 @@ class Origin(Protocol):
 
 def origin_of(options: ReadOptions) -> Origin:
     """The origin that the options name. Opens nothing."""
+    if options.brokers is not None:
+        from pyspark_logcore.brokers import BrokerOrigin
+
+        return BrokerOrigin(options)
     from pyspark_logcore.directory import DirectoryOrigin
 
     return DirectoryOrigin(options)

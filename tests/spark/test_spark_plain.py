@@ -428,8 +428,11 @@ def test_where_the_directory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert path(path="/data") == path(path="file:///data") == "/data"
     assert options.parse_read({"subscribe": "a", servers: "/data"}).path == "/data"
     assert options.parse_read({"subscribe": "a", servers: "h:9092", "path": "/data"}).path == "/data"
-    with pytest.raises(InvalidConfigError, match="names a server"):
-        options.parse_read({"subscribe": "a", servers: "localhost:9092"})
+    found = options.parse_read({"subscribe": "a", servers: "localhost:9092"})
+    assert found.brokers is not None
+    assert (found.path, found.brokers.servers) == ("", "localhost:9092")
+    with pytest.raises(InvalidConfigError, match="addresses such as host:9092"):
+        options.parse_read({"subscribe": "a", servers: "no address"})
     monkeypatch.setenv("LOGCORE_PATH", "/data")
     assert options.parse_read({"subscribe": "a", servers: "localhost:9092"}).path == "/data"
     with pytest.raises(InvalidConfigError, match="URL"):

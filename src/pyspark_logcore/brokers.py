@@ -1,0 +1,449 @@
+"""A Kafka cluster as the origin of a query: netshim, or any broker that a Kafka client can reach. No jar, no directory.
+
+The client library kafka-python connects, with TLS and SASL, and knows who leads which partition. The batches that an
+answer to Fetch holds are decoded here to columns, as those of a file are, and no object is made for a record.
+
+Rules:
+- A range is delivered whole or the task fails; what is gone is DataLossError, or a warning where the user said so.
+- A leader that moved, or is away, is asked for again until kafkaConsumer.pollTimeoutMs has passed without an answer.
+- The next piece of a range is on its way while one is decoded; a task holds two pieces at most.
+- Nothing is committed and no group is joined.
+
+This module decides nothing about offsets (planning.py) and knows no column (columns.py).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from logcore.errors import CorruptBatchError, LogcoreError, MissingDependencyError, TopicNotFoundError
+from logcore.format.columns import RecordColumns
+from logcore.partition.fetched import fetched_columns, next_offset
+from pyspark_logcore.options import EARLIEST, LATEST, Brokers, ReadOptions
+from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
+from pyspark_logcore.tasks import NO_MARKS, Marks
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_FETCH_BYTES: Final = 8 << 20
+_FETCH_WAIT_MS: Final = 500
+_INT32_MAX: Final = 0x7FFFFFFF
+_RETRY_SECONDS: Final = 0.1
+#: A leader that was just elected may know less than the one before. One that knows less for so long has lost records.
+_BEHIND_SECONDS: Final = 10.0
+#: Fetch from version 13 on names topics by their ids, ListOffsets from 8 on knows tiers: nothing here needs either.
+_FETCH_VERSION: Final = 12
+_LIST_OFFSETS_VERSION: Final = 7
+_METADATA_VERSION: Final = 12
+_NO_TOPIC_ID: Final = uuid.UUID(int=0)
+
+# Error codes of the protocol that have a meaning here; the others are told by their names.
+_NONE: Final = 0
+_OFFSET_OUT_OF_RANGE: Final = 1
+_UNKNOWN_TOPIC: Final = 3
+
+
+class BrokerError(LogcoreError):
+    """A cluster cannot be reached, or refuses what it was asked for."""
+
+
+class OtherClusterError(BrokerError):
+    """A task reaches another cluster than the one that its query was planned with."""
+
+
+@attrs.frozen
+class ClusterIdentity:
+    """Which topic of which cluster a range is of: Kafka's ids, "" where the brokers tell none."""
+
+    cluster_id: str
+    topic_id: str
+
+
+class BrokerOrigin:
+    """See origin.Origin. Connects when it is first asked."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        assert options.brokers is not None
+        self._options = options
+        self._brokers: Brokers = options.brokers
+        self._isolation = int(options.isolation == "read_committed")
+        self._connected: _Cluster | None = None
+
+    @property
+    def location(self) -> str:
+        return self._brokers.servers
+
+    @property
+    def _cluster(self) -> _Cluster:
+        if self._connected is None:
+            self._connected = _Cluster(self._brokers)
+        return self._connected
+
+    def topics(self) -> list[str]:
+        found = self._cluster.metadata(None)
+        return sorted(topic.name for topic in found.topics if topic.error_code == _NONE and not topic.is_internal)
+
+    def partitions(self, topic: str) -> tuple[int, ...]:
+        found = self._cluster.topic(topic)
+        return tuple(sorted(partition.partition_index for partition in found.partitions))
+
+    def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        starts = self._cluster.list_offsets(dict.fromkeys(wanted, EARLIEST), self._isolation)
+        ends = self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), self._isolation)
+        return {key: Bounds(starts[key], ends[key]) for key in wanted if key in starts and key in ends}
+
+    def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        found = self._cluster.list_offsets(times_ms, self._isolation) if times_ms else {}
+        return {key: None if found.get(key, -1) < 0 else found[key] for key in times_ms}
+
+    def marks(self, one: OffsetRange) -> Marks:
+        return NO_MARKS
+
+    def identity(self, topic: str, partition: int) -> ClusterIdentity:
+        return self._cluster.identity(topic)
+
+    def close(self) -> None:
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(
+        self, one: OffsetRange, identity: ClusterIdentity
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+        try:
+            found = self._cluster.identity(one.topic)
+        except TopicNotFoundError as error:
+            self._report(one, error.reason)
+            return
+        if identity.cluster_id and found.cluster_id != identity.cluster_id:
+            raise OtherClusterError(
+                "this machine reaches another cluster at these addresses than the query was planned with",
+                path=self.location,
+                expected=f"cluster id {identity.cluster_id}",
+                found=found.cluster_id or "none",
+            )
+        if identity.topic_id and found.topic_id != identity.topic_id:
+            self._report(one, "the topic was deleted and made again since the query was planned")
+            return
+        yield from self._columns(one)
+
+    def _report(self, one: OffsetRange, reason: str) -> None:
+        report_loss(self._options.fail_on_data_loss, self.location, one.topic, one.partition, reason)
+
+    def _columns(self, one: OffsetRange) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+        cluster = self._cluster
+        source = f"{self.location} {one.topic}-{one.partition}"
+        size = _FETCH_BYTES
+        at = one.start
+        patience = _Patience(self._brokers.timeout_seconds)
+        catching_up = _Patience(_BEHIND_SECONDS)
+        fetch = cluster.fetch(one, at, size, self._isolation)
+        while at < one.end:
+            answer = fetch()
+            if answer is None or (answer.error_code != _NONE and cluster.is_passing(answer.error_code)):
+                patience.wait("no leader of this partition answered", source)
+                cluster.metadata([one.topic])
+                fetch = cluster.fetch(one, at, size, self._isolation)
+                continue
+            if answer.error_code == _OFFSET_OUT_OF_RANGE:
+                held = cluster.list_offsets({(one.topic, one.partition): EARLIEST}, self._isolation)
+                start = held.get((one.topic, one.partition), one.end)
+                if start <= at:  # it ends before the planned end
+                    self._report(one, f"offset {at} was planned, and the log ends before it")
+                    return
+                self._report(one, f"offset {at} was planned, and the log begins at {start}")
+                at = start
+                fetch = cluster.fetch(one, at, size, self._isolation)
+                continue
+            if answer.error_code == _UNKNOWN_TOPIC:
+                self._report(one, "the partition is gone")
+                return
+            cluster.check(answer.error_code, f"Fetch of {one.topic} partition {one.partition}", source)
+            data = memoryview(answer.records or b"")
+            behind = next_offset(data, at)
+            if behind == at:
+                if data:
+                    size = cluster.larger(size, source, at)
+                elif catching_up.is_over:
+                    self._report(one, f"offsets to {one.end} were planned, and the log ends at {answer.high_watermark}")
+                    return
+                fetch = cluster.fetch(one, at, size, self._isolation)
+                continue
+            patience = _Patience(self._brokers.timeout_seconds)
+            catching_up = _Patience(_BEHIND_SECONDS)
+            if behind < one.end:
+                fetch = cluster.fetch(one, behind, size, self._isolation)
+            aborted = [(each.producer_id, each.first_offset) for each in answer.aborted_transactions or ()]
+            yield from fetched_columns(data, at, one.end, aborted=aborted, source=source)
+            at = behind
+
+
+class _Patience:
+    """How long to go on asking where nothing comes."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def wait(self, reason: str, source: str) -> None:
+        """Sleeps a little; raises BrokerError when it has been long enough."""
+        if self.is_over:
+            raise BrokerError(f"{reason} for {self._seconds:g} s (option kafkaConsumer.pollTimeoutMs)", path=source)
+        time.sleep(_RETRY_SECONDS)
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self._deadline
+
+
+class _Cluster:
+    """Connections to the brokers of a cluster, and what their metadata says. All methods raise BrokerError."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        try:
+            from kafka.net.manager import KafkaConnectionManager
+            from kafka.net.selector import NetworkSelector
+        except ImportError as error:
+            raise MissingDependencyError(
+                "reading through a broker needs the client library kafka-python 3: pip install 'logcore[broker]'"
+            ) from error
+        self._brokers = brokers
+        self._net = NetworkSelector()
+        self._manager = KafkaConnectionManager(
+            self._net,
+            bootstrap_servers=brokers.servers,
+            client_id="logcore-spark",
+            receive_message_max_bytes=_INT32_MAX,
+            **brokers.settings,
+        )
+        self._leaders: dict[TopicPartition, int] = {}
+        self._topics: dict[str, Any] = {}
+        self._cluster_id = ""
+        self._net.start()
+        try:
+            self._manager.bootstrap(int(brokers.timeout_seconds * 1000), refresh=False)
+        except Exception as error:
+            self.close()
+            raise BrokerError(f"no broker answers: {_words(error)}", path=brokers.servers) from error
+
+    def close(self) -> None:
+        self._manager.close()
+        self._net.close()
+
+    # -- metadata ----------------------------------------------------------------------------------------------------
+
+    def metadata(self, topics: Sequence[str] | None) -> Any:
+        """Asks for these topics, or all; keeps who leads what."""
+        from kafka.protocol.metadata import MetadataRequest
+
+        wanted = None
+        if topics is not None:
+            wanted = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=_NO_TOPIC_ID) for name in topics]
+        request = MetadataRequest(
+            topics=wanted,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+            max_version=_METADATA_VERSION,
+        )
+        patience = _Patience(self._brokers.timeout_seconds)
+        while True:
+            try:
+                answer = self._ask(request, None)
+                break
+            except _AwayError as error:
+                patience.wait(f"no broker answers ({error.reason})", self._brokers.servers)
+        self._manager.cluster.update_metadata(answer)
+        self._cluster_id = answer.cluster_id or ""
+        for topic in answer.topics:
+            self._topics[topic.name] = topic
+            for partition in topic.partitions:
+                self._leaders[topic.name, partition.partition_index] = partition.leader_id
+        return answer
+
+    def topic(self, name: str) -> Any:
+        """What the metadata says of a topic. Raises TopicNotFoundError."""
+        patience = _Patience(self._brokers.timeout_seconds)
+        while True:
+            self.metadata([name])
+            found = self._topics[name]
+            if found.error_code == _UNKNOWN_TOPIC:
+                raise TopicNotFoundError(f"there is no topic {name!r}", path=self._brokers.servers)
+            if found.error_code == _NONE:
+                return found
+            if not self.is_passing(found.error_code):
+                self.check(found.error_code, f"topic {name}", self._brokers.servers)
+            patience.wait(f"topic {name} is not ready: {_error_name(found.error_code)}", self._brokers.servers)
+
+    def identity(self, name: str) -> ClusterIdentity:
+        topic_id = self.topic(name).topic_id
+        return ClusterIdentity(self._cluster_id, str(topic_id) if topic_id and topic_id != _NO_TOPIC_ID else "")
+
+    def _leader(self, key: TopicPartition) -> int:
+        """-1 where there is none now."""
+        if key not in self._leaders:
+            self.metadata([key[0]])
+        return self._leaders.get(key, -1)
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def list_offsets(self, times_ms: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int]:
+        """For each partition the first offset at a time, EARLIEST or LATEST; -1 for no such record. A partition that is
+        gone is missing.
+        """
+        found: dict[TopicPartition, int] = {}
+        missing = set(times_ms)
+        patience = _Patience(self._brokers.timeout_seconds)
+        while missing:
+            for leader, keys in self._by_leader(missing).items():
+                for key, (code, offset) in self._offsets_of(leader, keys, times_ms, isolation).items():
+                    if code == _NONE:
+                        found[key] = offset
+                        missing.discard(key)
+                    elif code == _UNKNOWN_TOPIC:
+                        missing.discard(key)
+                    elif not self.is_passing(code):
+                        self.check(code, f"ListOffsets of {key[0]} partition {key[1]}", self._brokers.servers)
+            if missing:
+                patience.wait(f"no leader of {sorted(missing)[0]} answered", self._brokers.servers)
+                self.metadata(sorted({topic for topic, _ in missing}))
+        return found
+
+    def _by_leader(self, keys: set[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        leaders: dict[int, list[TopicPartition]] = {}
+        for key in sorted(keys):
+            leader = self._leader(key)
+            if leader >= 0:
+                leaders.setdefault(leader, []).append(key)
+        return leaders
+
+    def _offsets_of(
+        self, leader: int, keys: list[TopicPartition], times_ms: Mapping[TopicPartition, int], isolation: int
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """(error code, offset) of each partition; nothing when the leader does not answer."""
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        kind = ListOffsetsRequest.ListOffsetsTopic
+        topics: dict[str, list[Any]] = {}
+        for topic, partition in keys:
+            asked = kind.ListOffsetsPartition(
+                partition_index=partition, current_leader_epoch=-1, timestamp=times_ms[topic, partition]
+            )
+            topics.setdefault(topic, []).append(asked)
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=isolation,
+            topics=[kind(name=name, partitions=partitions) for name, partitions in topics.items()],
+            max_version=_LIST_OFFSETS_VERSION,
+        )
+        try:
+            answer = self._ask(request, leader)
+        except _AwayError:
+            return {}
+        return {
+            (topic.name, one.partition_index): (one.error_code, one.offset)
+            for topic in answer.topics
+            for one in topic.partitions
+        }
+
+    def fetch(self, one: OffsetRange, offset: int, size_bytes: int, isolation: int) -> Callable[[], Any]:
+        """Asks for a piece of a partition; calling what is returned waits for it, and gives None when nothing came."""
+        from kafka.protocol.consumer import FetchRequest
+
+        leader = self._leader((one.topic, one.partition))
+        if leader < 0:
+            return lambda: None
+        kind = FetchRequest.FetchTopic
+        asked = kind.FetchPartition(
+            partition=one.partition,
+            current_leader_epoch=-1,
+            last_fetched_epoch=-1,
+            fetch_offset=offset,
+            log_start_offset=-1,
+            partition_max_bytes=size_bytes,
+        )
+        request = FetchRequest(
+            max_wait_ms=_FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=size_bytes,
+            isolation_level=isolation,
+            session_id=0,
+            session_epoch=-1,
+            topics=[kind(topic=one.topic, partitions=[asked])],
+            forgotten_topics_data=[],
+            rack_id="",
+            max_version=_FETCH_VERSION,
+        )
+        coming = self._manager.send(request, node_id=leader)
+
+        def wait() -> Any:
+            try:
+                answer = self._wait(coming)
+            except _AwayError:
+                return None
+            self.check(answer.error_code, "Fetch", self._brokers.servers)
+            return answer.responses[0].partitions[0]
+
+        return wait
+
+    def larger(self, size_bytes: int, source: str, offset: int) -> int:
+        """What to ask for when a piece of that size held no whole batch. Raises CorruptBatchError at the largest."""
+        if size_bytes >= _INT32_MAX:
+            raise CorruptBatchError("a piece of 2 GiB holds no whole batch", path=source, offset=offset)
+        return min(size_bytes * 8, _INT32_MAX)
+
+    def _ask(self, request: Any, node: int | None) -> Any:
+        return self._wait(self._manager.send(request, node_id=node))
+
+    def _wait(self, coming: Any) -> Any:
+        """Raises _AwayError when a node does not answer, which may pass."""
+        from kafka.errors import KafkaError
+
+        try:
+            return self._manager.run(self._manager.wait_for, coming, int(self._brokers.timeout_seconds * 1000))
+        except KafkaError as error:
+            if getattr(error, "retriable", False):
+                raise _AwayError(_words(error), path=self._brokers.servers) from error
+            raise BrokerError(_words(error), path=self._brokers.servers) from error
+
+    # -- error codes -------------------------------------------------------------------------------------------------
+
+    def is_passing(self, code: int) -> bool:
+        """Whether asking again, perhaps another broker, may help."""
+        from kafka.errors import for_code
+
+        return code != _UNKNOWN_TOPIC and bool(getattr(for_code(code), "retriable", False))
+
+    def check(self, code: int, what: str, source: str) -> None:
+        if code != _NONE:
+            raise BrokerError(f"{what} was refused: {_error_name(code)}", path=source, found=f"error {code}")
+
+
+class _AwayError(BrokerError):
+    """A broker did not answer; another one, or the same in a moment, may."""
+
+
+def _error_name(code: int) -> str:
+    from kafka.errors import for_code
+
+    return str(for_code(code).__name__)
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

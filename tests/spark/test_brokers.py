@@ -1,0 +1,307 @@
+"""Reading through a broker: the same rows as from its directory, and what happens when the broker is not as planned."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+pytest.importorskip("kafka.net.manager")
+
+import logcore
+from logcore import recordbatch
+from logcore.errors import InvalidConfigError, TopicNotFoundError
+from netshim.testing import Kafka, start
+from pyspark_logcore import brokers
+from pyspark_logcore.brokers import BrokerError, OtherClusterError
+from pyspark_logcore.options import parse_read, parse_write
+from pyspark_logcore.ranges import DataLossError
+from pyspark_logcore.reader import RangePartition
+from pyspark_logcore.source import LogcoreDataSource
+
+KAFKA = Path(__file__).parents[2] / "examples" / "data" / "kafka"
+T0 = 1_700_000_000_000
+KEPT = {"retention.ms": -1}
+
+
+@pytest.fixture(autouse=True)
+def no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOGCORE_PATH", raising=False)
+
+
+def through(servers: Kafka | str, **given: object) -> LogcoreDataSource:
+    texts = {name.lower(): str(value) for name, value in given.items()}  # as Spark hands them over
+    address = servers if isinstance(servers, str) else servers.bootstrap_servers
+    return LogcoreDataSource({"kafka.bootstrap.servers": address, **texts})
+
+
+def rows(made: LogcoreDataSource) -> list[tuple[Any, ...]]:
+    """Plays Spark: the plan and the tasks go through pickle."""
+    reader = made.reader(made.schema())
+    found: list[tuple[Any, ...]] = []
+    for part in reader.partitions():
+        task = pickle.loads(pickle.dumps((reader, part)))
+        for batch in task[0].read(task[1]):
+            found += [tuple(row.values()) for row in batch.to_pylist()]
+    return found
+
+
+def transaction(log: logcore.Log, producer_id: int, values: list[bytes], *, commit: bool) -> None:
+    records = [(None, value, (), T0) for value in values]
+    facts = {"producer_id": producer_id, "producer_epoch": 0}
+    log.append_batch(recordbatch.encode(records, transactional=True, base_sequence=0, now_ms=T0, **facts))
+    log.end_transaction(**facts, commit=commit)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Batches of all codecs and sizes, headers, gaps, times of the log, transactions."""
+    path = tmp_path / "data"
+    chance = random.Random(7)
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("plain", partitions=3, config=KEPT)
+        for number, codec in enumerate(("none", "zstd", "gzip")):
+            log = directory.partition("plain", number)
+            for first in range(0, 3_000, 100):
+                records = [
+                    (
+                        None if chance.random() < 0.1 else b"k%d" % row,
+                        None if chance.random() < 0.1 else chance.randbytes(chance.randrange(200)),
+                        [("h", b"1"), ("n", None)] if chance.random() < 0.2 else [],
+                        T0 + row,
+                    )
+                    for row in range(first, first + 100)
+                ]
+                log.append_batch(recordbatch.encode(records, codec=codec, now_ms=T0))
+        directory.create_topic("stamped", config={"message.timestamp.type": "LogAppendTime"})
+        directory.partition("stamped", 0).append_many([(None, b"x")] * 10)
+        directory.create_topic("empty")
+    return path
+
+
+@pytest.fixture
+def kafka(data: Path) -> Iterator[Kafka]:
+    broker = start(data)
+    yield broker
+    broker.stop()
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("topic", ["plain", "stamped", "empty"])
+def test_the_rows_are_those_of_the_directory(kafka: Kafka, data: Path, topic: str, isolation: str) -> None:
+    given = {"subscribe": topic, "includeHeaders": "true", "kafka.isolation.level": isolation}
+    assert rows(through(kafka, **given)) == rows(LogcoreDataSource({"path": str(data), **given}))
+
+
+def test_the_rows_are_those_that_a_kafka_broker_wrote(tmp_path: Path) -> None:
+    data = tmp_path / "kafka"
+    shutil.copytree(KAFKA, data)
+    expected = rows(LogcoreDataSource({"path": str(data), "subscribe": "orders"}))
+    broker = start(data, config=KEPT)
+    try:
+        assert rows(through(broker, subscribe="orders")) == expected
+    finally:
+        broker.stop()
+    assert len(expected) > 100
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_aborted_transactions(tmp_path: Path, isolation: str) -> None:
+    data = tmp_path / "data"
+    with logcore.open_dir(data, create=True) as directory:
+        directory.create_topic("t", config=KEPT)
+        log = directory.partition("t", 0)
+        transaction(log, 1, [b"kept"], commit=True)
+        transaction(log, 2, [b"dropped", b"too"], commit=False)
+        log.append(b"plain")
+        log.append(b"end")
+    broker = start(data)
+    try:
+        values = [row[1] for row in rows(through(broker, subscribe="t", **{"kafka.isolation.level": isolation}))]
+    finally:
+        broker.stop()
+    committed = [b"kept", b"plain", b"end"]
+    assert values == (committed if isolation == "read_committed" else [b"kept", b"dropped", b"too", b"plain", b"end"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingOffsets": json.dumps({"plain": {"0": 17, "1": -2, "2": 2_999}})},
+        {"endingOffsets": json.dumps({"plain": {"0": 170, "1": -1, "2": 1}})},
+        {"startingTimestamp": T0 + 1_234},
+        {"startingTimestamp": T0 + 10**9, "startingOffsetsByTimestampStrategy": "latest"},
+        {"startingOffsetsByTimestamp": json.dumps({"plain": {"0": T0, "1": T0 + 5, "2": T0 + 2_999}})},
+        {"endingTimestamp": T0 + 50},
+        {"minPartitions": 7},
+        {"maxRecordsPerPartition": 1_000},
+    ],
+)
+def test_offsets_times_and_tasks_are_chosen_as_for_a_directory(
+    kafka: Kafka, data: Path, given: dict[str, object]
+) -> None:
+    texts = {name.lower(): str(value) for name, value in given.items()}
+    expected = rows(LogcoreDataSource({"path": str(data), "subscribe": "plain", **texts}))
+    assert sorted(rows(through(kafka, subscribe="plain", **given)), key=str) == sorted(expected, key=str)
+
+
+def test_a_pattern_and_an_assignment(kafka: Kafka) -> None:
+    assert {row[2] for row in rows(through(kafka, subscribePattern="(plain|stamp.*)"))} == {"plain", "stamped"}
+    assert {row[3] for row in rows(through(kafka, assign=json.dumps({"plain": [2]})))} == {2}
+
+
+def test_a_topic_that_is_not_there(kafka: Kafka) -> None:
+    with pytest.raises(TopicNotFoundError, match="there is no topic 'nothing'"):
+        rows(through(kafka, subscribe="nothing"))
+
+
+def test_an_answer_of_one_record_at_a_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows(through(kafka, subscribe="plain"))
+    monkeypatch.setattr(brokers, "_FETCH_BYTES", 1)
+    assert rows(through(kafka, subscribe="plain")) == expected
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_records_that_go_between_plan_and_task(kafka: Kafka, fails: str) -> None:
+    made = through(kafka, subscribe="stamped", failOnDataLoss=fails)
+    reader = made.reader(made.schema())
+    parts = reader.partitions()
+    kafka.logdir.partition("stamped", 0).delete_records(4)
+    if fails == "true":
+        with pytest.raises(DataLossError, match="offset 0 was planned, and the log begins at 4"):
+            list(reader.read(parts[0]))
+    else:
+        with pytest.warns(UserWarning, match="begins at 4"):
+            assert [row["offset"] for batch in reader.read(parts[0]) for row in batch.to_pylist()] == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_log_that_ends_before_the_plan(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "_BEHIND_SECONDS", 0.0)
+    made = through(kafka, subscribe="stamped")
+    reader = made.reader(made.schema())
+    (part,) = reader.partitions()
+    assert isinstance(part, RangePartition)
+    kafka.logdir.partition("stamped", 0).truncate(6)
+    with pytest.raises(DataLossError, match="topic stamped partition 0"):
+        list(reader.read(part))
+
+
+def test_a_topic_made_again_is_a_loss(kafka: Kafka) -> None:
+    made = through(kafka, subscribe="stamped")
+    reader = made.reader(made.schema())
+    parts = reader.partitions()
+    kafka.logdir.delete_topic("stamped")
+    with pytest.raises(DataLossError, match="there is no topic"):
+        list(reader.read(parts[0]))
+    kafka.logdir.create_topic("stamped")
+    with pytest.raises(DataLossError, match="deleted and made again"):
+        list(reader.read(parts[0]))
+
+
+def test_another_cluster_at_the_address_is_an_error_in_any_case(kafka: Kafka, tmp_path: Path) -> None:
+    made = through(kafka, subscribe="stamped", failOnDataLoss="false")
+    reader = made.reader(made.schema())
+    parts = reader.partitions()
+    other = start(tmp_path / "other")
+    try:
+        other.logdir.create_topic("stamped")
+        reader.options = through_options(other.bootstrap_servers)
+        with pytest.raises(OtherClusterError, match="another cluster"):
+            list(reader.read(parts[0]))
+    finally:
+        other.stop()
+
+
+def through_options(servers: str, **given: str) -> Any:
+    return parse_read({"kafka.bootstrap.servers": servers, "subscribe": "stamped", **given})
+
+
+def test_no_broker_there_is_an_error_that_names_the_address() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    made = through(address, subscribe="t", **{"kafkaConsumer.pollTimeoutMs": "300"})
+    with pytest.raises(BrokerError) as met:
+        made.reader(made.schema()).partitions()
+    assert address in str(met.value)
+
+
+def test_a_broker_that_comes_back_is_asked_again(data: Path) -> None:
+    broker = start(data)
+    port = broker.port
+    made = through(broker, subscribe="plain")
+    reader = made.reader(made.schema())
+    parts = reader.partitions()
+    expected = sum(batch.num_rows for batch in reader.read(parts[0]))
+    tasks = reader.read(parts[0])
+    broker.stop()
+    back: list[Kafka] = []
+    timer = threading.Timer(0.3, lambda: back.append(start(data, port=port)))
+    timer.start()
+    try:
+        assert sum(batch.num_rows for batch in tasks) == expected
+    finally:
+        timer.join()
+        back[0].stop()
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+def settings(**given: str) -> Any:
+    found = through_options("broker:9093", **{f"kafka.{name.replace('_', '.')}": text for name, text in given.items()})
+    return found.brokers.settings
+
+
+def test_security_settings_are_those_of_kafkas_clients() -> None:
+    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p w";'
+    assert settings(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=login) == {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "ann",
+        "sasl_plain_password": "p w",
+    }
+    assert settings(ssl_truststore_location="/ca.pem", ssl_truststore_type="PEM") == {"ssl_cafile": "/ca.pem"}
+    assert settings(ssl_endpoint_identification_algorithm="") == {"ssl_check_hostname": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ssl_truststore_location", "/trust.jks"),
+        ("sasl_jaas_config", "com.sun.security.auth.module.Krb5LoginModule required;"),
+        ("ssl_provider", "Conscrypt"),
+        ("sasl_oauthbearer_token_endpoint_url", "https://x"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_errors(name: str, value: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        settings(**{name: value})
+
+
+def test_a_password_is_in_no_message() -> None:
+    login = 'x.PlainLoginModule required username="ann" password="secret" bad'
+    with pytest.raises(InvalidConfigError) as met:
+        settings(sasl_jaas_config=login)
+    assert "secret" not in str(met.value)
+    assert "secret" not in repr(through_options("broker:9093", **{"kafka.sasl.password": "secret"}))
+
+
+def test_security_options_of_a_directory_are_still_errors(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="files, protected by their permissions"):
+        parse_read({"path": str(tmp_path), "subscribe": "t", "kafka.security.protocol": "SSL"})
+
+
+def test_writing_needs_the_directory() -> None:
+    with pytest.raises(InvalidConfigError, match="where is the log directory"):
+        parse_write({"kafka.bootstrap.servers": "broker:9092", "topic": "t"})
