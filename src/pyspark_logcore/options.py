@@ -31,6 +31,7 @@ LATEST: Final = -1
 
 _COMMON: Final = {
     "path": "the log directory, such as data with data/orders-0 in it",
+    "ignoreSecurityOptions": "for tests of Kafka jobs: their security options are no error (false)",
     "includeHeaders": "the column headers is there (false)",
 }
 READ_OPTIONS: Final = {
@@ -264,6 +265,8 @@ class _Options:
                     f"option {name} is none that this reader knows; for others use Spark's own Kafka connector",
                     expected=", ".join(sorted({*_CLIENT, *_READ_BY_BROKERS})),
                 )
+            if _SECURITY.match(name) and self.boolean("ignoreSecurityOptions", False):
+                continue
             if _SECURITY.match(name):
                 raise InvalidConfigError(f"option {name}: these are files, protected by their permissions alone")
             if _REFUSED.fullmatch(name):

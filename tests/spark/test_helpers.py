@@ -1,0 +1,73 @@
+"""What is shipped for tests of Spark jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from pyspark.sql import SparkSession
+from pyspark.sql.readwriter import DataFrameReader
+
+import logcore
+from logcore.errors import InvalidConfigError, LogNotFoundError
+from pyspark_logcore.options import parse_read
+from pyspark_logcore.testing import failing, forget_commit, kafka_alias
+from support import kafka_job
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("orders", partitions=2)
+        for partition in (0, 1):
+            directory.partition("orders", partition).append_many([(b"anna", b"4"), (b"ben", b"7")])
+    return path
+
+
+def test_a_kafka_job_runs_unchanged(spark: SparkSession, data: Path) -> None:
+    with kafka_alias(data):
+        kafka_job.totals(spark, "orders", "totals")
+    with logcore.open(data / "totals-0", read_only=True) as log:
+        assert {record.key: record.value for record in log.read(0)} == {b"anna": b"8", b"ben": b"14"}
+
+
+def test_the_alias_is_undone(data: Path) -> None:
+    before = DataFrameReader.format
+    with pytest.raises(ZeroDivisionError), kafka_alias(data):
+        assert DataFrameReader.format is not before
+        raise ZeroDivisionError
+    assert DataFrameReader.format is before
+
+
+def test_security_options_are_ignored_only_when_that_is_asked_for(data: Path) -> None:
+    given = {"path": str(data), "subscribe": "orders", "kafka.security.protocol": "SSL"}
+    with pytest.raises(InvalidConfigError, match="protected by their permissions"):
+        parse_read(given)
+    assert parse_read({**given, "ignoresecurityoptions": "true"}).subscribe == ("orders",)
+
+
+def test_a_task_that_fails_is_tried_again(spark: SparkSession, data: Path) -> None:
+    rows = spark.range(40).selectExpr("cast(id as string) as value").repartition(2)
+    faulty = rows.mapInArrow(failing(task=1, attempts=2), rows.schema)
+    faulty.write.format("logcore").mode("append").option("topic", "copy").save(str(data))
+    with logcore.open(data / "copy-0", read_only=True) as log:
+        assert sorted(int(record.value) for record in log.read(0)) == list(range(40))
+
+
+def test_forgetting_a_commit(tmp_path: Path) -> None:
+    commits = tmp_path / "commits"
+    with pytest.raises(LogNotFoundError, match="no such batch"):
+        forget_commit(tmp_path)
+    commits.mkdir()
+    for name in ("0", "9", "10", ".10.crc"):
+        (commits / name).write_text("v1")
+    assert forget_commit(tmp_path) == 10
+    assert forget_commit(tmp_path, 0) == 0
+    assert sorted(one.name for one in commits.iterdir()) == ["9"]
+    with pytest.raises(LogNotFoundError, match="no such batch"):
+        forget_commit(tmp_path, 7)
