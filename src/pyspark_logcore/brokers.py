@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _FETCH_BYTES: Final = 8 << 20
 _FETCH_WAIT_MS: Final = 500
+#: How old metadata may be before a stream asks whether there are new topics and partitions.
+_METADATA_SECONDS: Final = 1.0
 _INT32_MAX: Final = 0x7FFFFFFF
 _RETRY_SECONDS: Final = 0.1
 #: A leader that was just elected may know less than the one before. One that knows less for so long has lost records.
@@ -76,6 +78,8 @@ class BrokerOrigin:
         self._brokers: Brokers = options.brokers
         self._isolation = int(options.isolation == "read_committed")
         self._connected: _Cluster | None = None
+        self._known: dict[str, Any] = {}  # what the metadata said of topics, by name
+        self._known_at = -_METADATA_SECONDS
 
     @property
     def location(self) -> str:
@@ -87,18 +91,31 @@ class BrokerOrigin:
             self._connected = _Cluster(self._brokers)
         return self._connected
 
+    def refresh(self) -> None:
+        if time.monotonic() - self._known_at >= _METADATA_SECONDS:
+            self._known.clear()
+
     def topics(self) -> list[str]:
-        found = self._cluster.metadata(None)
-        return sorted(topic.name for topic in found.topics if topic.error_code == _NONE and not topic.is_internal)
+        if not self._known:
+            found = self._cluster.metadata(None)
+            self._known = {topic.name: topic for topic in found.topics if topic.error_code == _NONE}
+            self._known_at = time.monotonic()
+        return sorted(name for name, topic in self._known.items() if not topic.is_internal)
 
     def partitions(self, topic: str) -> tuple[int, ...]:
-        found = self._cluster.topic(topic)
+        found = self._known.get(topic)
+        if found is None:
+            found = self._cluster.topic(topic)
         return tuple(sorted(partition.partition_index for partition in found.partitions))
 
     def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         starts = self._cluster.list_offsets(dict.fromkeys(wanted, EARLIEST), self._isolation)
         ends = self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), self._isolation)
-        return {key: Bounds(starts[key], ends[key]) for key in wanted if key in starts and key in ends}
+        return {
+            key: Bounds(starts[key], ends[key], self._cluster.topic_id(key[0]))
+            for key in wanted
+            if key in starts and key in ends
+        }
 
     def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         found = self._cluster.list_offsets(times_ms, self._isolation) if times_ms else {}
@@ -109,6 +126,9 @@ class BrokerOrigin:
 
     def identity(self, topic: str, partition: int) -> ClusterIdentity:
         return self._cluster.identity(topic)
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        self._cluster.commit_offsets(group, offsets)
 
     def close(self) -> None:
         if self._connected is not None:
@@ -292,8 +312,14 @@ class _Cluster:
             patience.wait(f"topic {name} is not ready: {_error_name(found.error_code)}", self._brokers.servers)
 
     def identity(self, name: str) -> ClusterIdentity:
-        topic_id = self.topic(name).topic_id
-        return ClusterIdentity(self._cluster_id, str(topic_id) if topic_id and topic_id != _NO_TOPIC_ID else "")
+        self.topic(name)
+        return ClusterIdentity(self._cluster_id, self.topic_id(name))
+
+    def topic_id(self, name: str) -> str:
+        """By the last metadata; "" where there is none."""
+        found = self._topics.get(name)
+        topic_id = None if found is None else found.topic_id
+        return str(topic_id) if topic_id and topic_id != _NO_TOPIC_ID else ""
 
     def _leader(self, key: TopicPartition) -> int:
         """-1 where there is none now."""
@@ -401,6 +427,29 @@ class _Cluster:
             return answer.responses[0].partitions[0]
 
         return wait
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """As a consumer that was assigned its partitions and is no member of the group."""
+        from kafka import KafkaConsumer, OffsetAndMetadata
+        from kafka import TopicPartition as Key
+        from kafka.errors import KafkaError
+
+        try:
+            consumer = KafkaConsumer(
+                bootstrap_servers=self._brokers.servers,
+                group_id=group,
+                enable_auto_commit=False,
+                **self._brokers.settings,
+            )
+        except KafkaError as error:
+            raise BrokerError(f"no broker answers: {_words(error)}", path=self._brokers.servers) from error
+        try:
+            consumer.assign([Key(*key) for key in offsets])
+            consumer.commit({Key(*key): OffsetAndMetadata(offset, "", -1) for key, offset in offsets.items()})
+        except KafkaError as error:
+            raise BrokerError(f"the commit was refused: {_words(error)}", path=self._brokers.servers) from error
+        finally:
+            consumer.close(autocommit=False)
 
     def larger(self, size_bytes: int, source: str, offset: int) -> int:
         """What to ask for when a piece of that size held no whole batch. Raises CorruptBatchError at the largest."""

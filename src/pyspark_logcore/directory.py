@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 import logcore
-from logcore.errors import LogcoreError, LogNotFoundError, OffsetOutOfRangeError, ResourceError
+from logcore import checkpoint
+from logcore.errors import InvalidConfigError, LogcoreError, LogNotFoundError, OffsetOutOfRangeError, ResourceError
 from logcore.format.columns import RecordColumns
 from logcore.fs import OS
 from logcore.names import partition_name
 from logcore.reader import LogReader, avoid_mapping, segments_between, typed_columns
-from pyspark_logcore.identity import Identity, check_identity
+from pyspark_logcore.identity import Identity, OtherDirectoryError, check_identity, directory_ids
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
 from pyspark_logcore.tasks import Marks
@@ -33,12 +36,55 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class DirectoryOrigin:
-    """See origin.Origin."""
+#: After a change is seen, a partition is looked at closely for so long. The times of files have steps of some
+#: milliseconds, so a second change may leave them as they are.
+_RESTLESS_SECONDS: Final = 1.0
 
-    def __init__(self, options: ReadOptions) -> None:
+
+@attrs.define
+class _Look:
+    """What was seen of a partition. facts: of its files, as they stood before that. growing: the file that changes with
+    each record that becomes visible. changed_at: when facts last differed, by the clock.
+    """
+
+    log: logcore.Log
+    bounds: Bounds
+    changed_at: float
+    growing: str = ""
+    facts: tuple[Any, ...] = ()
+
+    def see(self) -> tuple[Any, ...]:
+        """The facts as they are now. The first is the directory itself; () when it is gone."""
+        # For each of hundreds of partitions, a hundred times a second: two calls, and nothing more.
+        try:
+            folder = os.stat(self.log.path)
+        except OSError:
+            return ()
+        try:
+            growing = os.stat(self.growing)
+        except OSError:
+            return folder.st_ino, folder.st_mtime_ns
+        return folder.st_ino, folder.st_mtime_ns, growing.st_mtime_ns, growing.st_size
+
+    def watch(self) -> None:
+        """Chooses the file that tells of new records: what writers tell other processes, or else the last segment."""
+        self.growing = os.path.join(self.log.path, checkpoint.DURABLE_END)
+        if not os.path.exists(self.growing):
+            end = self.log.high_watermark
+            self.growing = next((one.path for one in reversed(segments_between(self.log, end, end))), self.log.path)
+
+
+class DirectoryOrigin:
+    """See origin.Origin. Lives in one thread of one process."""
+
+    def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
+        self._clock = clock
         self._opened: logcore.LogDir | None = None
+        self._ids: tuple[str, str] | None = None  # of the directory that was there first
+        self._root_changed_at = 0.0
+        self._root_facts: tuple[Any, ...] = ()
+        self._looks: dict[TopicPartition, _Look] = {}
 
     @property
     def location(self) -> str:
@@ -50,6 +96,32 @@ class DirectoryOrigin:
             self._opened = logcore.open_dir(self._options.path, read_only=True)
         return self._opened
 
+    def refresh(self) -> None:
+        facts = _file_facts(self._options.path)
+        now = self._clock()
+        if not facts:
+            raise LogNotFoundError("the log directory is gone", path=self.location)
+        if facts != self._root_facts:
+            if facts[:1] != self._root_facts[:1]:
+                self._check_same()
+            self._root_facts = facts
+            self._root_changed_at = now
+        if now - self._root_changed_at <= _RESTLESS_SECONDS:
+            self._directory.refresh()
+
+    def _check_same(self) -> None:
+        """Raises OtherDirectoryError when another log directory took the place of the one that was there first."""
+        found = directory_ids(self._options.path)
+        if self._ids is None:
+            self._ids = found
+        if found != self._ids:
+            raise OtherDirectoryError(
+                "another log directory took the place of the one that this query reads",
+                path=self.location,
+                expected=f"directory.id and cluster.id {self._ids}",
+                found=found,
+            )
+
     def topics(self) -> list[str]:
         return sorted(self._directory.topics())
 
@@ -57,22 +129,75 @@ class DirectoryOrigin:
         return self._directory.partitions(topic)
 
     def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        return {key: self._bounds(self._directory.partition(*key)) for key in wanted}
+        starts = _file_facts(os.path.join(self._options.path, checkpoint.LOG_START))
+        found = {}
+        for key in wanted:
+            try:
+                found[key] = self._look(key, starts).bounds
+            except LogNotFoundError:
+                self._forget(key)
+        return found
 
-    def _bounds(self, log: LogReader) -> Bounds:
+    def _look(self, key: TopicPartition, starts: tuple[Any, ...]) -> _Look:
+        """Looks at a partition closely where its files have changed, or did so a moment ago."""
+        look = self._looks.get(key)
+        now = self._clock()
+        if look is None:
+            look = self._looks[key] = self._first_look(key, now)
+        facts = (*look.see(), starts)
+        if facts != look.facts:
+            if look.facts and facts[:1] != look.facts[:1]:  # another directory under that name, or none
+                self._forget(key)
+                return self._look(key, starts)
+            look.facts = facts
+            look.changed_at = now
+        if now - look.changed_at <= _RESTLESS_SECONDS:
+            look.log.refresh()
+            look.watch()
+            look.bounds = self._bounds(look.log, look.bounds.incarnation)
+        return look
+
+    def _first_look(self, key: TopicPartition, now: float) -> _Look:
+        log = logcore.open(os.path.join(self._options.path, partition_name(*key)), read_only=True)
+        metadata = checkpoint.read(OS, log.path, checkpoint.PARTITION_METADATA)
+        incarnation = checkpoint.topic_id(metadata or b"") or str(OS.identity(log.path)[1])
+        look = _Look(log, self._bounds(log, incarnation), now)
+        look.watch()
+        return look
+
+    def _bounds(self, log: LogReader, incarnation: str) -> Bounds:
         committed = self._options.isolation == "read_committed"
-        return Bounds(log.log_start_offset, log.last_stable_offset if committed else log.high_watermark)
+        end = log.last_stable_offset if committed else log.high_watermark
+        return Bounds(log.log_start_offset, end, incarnation)
+
+    def _forget(self, key: TopicPartition) -> None:
+        look = self._looks.pop(key, None)
+        if look is not None:
+            look.log.close()
+
+    def _log(self, key: TopicPartition) -> LogReader:
+        self.bounds([key])
+        if key not in self._looks:
+            raise LogNotFoundError("the partition is gone", path=os.path.join(self.location, partition_name(*key)))
+        return self._looks[key].log
 
     def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         return {key: self._directory.partition(*key).offset_for_timestamp(time_ms) for key, time_ms in times_ms.items()}
 
     def marks(self, one: OffsetRange) -> Marks:
-        return marks_of(self._directory.partition(one.topic, one.partition), one.start, one.end)
+        return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
 
     def identity(self, topic: str, partition: int) -> Identity:
         return Identity.of(self._options.path, topic, partition)
 
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        raise InvalidConfigError(
+            "commitOffsets needs a broker: read through kafka.bootstrap.servers", path=self.location
+        )
+
     def close(self) -> None:
+        for key in list(self._looks):
+            self._forget(key)
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -140,6 +265,15 @@ class DirectoryOrigin:
                 if error.offset is None:
                     error.offset = _offset_of(error, at, end)
                 raise
+
+
+def _file_facts(path: str) -> tuple[Any, ...]:
+    """What differs when a file was replaced or written to, within the steps of its times; () for none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _offset_of(error: LogcoreError, start: int, end: int) -> int:

@@ -41,12 +41,9 @@ class Identity:
     @classmethod
     def of(cls, path: str, topic: str, partition: int) -> Identity:
         """As it is here and now. Raises LogcoreError."""
-        properties = checkpoint.properties(checkpoint.read(OS, path, checkpoint.META_PROPERTIES) or b"")
         where = os.path.join(path, partition_name(topic, partition))
         metadata = checkpoint.read(OS, where, checkpoint.PARTITION_METADATA)
-        found = cls(
-            properties.get("directory.id", ""), properties.get("cluster.id", ""), checkpoint.topic_id(metadata or b"")
-        )
+        found = cls(*directory_ids(path), checkpoint.topic_id(metadata or b""))
         return found if found.directory_id or found.topic_id else attrs.evolve(found, head=cls._head(where))
 
     @staticmethod
@@ -57,6 +54,12 @@ class Identity:
                 return None if first is None else (first.base_offset, first.crc)
         except LogNotFoundError:
             return None
+
+
+def directory_ids(path: str) -> tuple[str, str]:
+    """directory.id and cluster.id of a log directory, "" for what it does not have. Raises LogcoreError."""
+    properties = checkpoint.properties(checkpoint.read(OS, path, checkpoint.META_PROPERTIES) or b"")
+    return properties.get("directory.id", ""), properties.get("cluster.id", "")
 
 
 def check_identity(planned: Identity, path: str, topic: str, partition: int) -> str | None:

@@ -34,6 +34,13 @@ _COMMON: Final = {
     "ignoreSecurityOptions": "for tests of Kafka jobs: their security options are no error (false)",
     "includeHeaders": "the column headers is there (false)",
 }
+STREAM_OPTIONS: Final = {
+    "maxOffsetsPerTrigger": "streams: most records of a micro-batch, divided among partitions as Kafka's source does",
+    "minOffsetsPerTrigger": "streams: a micro-batch waits until so many records are there",
+    "maxTriggerDelay": "streams: but not longer than this (15m)",
+    "checkpointLocation": "streams: the checkpoint of the query, where the source keeps its first offsets",
+    "commitOffsets": "streams: offsets that are done are committed to the consumer group kafka.group.id (false)",
+}
 READ_OPTIONS: Final = {
     **_COMMON,
     "subscribe": "topics, separated by commas",
@@ -50,13 +57,13 @@ READ_OPTIONS: Final = {
     "minPartitions": "about how many tasks at least",
     "maxRecordsPerPartition": "most records of one task",
     "maxPartitionBytes": "a task reads about so many bytes at most (134217728)",
+    "packBytes": "small ranges share a task up to so many bytes; 0 gives each a task of its own (8388608)",
+    "openCostBytes": "what a range costs beside its bytes, when ranges share a task (131072)",
     "maxBatchRows": "rows of an Arrow batch (32768)",
     "maxBatchBytes": "bytes of an Arrow batch (8388608)",
     "gcFreeze": "whether a Python worker stops collecting what it has imported (true)",
-    "maxOffsetsPerTrigger": "streaming only",
-    "minOffsetsPerTrigger": "streaming only",
-    "maxTriggerDelay": "streaming only",
-    "groupIdPrefix": "ignored: there are no consumer groups here",
+    **STREAM_OPTIONS,
+    "groupIdPrefix": "ignored: no consumer group is joined",
     "kafkaConsumer.pollTimeoutMs": "through a broker: how long to wait for an answer (120000)",
     "fetchOffset.numRetries": "ignored",
     "fetchOffset.retryIntervalMs": "ignored",
@@ -107,6 +114,8 @@ _REFUSED: Final = re.compile(
     r"kafka\.(auto\.offset\.reset|(key|value)\.(de)?serializer|enable\.auto\.commit|interceptor\.classes)"
 )
 _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+_DURATION: Final = re.compile(r"\s*(\d{1,12})\s*(ms|s|m|min|h|d)?\s*")
+_UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 Bound = Literal["earliest", "latest"]
 OffsetMap = Mapping[tuple[str, int], int]
 
@@ -135,7 +144,7 @@ class Brokers:
 
 @attrs.frozen(kw_only=True)
 class ReadOptions:
-    """Options of a batch read. path: of the directory; "" where brokers are given, which is None otherwise."""
+    """What is read, from where to where. path: of the directory, "" for brokers. brokers: None for a path."""
 
     path: str
     brokers: Brokers | None
@@ -150,9 +159,25 @@ class ReadOptions:
     min_partitions: int | None
     max_records: int | None
     max_partition_bytes: int
+    pack_bytes: int
+    open_cost_bytes: int
     batch_rows: int
     batch_bytes: int
     gc_freeze: bool
+
+
+@attrs.frozen(kw_only=True)
+class StreamOptions:
+    """Options of a stream that is read. checkpoint_location: where its first offsets are kept, if anywhere. group_id:
+    the consumer group that offsets are committed to, if to any.
+    """
+
+    read: ReadOptions
+    max_offsets: int | None
+    min_offsets: int | None
+    max_delay_seconds: float
+    checkpoint_location: str | None
+    group_id: str | None
 
 
 @attrs.frozen(kw_only=True)
@@ -172,9 +197,55 @@ class WriteOptions:
     gc_freeze: bool
 
 
+def parse_headers(given: Mapping[str, str]) -> bool:
+    """Whether a read, batch or stream, has the column headers. Checks the names of all options, and no other value:
+    Spark asks for columns before it says which of the two it is. Raises InvalidConfigError.
+    """
+    return _Options(given, READ_OPTIONS, reads_brokers=True).boolean("includeHeaders", False)
+
+
 def parse_read(given: Mapping[str, str]) -> ReadOptions:
-    """Checks the options of a read; raises InvalidConfigError for the first that is wrong."""
+    """Checks the options of a batch read; raises InvalidConfigError for the first that is wrong."""
     options = _Options(given, READ_OPTIONS, reads_brokers=True)
+    for name in STREAM_OPTIONS:
+        if options.text(name) is not None:
+            warnings.warn(f"option {name} has no effect on a batch read", stacklevel=2)
+    start = _start(options, moving=False)
+    end = _end(options)
+    if start.offsets is not None and end.offsets is not None and start.offsets.keys() != end.offsets.keys():
+        differing = sorted(start.offsets.keys() ^ end.offsets.keys())
+        raise InvalidConfigError("startingOffsets and endingOffsets must name the same partitions", found=differing)
+    return _read_options(options, start, end)
+
+
+def parse_stream(given: Mapping[str, str]) -> StreamOptions:
+    """Checks the options of a stream that is read; raises InvalidConfigError for the first that is wrong."""
+    options = _Options(given, READ_OPTIONS, reads_brokers=True)
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        if options.text(name) is not None:
+            raise InvalidConfigError(f"option {name} is for batch reads: a stream has no end")
+    most = options.number("maxOffsetsPerTrigger", None, 1)
+    least = options.number("minOffsetsPerTrigger", None, 1)
+    if most is not None and least is not None and least > most:
+        raise InvalidConfigError(
+            "minOffsetsPerTrigger is higher than maxOffsetsPerTrigger", expected=f"at most {most}", found=least
+        )
+    group = options.text("kafka.group.id")
+    commits = options.boolean("commitOffsets", False)
+    if commits and not group:
+        raise InvalidConfigError("commitOffsets=true needs the option kafka.group.id, the group to commit to")
+    location = options.text("checkpointLocation")
+    return StreamOptions(
+        read=_read_options(options, _start(options, moving=True), At("latest")),
+        max_offsets=most,
+        min_offsets=least,
+        max_delay_seconds=options.duration("maxTriggerDelay", 900.0),
+        checkpoint_location=None if location is None else local_path(location, "option checkpointLocation"),
+        group_id=group if commits else None,
+    )
+
+
+def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
     ways = [name for name in ("subscribe", "subscribePattern", "assign") if options.text(name) is not None]
     if len(ways) != 1:
         raise InvalidConfigError("one of subscribe, subscribePattern and assign must be given", found=ways or "none")
@@ -190,14 +261,6 @@ def parse_read(given: Mapping[str, str]) -> ReadOptions:
             re.compile(pattern)
         except re.error as error:
             raise InvalidConfigError(f"option subscribePattern: {error}", found=repr(pattern)) from error
-    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
-        if options.text(name) is not None:
-            warnings.warn(f"option {name} has no effect on a batch read", stacklevel=2)
-    start = _start(options)
-    end = _end(options)
-    if start.offsets is not None and end.offsets is not None and start.offsets.keys() != end.offsets.keys():
-        differing = sorted(start.offsets.keys() ^ end.offsets.keys())
-        raise InvalidConfigError("startingOffsets and endingOffsets must name the same partitions", found=differing)
     isolation = options.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed"))
     brokers = options.brokers()
     return ReadOptions(
@@ -214,6 +277,8 @@ def parse_read(given: Mapping[str, str]) -> ReadOptions:
         min_partitions=options.number("minPartitions", None, 1),
         max_records=options.number("maxRecordsPerPartition", None, 1),
         max_partition_bytes=options.number("maxPartitionBytes", 128 << 20, 1),
+        pack_bytes=options.number("packBytes", 8 << 20, 0),
+        open_cost_bytes=options.number("openCostBytes", 128 << 10, 0),
         batch_rows=options.number("maxBatchRows", 32_768, 1),
         batch_bytes=options.number("maxBatchBytes", 8 << 20, 1),
         gc_freeze=options.boolean("gcFreeze", True),
@@ -246,6 +311,20 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
         batch_bytes=options.number("kafka.batch.size", 64 << 10, 1),
         gc_freeze=options.boolean("gcFreeze", True),
     )
+
+
+_SCHEME: Final = r"([A-Za-z][A-Za-z0-9+.-]+):/"
+
+
+def local_path(given: str, what: str) -> str:
+    """A path, or a file: URI, as an absolute path. Raises InvalidConfigError for another URI."""
+    scheme = re.match(_SCHEME, given)
+    if scheme and scheme[1].lower() != "file":
+        raise InvalidConfigError(f"{what} lies in a file system, not behind a URL", found=repr(given))
+    path = urllib.parse.unquote(re.sub(r"^[A-Za-z]+:(//(localhost)?(?=/))?", "", given)) if scheme else given
+    if path.startswith("//"):
+        raise InvalidConfigError(f"{what} lies on this machine", found=repr(given))
+    return os.path.abspath(path)
 
 
 class _Options:
@@ -323,14 +402,9 @@ class _Options:
         path = self.text("path") or self.text("kafka.bootstrap.servers")
         if path is None:
             raise InvalidConfigError('where is the log directory? .load("data"), or option path')
-        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
-        if scheme and scheme[1].lower() == "file":
-            path = urllib.parse.unquote(re.sub(r"^[A-Za-z]+:(//(localhost)?(?=/))?", "", path))
-            if path.startswith("//"):
-                raise InvalidConfigError("a log directory lies on this machine", found=repr(path))
-        elif scheme:
-            raise InvalidConfigError("a log directory lies in a file system, not behind a URL", found=repr(path))
-        elif self.text("path") is None and not path.startswith("/"):
+        if re.match(_SCHEME, path):
+            return local_path(path, "a log directory")
+        if self.text("path") is None and not path.startswith("/"):
             path = os.environ.get("LOGCORE_PATH", "")
             if not path:
                 raise InvalidConfigError(
@@ -361,6 +435,18 @@ class _Options:
         if not re.fullmatch(r"\s*\d{1,9}(\.\d*)?\s*s?\s*", text):
             raise InvalidConfigError(f"option {name}", expected="a number of seconds", found=repr(text))
         return float(text.strip().removesuffix("s"))
+
+    def duration(self, name: str, default: float) -> float:
+        """Seconds, of a text as Spark's settings have them: 15m, 30s, 100ms."""
+        text = self.text(name)
+        if text is None:
+            return default
+        found = _DURATION.fullmatch(text.lower())
+        if found is None:
+            raise InvalidConfigError(
+                f"option {name}", expected="a number with ms, s, m, h or d, such as 15m", found=repr(text)
+            )
+        return int(found[1]) * _UNIT_SECONDS[found[2] or "ms"]
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         text = (self.text(name) or default).strip().lower()
@@ -414,7 +500,8 @@ def _assignment(options: _Options) -> tuple[tuple[str, int], ...] | None:
     return tuple(sorted(set(pairs)))
 
 
-def _start(options: _Options) -> At:
+def _start(options: _Options, *, moving: bool) -> At:
+    """moving: whether the start may be latest, as that of a stream may and by default is."""
     chosen = options.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
     strategy: Literal["error", "latest"] = "latest" if chosen == "latest" else "error"
     timestamp_ms = options.number("startingTimestamp", None, 0)
@@ -422,13 +509,15 @@ def _start(options: _Options) -> At:
         return At(timestamps_ms=timestamp_ms, strategy=strategy)
     if options.text("startingOffsetsByTimestamp") is not None:
         return At(timestamps_ms=options.partition_map("startingOffsetsByTimestamp", 0), strategy=strategy)
-    text = (options.text("startingOffsets") or "earliest").strip()
+    text = (options.text("startingOffsets") or ("latest" if moving else "earliest")).strip()
     if text.lower() == "earliest":
         return At("earliest")
     if text.lower() == "latest":
+        if moving:
+            return At("latest")
         raise InvalidConfigError("a batch read cannot start at latest: there is nothing behind it")
     offsets = options.partition_map("startingOffsets", EARLIEST)
-    if LATEST in offsets.values():
+    if not moving and LATEST in offsets.values():
         raise InvalidConfigError("a batch read cannot start at latest (-1): there is nothing behind it")
     return At(offsets=offsets)
 

@@ -32,6 +32,9 @@ class Origin(Protocol):
     @property
     def location(self) -> str: ...
 
+    def refresh(self) -> None:
+        """Lets topics() and partitions() see what was added since."""
+
     def topics(self) -> list[str]:
         """All of them, sorted."""
 
@@ -55,6 +58,9 @@ class Origin(Protocol):
 
         What is gone is told by report_loss(). An error has the offset that was reached.
         """
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Stores where a consumer group goes on reading, as a consumer's commit does."""
 
     def close(self) -> None: ...
 

@@ -16,19 +16,34 @@ from logcore.errors import InvalidConfigError, OffsetOutOfRangeError, TopicNotFo
 from pyspark_logcore.options import EARLIEST, LATEST, At, ReadOptions
 from pyspark_logcore.origin import Origin
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
-from pyspark_logcore.tasks import cut
+from pyspark_logcore.tasks import into_tasks
 
 
-def plan(options: ReadOptions, origin: Origin) -> list[OffsetRange]:
-    """The ranges of a batch read, one for each task, none empty. Raises LogcoreError."""
+def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
+    """The ranges of each task of a batch read, none empty. Raises LogcoreError."""
     wanted = wanted_partitions(options, origin)
-    _check_names(options.start, wanted, "startingOffsets")
-    _check_names(options.end, wanted, "endingOffsets")
+    check_names(options.start, wanted, "startingOffsets")
+    check_names(options.end, wanted, "endingOffsets")
     bounds = origin.bounds(wanted)
     starts = starting_offsets(options, origin, bounds)
     ends = _ending_offsets(options, origin, bounds)
     ranges = [OffsetRange(*key, starts[key], ends[key]) for key in wanted if starts[key] < ends[key]]
-    return cut(ranges, origin.marks, options)
+    return into_tasks(ranges, origin.marks, options)
+
+
+def present_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
+    """As wanted_partitions(), without those that are not there."""
+    known = {topic: origin.partitions(topic) for topic in origin.topics() if _is_wanted(options, topic)}
+    found = [(topic, partition) for topic, partitions in known.items() for partition in partitions]
+    return found if options.assign is None else [key for key in found if key in options.assign]
+
+
+def _is_wanted(options: ReadOptions, topic: str) -> bool:
+    if options.assign is not None:
+        return any(topic == name for name, _ in options.assign)
+    if options.pattern is not None:
+        return re.fullmatch(options.pattern, topic) is not None
+    return topic in (options.subscribe or ())
 
 
 def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
@@ -51,7 +66,7 @@ def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartiti
     return [(name, partition) for name in sorted(names) for partition in origin.partitions(name)]
 
 
-def _check_names(where: At, wanted: Iterable[TopicPartition], name: str) -> None:
+def check_names(where: At, wanted: Iterable[TopicPartition], name: str) -> None:
     """Kafka: JSON must name each partition that is read, and no other."""
     for given in (where.offsets, where.timestamps_ms):
         if isinstance(given, Mapping) and given.keys() != set(wanted):

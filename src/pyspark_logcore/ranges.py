@@ -27,10 +27,14 @@ class OffsetRange:
 
 @attrs.frozen
 class Bounds:
-    """Where a partition can be read: its log start offset, and the offset behind the last record that may be seen."""
+    """Where a partition can be read: its log start offset, and the offset behind the last record that may be seen.
+
+    incarnation: differs when the topic was deleted and made again.
+    """
 
     start: int
     end: int
+    incarnation: str = ""
 
 
 class DataLossError(LogcoreError):

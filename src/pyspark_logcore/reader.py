@@ -11,14 +11,13 @@ This module decides nothing about offsets (planning.py), knows no column (column
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from logcore.errors import LogcoreError
 from pyspark_logcore.columns import BatchBuilder
-from pyspark_logcore.identity import Identity
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.origin import Origin, origin_of
 from pyspark_logcore.planning import plan
@@ -28,22 +27,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-_UNKNOWN = Identity()
-
-
 class RangePartition(InputPartition):
-    """One task's share: plain values, because Spark pickles each."""
+    """One task's share: plain values, because Spark pickles each. pieces: ranges, each with the identity of its log."""
 
-    def __init__(self, topic: str, partition: int, start: int, end: int, identity: Identity = _UNKNOWN) -> None:
+    def __init__(self, pieces: Sequence[tuple[OffsetRange, Any]]) -> None:
         super().__init__(None)
-        self.topic = topic
-        self.partition = partition
-        self.start = start
-        self.end = end
-        self.identity = identity
+        self.pieces = tuple(pieces)
 
     def __repr__(self) -> str:
-        return f"RangePartition({self.topic!r}, {self.partition}, {self.start}, {self.end})"
+        return f"RangePartition({[piece for piece, _ in self.pieces]})"
 
 
 class LogcoreReader(DataSourceReader):
@@ -56,22 +48,31 @@ class LogcoreReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One entry for each task. Raises LogcoreError."""
         with origin_of(self.options) as origin:
-            ranges = plan(self.options, origin)
-            keys = {(one.topic, one.partition) for one in ranges}
-            identities = {key: origin.identity(*key) for key in keys}
-        return [
-            RangePartition(one.topic, one.partition, one.start, one.end, identities[one.topic, one.partition])
-            for one in ranges
-        ]
+            return shares(plan(self.options, origin), origin)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Runs in a worker of Spark, once for each task."""
-        if not isinstance(partition, RangePartition):  # how Spark says that there are none
-            return iter(())
-        if self.options.gc_freeze:
-            freeze()
-        wanted = OffsetRange(partition.topic, partition.partition, partition.start, partition.end)
-        return read_range(self.options, self.names, wanted, partition.identity)
+        return read_share(self.options, self.names, partition)
+
+
+def shares(tasks: Sequence[Sequence[OffsetRange]], origin: Origin) -> list[InputPartition]:
+    """What Spark sends to each task. Raises LogcoreError."""
+    keys = {(one.topic, one.partition) for task in tasks for one in task}
+    identities = {key: origin.identity(*key) for key in keys}
+    return [RangePartition([(one, identities[one.topic, one.partition]) for one in task]) for task in tasks]
+
+
+def read_share(
+    options: ReadOptions, names: tuple[str, ...], partition: InputPartition
+) -> Iterator[pyarrow.RecordBatch]:
+    """The records of a task's ranges as Arrow batches. Errors are raised when the iteration gets there."""
+    if not isinstance(partition, RangePartition):  # how Spark says that there are none
+        return
+    if options.gc_freeze:
+        freeze()
+    with origin_of(options) as origin:
+        batches = (batch for piece in partition.pieces for batch in _batches(origin, names, *piece))
+        yield from _coalesced(batches, options)
 
 
 def freeze() -> None:
@@ -83,17 +84,15 @@ def freeze() -> None:
         gc.freeze()
 
 
-def read_range(
-    options: ReadOptions, names: tuple[str, ...], wanted: OffsetRange, identity: Any
-) -> Iterator[pyarrow.RecordBatch]:
-    """The records of one range as Arrow batches. Errors are raised when the iteration gets there."""
+def _batches(origin: Origin, names: tuple[str, ...], wanted: OffsetRange, identity: Any) -> Iterator[Any]:
+    """The Arrow batches of one range, as the origin has them."""
     builder = BatchBuilder(names, wanted.topic, wanted.partition)
     at = wanted.start
     try:
-        with origin_of(options) as origin:
-            for batch, behind in _coalesced(_batches(origin, builder, wanted, identity), options):
-                yield batch
-                at = behind
+        for columns, types in origin.read(wanted, identity):
+            behind = int(columns.offsets[-1]) + 1
+            yield builder.build(columns, types)
+            at = behind
     except LogcoreError as error:
         if error.offset is None:
             error.offset = at
@@ -101,43 +100,31 @@ def read_range(
         raise
 
 
-def _batches(origin: Origin, builder: BatchBuilder, wanted: OffsetRange, identity: Any) -> Iterator[tuple[Any, int]]:
-    """(Arrow batch, offset behind it), as the origin has them."""
-    for columns, types in origin.read(wanted, identity):
-        behind = int(columns.offsets[-1]) + 1
-        yield builder.build(columns, types), behind
-
-
-def _coalesced(batches: Iterator[tuple[Any, int]], options: ReadOptions) -> Iterator[tuple[Any, int]]:
+def _coalesced(batches: Iterator[Any], options: ReadOptions) -> Iterator[Any]:
     """Puts small batches together, such as those of compressed logs, until a quarter of the limits is reached."""
+    waiting: list[Any] = []
+    rows = 0
+    size = 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > options.batch_rows or size + batch.nbytes > options.batch_bytes):
+            yield from _joined(waiting)
+            waiting = []
+            rows = 0
+            size = 0
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows * 4 >= options.batch_rows or size * 4 >= options.batch_bytes:
+            yield from _joined(waiting)
+            waiting = []
+            rows = 0
+            size = 0
+    if waiting:
+        yield from _joined(waiting)
+
+
+def _joined(batches: list[Any]) -> list[Any]:
+    """One batch; several where their values are too many for the 32-bit offsets of one."""
     import pyarrow as pa
 
-    waiting: list[Any] = []
-    rows = size = behind = 0
-
-    def joined() -> Iterator[tuple[Any, int]]:
-        # Several come of it where their values are too many for the 32-bit offsets of one. What was reached is said
-        # with the last of them only.
-        made = waiting if len(waiting) == 1 else pa.Table.from_batches(waiting).combine_chunks().to_batches()
-        yield from ((one, before if one is not made[-1] else behind) for one in made)
-
-    before = 0
-    for batch, now_behind in batches:
-        if waiting and (rows + batch.num_rows > options.batch_rows or size + batch.nbytes > options.batch_bytes):
-            yield from joined()
-            waiting = []
-            rows = 0
-            size = 0
-            before = behind
-        behind = now_behind
-        waiting.append(batch)
-        rows = rows + batch.num_rows
-        size = size + batch.nbytes
-        if rows * 4 >= options.batch_rows or size * 4 >= options.batch_bytes:
-            yield from joined()
-            waiting = []
-            rows = 0
-            size = 0
-            before = behind
-    if waiting:
-        yield from joined()
+    return batches if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()

@@ -30,9 +30,9 @@ class LogcoreDataSource(DataSource):
 
     def schema(self) -> StructType:
         from pyspark_logcore import columns
-        from pyspark_logcore.options import parse_read
+        from pyspark_logcore.options import parse_headers
 
-        return columns.spark_schema(columns.ALL if parse_read(self.options).include_headers else columns.PLAIN)
+        return columns.spark_schema(columns.ALL if parse_headers(self.options) else columns.PLAIN)
 
     def reader(self, schema: StructType) -> LogcoreReader:
         from pyspark_logcore.columns import chosen
@@ -43,14 +43,15 @@ class LogcoreDataSource(DataSource):
         return LogcoreReader(options, chosen(schema, include_headers=options.include_headers))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Not built yet: raises InvalidConfigError, which says what to do. Spark's own text says less."""
-        raise _no_stream(
-            "readStream",
-            "read in batches, from startingOffsets to endingOffsets, or stream from `netshim serve` as Kafka",
-        )
+        from pyspark_logcore.columns import chosen
+        from pyspark_logcore.options import parse_stream
+        from pyspark_logcore.streamreader import LogcoreStreamReader
+
+        options = parse_stream(self.options)
+        return LogcoreStreamReader(options, chosen(schema, include_headers=options.read.include_headers))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Not built yet: as streamReader()."""
+        """Not built yet: raises InvalidConfigError, which says what to do. Spark's own text says less."""
         raise _no_stream("writeStream", "write each batch in foreachBatch, with txnAppId and txnVersion")
 
     def writer(self, schema: StructType, overwrite: bool) -> LogcoreWriter:

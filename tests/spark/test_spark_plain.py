@@ -43,9 +43,9 @@ from logcore.errors import (
 from logcore.fs import OS, OsFS
 from logcore.staging.manifest import staging_path
 from pyspark_logcore import columns, options, planning
-from pyspark_logcore.identity import OtherDirectoryError
+from pyspark_logcore.identity import Identity, OtherDirectoryError
 from pyspark_logcore.origin import origin_of
-from pyspark_logcore.ranges import DataLossError
+from pyspark_logcore.ranges import DataLossError, OffsetRange
 from pyspark_logcore.reader import RangePartition
 from pyspark_logcore.tasks import part_counts
 from pyspark_logcore.writer import OtherQueryError, PublishTimeoutError
@@ -53,6 +53,12 @@ from support.partitions import reference_murmur2
 from support.tasks import frame, source, spark_types, write
 
 T0 = 1_700_000_000_000
+
+
+def share(topic: str, partition: int, start: int, end: int) -> RangePartition:
+    return RangePartition([(OffsetRange(topic, partition, start, end), Identity())])
+
+
 HEADERS = [("h", b"1"), ("none", None), ("h", b"")]
 
 
@@ -183,7 +189,7 @@ def test_append_time_and_batch_limits(tmp_path: Path) -> None:
     found = rows_of(tmp_path, subscribe="t").column("timestampType").to_pylist()
     assert found == [0] * 100 + [1] * 100
     made = source(tmp_path, subscribe="t", maxBatchRows=100)
-    assert [batch.num_rows for batch in made.reader(made.schema()).read(RangePartition("t", 0, 50, 180))] == [50, 80]
+    assert [batch.num_rows for batch in made.reader(made.schema()).read(share("t", 0, 50, 180))] == [50, 80]
 
 
 def test_no_partitions_and_no_rows(data: Path) -> None:
@@ -257,7 +263,7 @@ def test_records_that_go_between_plan_and_task(data: Path) -> None:
     for fails in ("true", "false"):
         made = source(data, subscribe="orders", failOnDataLoss=fails)
         reader = made.reader(columns.spark_schema(("offset",)))
-        part = RangePartition("orders", 0, 0, 40)
+        part = share("orders", 0, 0, 40)
         if fails == "true":
             with pytest.raises(DataLossError, match="topic orders partition 0"):
                 list(reader.read(part))
@@ -309,7 +315,9 @@ def large(tmp_path: Path) -> Path:
 def test_tasks_are_cut_by_size_where_batches_begin(large: Path, most: int) -> None:
     made = source(large, subscribe="t", maxPartitionBytes=most)
     reader = made.reader(columns.spark_schema(("offset",)))
-    parts = reader.partitions()
+    tasks = reader.partitions()
+    parts = [piece for task in tasks for piece, _ in task.pieces]
+    assert len(parts) == len(tasks)
     assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
     assert (parts[0].start, parts[-1].end) == (0, 20_000)
     with logcore.open(large / "t-0", read_only=True) as log:
@@ -319,7 +327,7 @@ def test_tasks_are_cut_by_size_where_batches_begin(large: Path, most: int) -> No
     assert len(parts) == -(-size // most)
     sizes = [part.end - part.start for part in parts]
     assert max(sizes) < 1.5 * min(sizes)
-    found = [row for part in parts for batch in reader.read(part) for row in batch.column(0).to_pylist()]
+    found = [row for part in tasks for batch in reader.read(part) for row in batch.column(0).to_pylist()]
     assert found == list(range(20_000))
 
 
@@ -335,6 +343,38 @@ def test_tasks_are_cut_without_indexes_too(large: Path) -> None:
     )
 
 
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """500 partitions of 10 records."""
+    path = tmp_path / "many"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t", partitions=500)
+        for number in range(500):
+            directory.partition("t", number).append_many([(None, b"%d" % number)] * 10)
+    return path
+
+
+def test_small_partitions_share_tasks(many: Path) -> None:
+    made = source(many, subscribe="t")
+    reader = made.reader(columns.spark_schema(("partition", "offset")))
+    tasks = reader.partitions()
+    assert len(tasks) <= 8
+    rows = [tuple(row.values()) for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    assert rows == [(number, offset) for number in range(500) for offset in range(10)]
+    for given in ({"packBytes": 0}, {"minPartitions": 3}, {"maxRecordsPerPartition": 100}):
+        alone = source(many, subscribe="t", **given)
+        assert len(alone.reader(alone.schema()).partitions()) == 500
+
+
+def test_a_task_of_several_partitions_names_the_one_that_is_damaged(many: Path) -> None:
+    log = many / "t-123" / f"{0:020d}.log"
+    raw = bytearray(log.read_bytes())
+    raw[70] ^= 1
+    log.write_bytes(raw)
+    with pytest.raises(CorruptBatchError, match="topic t partition 123"):
+        rows_of(many, subscribe="t")
+
+
 def test_parts_by_kafkas_formula() -> None:
     """The examples are of Spark's KafkaOffsetRangeCalculatorSuite."""
     assert part_counts([10_000, 1], 4) == [3, 1]
@@ -345,8 +385,8 @@ def test_parts_by_kafkas_formula() -> None:
 
 def test_most_records_of_a_task(data: Path) -> None:
     made = source(data, subscribe="orders", maxRecordsPerPartition=12)
-    parts = made.reader(made.schema()).partitions()
-    assert [(part.partition, part.start, part.end) for part in parts] == [
+    tasks = made.reader(made.schema()).partitions()
+    assert [(piece.partition, piece.start, piece.end) for task in tasks for piece, _ in task.pieces] == [
         (0, 0, 12),
         (0, 12, 24),
         (0, 24, 30),
@@ -368,10 +408,12 @@ import resource, sys
 sys.path[:0] = {sys.path!r}
 from pyspark_logcore.source import LogcoreDataSource
 import pyspark_logcore.reader, pyarrow, numpy
+from pyspark_logcore.identity import Identity
+from pyspark_logcore.reader import OffsetRange, RangePartition
 source = LogcoreDataSource({{"path": {str(tmp_path / "data")!r}, "subscribe": "t", "maxbatchbytes": str(1 << 20)}})
 reader = source.reader(source.schema())
 parts = reader.partitions()
-list(reader.read(pyspark_logcore.reader.RangePartition("t", 0, 0, 1)))
+list(reader.read(RangePartition([(OffsetRange("t", 0, 0, 1), Identity())])))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
 print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
@@ -693,7 +735,7 @@ def test_marks_are_no_evidence(large: Path) -> None:
     assert found == list(range(20_000))
     whole = options.parse_read({"path": str(large), "subscribe": "t"})
     with origin_of(whole) as origin:
-        assert planning.plan(whole, origin)[0].end == 20_000
+        assert planning.plan(whole, origin)[0][-1].end == 20_000
 
 
 # -- other directories, other queries --------------------------------------------------------------------------------
@@ -781,8 +823,6 @@ def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
 
 def test_streams_say_that_they_are_not_there_yet(data: Path) -> None:
     one = source(data, subscribe="orders")
-    with pytest.raises(logcore.InvalidConfigError, match=r"no readStream yet.*netshim"):
-        one.streamReader(one.schema())
     with pytest.raises(logcore.InvalidConfigError, match=r"no writeStream yet.*foreachBatch"):
         one.streamWriter(one.schema(), False)
 

@@ -1,0 +1,93 @@
+"""How far a micro-batch reads: offsets that rise, limits as Spark's Kafka source has them.
+
+Rules:
+- Offsets are next offsets to read, for each partition of the stream. In a checkpoint they stand as Kafka's source
+  writes them: {"topic": {"0": 23}}, topics by name and partitions by number, because Spark compares their text.
+- maxOffsetsPerTrigger is divided by how much each partition has; a partition that has something gets at least one.
+- A partition that joins is read from offset 0.
+- An end below the start says that the log was made again, and that it is read again from its beginning.
+
+All here is pure: it asks no origin and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from logcore.errors import InvalidConfigError
+from pyspark_logcore.ranges import OffsetRange, TopicPartition
+
+Offsets = Mapping[TopicPartition, int]
+
+
+def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
+    """As Spark keeps them."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(partition)] = int(offset)
+    return found
+
+
+def from_json(given: Any) -> dict[TopicPartition, int]:
+    """Raises InvalidConfigError for what is no map of topics and partitions."""
+    wrong = InvalidConfigError(
+        "offsets of a checkpoint", expected='{"topic": {"0": 23}}, offsets from 0 on', found=repr(given)[:200]
+    )
+    if not isinstance(given, dict):
+        raise wrong
+    offsets: dict[TopicPartition, int] = {}
+    for topic, partitions in given.items():
+        if not isinstance(partitions, dict):
+            raise wrong
+        for partition, offset in partitions.items():
+            if not partition.isdecimal() or type(offset) is not int or offset < 0:
+                raise wrong
+            offsets[topic, int(partition)] = offset
+    return offsets
+
+
+def backlog(start: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
+    """How many offsets each partition has for the next batch."""
+    return {key: end - beginning(start, ends, key) for key, end in ends.items()}
+
+
+def beginning(start: Offsets, ends: Offsets, key: TopicPartition) -> int:
+    """Where a batch begins to read a partition."""
+    before = start.get(key, 0)
+    return before if before <= ends[key] else 0
+
+
+def at_most(start: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
+    """The ends of a batch of about that many offsets: Kafka's proration, in whole numbers."""
+    sizes = backlog(start, ends)
+    total = sum(sizes.values())
+    if total <= most:
+        return dict(ends)
+    limited = {}
+    for key, size in sizes.items():
+        share = max(1, most * size // total) if size else 0
+        limited[key] = min(ends[key], beginning(start, ends, key) + share)
+    return limited
+
+
+def is_waiting(start: Offsets, ends: Offsets, least: int | None, since_seconds: float | None, delay: float) -> bool:
+    """Whether a batch waits for more. least: minOffsetsPerTrigger. since_seconds: since the last batch, None before the
+    first one, which does not wait. delay: maxTriggerDelay in seconds.
+    """
+    if least is None or since_seconds is None or since_seconds >= delay:
+        return False
+    return sum(backlog(start, ends).values()) < least
+
+
+def made_again(start: Offsets, ends: Offsets, again: set[TopicPartition]) -> dict[TopicPartition, int]:
+    """Ends that lie below the start for partitions that are to be read again, however much they hold by now."""
+    return {
+        key: min(end, start[key] - 1) if key in again and start.get(key, 0) > 0 else end for key, end in ends.items()
+    }
+
+
+def ranges(start: Offsets, ends: Offsets) -> list[OffsetRange]:
+    """What a batch reads, by topic and partition; empty ranges are left out."""
+    found = [OffsetRange(*key, beginning(start, ends, key), end) for key, end in sorted(ends.items())]
+    return [one for one in found if one.start < one.end]

@@ -1,0 +1,130 @@
+"""Streams in Spark: what only a JVM shows. See test_streams_plain.py for all that is decided without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark.sql.streaming.datasource")  # limits and AvailableNow need 4.2
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import logcore
+
+pytestmark = pytest.mark.timeout(300)
+T0 = 1_700_000_000_000
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("orders", partitions=2)
+    append(path, 0, 30)
+    append(path, 1, 20)
+    return path
+
+
+def append(path: Path, partition: int, count: int) -> None:
+    with logcore.open_dir(path) as directory:
+        log = directory.partition("orders", partition)
+        end = log.log_end_offset
+        log.append_many(
+            [(b"k%d" % (number % 3), b"%d" % number, [], T0 + number * 1000) for number in range(end, end + count)]
+        )
+
+
+def stream(spark: SparkSession, path: Path, **given: object) -> Any:
+    texts = {name: str(value) for name, value in {"subscribe": "orders", **given}.items()}
+    return spark.readStream.format("logcore").options(**texts).load(str(path))
+
+
+def run(frame: Any, checkpoint: Path, sink: Any, mode: str = "append") -> Any:
+    """To the end of what is there; returns the query."""
+    query = (
+        frame.writeStream.outputMode(mode)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .foreachBatch(sink)
+        .start()
+    )
+    query.awaitTermination()
+    return query
+
+
+def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    rows: list[tuple[int, int, int]] = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        if batch_id == 1:
+            append(data, 0, 7)  # after the target was pinned
+        rows.extend((batch_id, row["partition"], row["offset"]) for row in frame.collect())
+
+    frame = stream(spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20)
+    query = run(frame, tmp_path / "c", sink)
+    assert sorted(row[1:] for row in rows) == [(0, offset) for offset in range(30)] + [
+        (1, offset) for offset in range(20)
+    ]
+    assert max(batch_id for batch_id, _, _ in rows) == 2
+    progress = query.lastProgress["sources"][0]
+    assert json.loads(json.dumps(progress["latestOffset"])), "the lag is there"
+    rows.clear()
+    run(frame, tmp_path / "c", sink)
+    assert [row[1:] for row in rows] == [(0, offset) for offset in range(30, 37)]
+
+
+def test_a_first_batch_that_fails_loses_no_record(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    offsets: list[int] = []
+    fails = [True]
+
+    def sink(frame: Any, _: int) -> None:
+        if fails and fails.pop():
+            append(data, 0, 400)
+            raise RuntimeError("the sink fails")
+        offsets.extend(row["offset"] for row in frame.collect())
+
+    checkpoint = tmp_path / "c"
+    frame = (
+        spark.readStream.format("logcore")
+        .option("assign", json.dumps({"orders": [0]}))
+        .option("startingOffsets", json.dumps({"orders": {"0": -1}}))
+        .option("checkpointLocation", str(checkpoint))
+        .load(str(data))
+    )
+    with pytest.raises(Exception, match="the sink fails"):
+        run(frame, checkpoint, sink)
+    run(frame, checkpoint, sink)
+    assert offsets == list(range(30, 430))
+
+
+def test_a_watermark_a_join_and_duplicates(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    frame = stream(spark, data, startingOffsets="earliest")
+    keyed = frame.select(F.col("key").cast("string").alias("key"), F.col("timestamp"), F.col("offset"))
+    counts = (
+        keyed.withWatermark("timestamp", "5 seconds")
+        .groupBy(F.window("timestamp", "10 seconds"), "key")
+        .count()
+        .select("key", F.col("window.start").alias("start"), "count")
+    )
+    found: list[Any] = []
+    run(counts, tmp_path / "counts", lambda one, _: found.extend(one.collect()), "append")
+    assert found and all(row["count"] > 0 for row in found)
+
+    other = stream(spark, data, startingOffsets="earliest").select("offset", "partition", "value")
+    joined = frame.select("offset", "partition").join(other, ["offset", "partition"])
+    pairs: list[Any] = []
+    run(joined, tmp_path / "joined", lambda one, _: pairs.extend(one.collect()), "append")
+    assert sorted((row["partition"], row["offset"]) for row in pairs) == [(0, n) for n in range(30)] + [
+        (1, n) for n in range(20)
+    ]
+
+    unique: list[Any] = []
+    distinct = keyed.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(["key"])
+    run(distinct, tmp_path / "unique", lambda one, _: unique.extend(one.collect()))
+    assert sorted(row["key"] for row in unique) == ["k0", "k1", "k2"]

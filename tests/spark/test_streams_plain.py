@@ -1,0 +1,649 @@
+"""A stream that is read, without Spark: its methods are called as Spark calls them, in the orders of docs/spark.md.
+
+`Query` plays Spark: it keeps offsets and commits, and is stopped between any two calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import logcore
+from logcore import recordbatch
+from logcore.errors import InvalidConfigError, LogcoreError, LogNotFoundError, TopicNotFoundError
+from netshim.testing import start as start_broker
+from pyspark_logcore import limits
+from pyspark_logcore.identity import OtherDirectoryError
+from pyspark_logcore.options import parse_stream
+from pyspark_logcore.ranges import DataLossError
+from pyspark_logcore.source import LogcoreDataSource
+from pyspark_logcore.streamreader import HAS_LIMITS, FirstBatchError, LogcoreStreamReader
+
+if HAS_LIMITS:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+needs_limits = pytest.mark.skipif(not HAS_LIMITS, reason="pyspark before 4.2 has no limits")
+Offsets = dict[str, dict[str, int]]
+
+
+def reader_of(path: Path | str, **given: object) -> LogcoreStreamReader:
+    texts = {name.lower(): str(value) for name, value in given.items()}
+    where = {"path": str(path)} if isinstance(path, Path) else {"kafka.bootstrap.servers": path}
+    made = LogcoreDataSource({**where, **texts})
+    return made.streamReader(made.schema())
+
+
+def text(offsets: Any) -> Any:
+    """What crosses to Spark and back is JSON."""
+    return json.loads(json.dumps(offsets))
+
+
+class Query:
+    """One streaming query. offsets, commits: what its checkpoint holds. rows: (topic, partition, offset, value) that
+    its sink has taken, a batch at a time.
+    """
+
+    def __init__(self, path: Path | str, **given: object) -> None:
+        self.path = path
+        self.given = given
+        self.first: Offsets | None = None
+        self.offsets: list[Offsets] = []
+        self.commits = 0
+        self.rows: list[tuple[str, int, int, bytes]] = []
+        self.reader = reader_of(path, **given)
+
+    def restart(self) -> None:
+        self.reader.stop()
+        self.reader = reader_of(self.path, **self.given)
+
+    def begin(self, available_now: bool = False) -> None:
+        """What Spark does when a query starts."""
+        if available_now:
+            self.reader.prepareForTriggerAvailableNow()
+        if len(self.offsets) > self.commits:  # an unfinished batch
+            if self.commits == 0:
+                self.first = text(self.reader.initialOffset())
+            self.run(self.offsets[-1])
+
+    def trigger(self, limit: Any = None) -> bool:
+        """One micro-batch; False when there was nothing."""
+        end = self.plan(limit)
+        if end is None:
+            return False
+        self.run(end)
+        return True
+
+    def plan(self, limit: Any = None) -> Offsets | None:
+        """Up to the log of offsets."""
+        if not self.offsets:
+            self.first = text(self.reader.initialOffset())
+        before = self.start()
+        if limit is None:
+            limit = self.reader.getDefaultReadLimit() if HAS_LIMITS else None
+        end = text(self.reader.latestOffset(before, limit))
+        if end == before and self.offsets:
+            return None  # Spark makes batch 0 in any case
+        self.offsets.append(end)
+        if len(self.offsets) == 1:
+            self.first = text(self.reader.initialOffset())
+        else:
+            self.reader.commit(before)
+        return end
+
+    def start(self) -> Offsets:
+        done = self.offsets[self.commits - 1] if self.commits else self.first
+        assert done is not None
+        return done
+
+    def run(self, end: Offsets, commit: bool = True) -> None:
+        """The tasks of a batch, then its commit."""
+        rows = self.tasks(self.start(), end)
+        if commit:
+            self.rows += rows
+            self.commits += 1
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[tuple[str, int, int, bytes]]:
+        rows = []
+        remote = pickle.loads(pickle.dumps(reader_of(self.path, **self.given)))
+        for part in self.reader.partitions(start, end):
+            for batch in remote.read(pickle.loads(pickle.dumps(part))):
+                rows += [(one["topic"], one["partition"], one["offset"], one["value"]) for one in batch.to_pylist()]
+        return rows
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("orders", partitions=2)
+    append(path, "orders", 0, 30)
+    append(path, "orders", 1, 20)
+    return path
+
+
+def append(path: Path, topic: str, partition: int, count: int) -> None:
+    with logcore.open_dir(path) as directory:
+        log = directory.partition(topic, partition)
+        end = log.log_end_offset
+        log.append_many([(None, b"%d" % number) for number in range(end, end + count)])
+
+
+def expected(*spans: tuple[int, int, int], topic: str = "orders") -> list[tuple[str, int, int, bytes]]:
+    return [
+        (topic, partition, offset, b"%d" % offset) for partition, first, end in spans for offset in range(first, end)
+    ]
+
+
+# -- offsets and starts ----------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_kafkas_json(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as directory:
+        directory.create_topic("b", partitions=11)
+        directory.create_topic("a")
+    found = reader_of(tmp_path / "data", subscribePattern="[ab]").initialOffset()
+    assert json.dumps(found) == json.dumps({"a": {"0": 0}, "b": {str(number): 0 for number in range(11)}})
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], {"t": 1}, {"t": {"x": 1}}, {"t": {"0": -1}}, {"t": {"0": True}}, {"t": {"0": "1"}}]
+)
+def test_offsets_that_are_none(wrong: Any) -> None:
+    with pytest.raises(InvalidConfigError, match="offsets of a checkpoint"):
+        limits.from_json(wrong)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first"),
+    [
+        ({}, (30, 20)),
+        ({"startingOffsets": "latest"}, (30, 20)),
+        ({"startingOffsets": "earliest"}, (0, 0)),
+        ({"startingOffsets": json.dumps({"orders": {"0": 7, "1": -1}})}, (7, 20)),
+        ({"startingOffsets": json.dumps({"orders": {"0": -2, "1": 3}})}, (0, 3)),
+        ({"startingTimestamp": 0}, (0, 0)),
+        ({"startingTimestamp": 10**15, "startingOffsetsByTimestampStrategy": "latest"}, (30, 20)),
+        ({"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 0, "1": 0}})}, (0, 0)),
+    ],
+)
+def test_where_a_stream_begins(data: Path, asked: dict[str, str], first: tuple[int, int]) -> None:
+    query = Query(data, subscribe="orders", **asked)
+    found = query.reader.initialOffset()
+    query.first = text(found)
+    assert found == {"orders": {"0": first[0], "1": first[1]}}
+    append(data, "orders", 0, 2)
+    assert query.trigger()
+    assert query.rows == expected((0, first[0], 32), (1, first[1], 20))
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets is for batch reads"),
+        ({"endingTimestamp": "1"}, "endingTimestamp is for batch reads"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "higher than maxOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "such as 15m"),
+        ({"commitOffsets": "true"}, "needs the option kafka.group.id"),
+        ({"checkpointLocation": "hdfs://x/y"}, "not behind a URL"),
+        ({"maxOffsetPerTrigger": "9"}, "did you mean maxOffsetsPerTrigger"),
+    ],
+)
+def test_options_of_streams(data: Path, asked: dict[str, str], match: str) -> None:
+    with pytest.raises(InvalidConfigError, match=match):
+        reader_of(data, subscribe="orders", **asked)
+
+
+def test_a_delay_is_written_as_sparks_settings_are() -> None:
+    texts = {"15m": 900, "100ms": 0.1, "2h": 7200, "30 s": 30, "7": 0.007, "1d": 86_400}
+    found = {
+        one: parse_stream({"path": "/x", "subscribe": "t", "maxtriggerdelay": one}).max_delay_seconds for one in texts
+    }
+    assert found == pytest.approx(texts)
+
+
+def test_a_topic_that_is_not_there(data: Path) -> None:
+    with pytest.raises(TopicNotFoundError, match="nothing"):
+        reader_of(data, subscribe="nothing").initialOffset()
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+KEYS = st.tuples(st.sampled_from("ab"), st.integers(0, 3))
+
+
+@given(
+    st.dictionaries(KEYS, st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1),
+    st.integers(1, 10**5),
+)
+@example({("a", 0): (0, 1_000_000), ("a", 1): (0, 1)}, 10)
+def test_a_limit_is_divided_as_kafka_divides_it(partitions: dict[Any, tuple[int, int]], most: int) -> None:
+    start = {key: first for key, (first, _) in partitions.items()}
+    ends = {key: first + size for key, (first, size) in partitions.items()}
+    found = limits.at_most(start, ends, most)
+    sizes = {key: found[key] - start[key] for key in found}
+    total = sum(size for _, size in partitions.values())
+    assert found.keys() == ends.keys()
+    assert all(start[key] <= found[key] <= ends[key] for key in found)
+    assert all((sizes[key] > 0) == (partitions[key][1] > 0) for key in sizes)
+    assert sum(sizes.values()) <= most + len(partitions)
+    for key, (_, size) in partitions.items():
+        if total > most and size:
+            share = most * size / total  # KafkaMicroBatchStream.rateLimit, which computes with doubles
+            assert abs(sizes[key] - min(size, 1 if share < 1 else int(share))) <= 1
+
+
+@needs_limits
+def test_batches_are_limited_until_all_is_read(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=10)
+    while query.trigger():
+        pass
+    assert sorted(query.rows) == sorted(expected((0, 0, 30), (1, 0, 20)))
+    assert query.offsets[0] == {"orders": {"0": 6, "1": 4}}
+    assert len(query.offsets) == 5
+
+
+@needs_limits
+def test_once_takes_everything_whatever_the_limit(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=1, minOffsetsPerTrigger=1)
+    assert query.trigger(ReadAllAvailable())
+    assert query.rows == expected((0, 0, 30), (1, 0, 20))
+
+
+@needs_limits
+@pytest.mark.parametrize("asked", [{"maxOffsetsPerTrigger": 8}, {"minOffsetsPerTrigger": 1_000}, {}])
+def test_available_now_reads_to_its_target_and_no_further(data: Path, asked: dict[str, int]) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
+    query.begin(available_now=True)
+    with logcore.open_dir(data) as directory:
+        directory.create_topic("late")
+    while query.trigger():
+        append(data, "orders", 0, 3)
+        append(data, "orders", 1, 1)
+    assert sorted(query.rows) == sorted(expected((0, 0, 30), (1, 0, 20)))
+
+
+def test_a_batch_waits_for_enough_records_or_long_enough(data: Path) -> None:
+    now = [0.0]
+    query = Query(data, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="1m")
+    query.reader.clock = lambda: now[0]
+    assert query.trigger(), "the first batch does not wait"
+    append(data, "orders", 0, 4)
+    assert not query.trigger()
+    append(data, "orders", 1, 6)
+    assert query.trigger()
+    append(data, "orders", 1, 1)
+    now[0] = 59.0
+    assert not query.trigger()
+    now[0] = 60.0
+    assert query.trigger()
+    assert sorted(query.rows) == sorted(expected((0, 0, 34), (1, 0, 27)))
+
+
+def test_limits_need_a_spark_that_has_them(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_logcore.streamreader.HAS_LIMITS", False)
+    with pytest.raises(InvalidConfigError, match=r"needs pyspark 4\.2"):
+        reader_of(data, subscribe="orders", maxOffsetsPerTrigger=5)
+    made = reader_of(data, subscribe="orders")
+    assert made.latestOffset() == {"orders": {"0": 30, "1": 20}}
+
+
+def test_the_lag_is_reported(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=100)
+    query.trigger()
+    append(data, "orders", 0, 5)
+    assert not query.trigger()
+    assert query.reader.reportLatestOffset() == {"orders": {"0": 35, "1": 20}}
+
+
+# -- restarts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest")
+    query.trigger()
+    append(data, "orders", 0, 3)
+    end = query.plan()
+    assert end is not None
+    before = query.tasks(query.start(), end)
+    append(data, "orders", 0, 50)
+    append(data, "orders", 1, 50)
+    query.restart()
+    assert query.tasks(query.start(), end) == before == expected((0, 30, 33))
+    query.begin()
+    query.trigger()
+    assert sorted(query.rows) == sorted(expected((0, 0, 83), (1, 0, 70)))
+
+
+@pytest.mark.parametrize("grown", [0, 400])
+def test_a_first_batch_that_failed_loses_nothing(data: Path, grown: int, tmp_path: Path) -> None:
+    """Measured with Spark 4.3: it asks where to begin again, and pairs that with the end of then."""
+    query = Query(data, subscribe="orders", checkpointLocation=tmp_path / "checkpoint")
+    query.first = text(query.reader.initialOffset())
+    append(data, "orders", 0, 10)
+    assert query.plan() == {"orders": {"0": 40, "1": 20}}
+    append(data, "orders", 0, grown)
+    query.restart()
+    query.begin()
+    query.trigger()
+    assert query.rows == expected((0, 30, 40 + grown))
+
+
+@pytest.mark.parametrize("asked", ["latest", json.dumps({"orders": {"0": -1, "1": 0}})])
+def test_a_first_batch_that_failed_is_an_error_without_a_place_for_its_offsets(data: Path, asked: str) -> None:
+    query = Query(data, subscribe="orders", startingOffsets=asked)
+    query.plan()
+    append(data, "orders", 0, 10)
+    query.restart()
+    with pytest.raises(FirstBatchError, match=r"batch 0.*new checkpoint.*checkpointLocation"):
+        query.begin()
+    query.given = {**query.given, "failOnDataLoss": "false"}
+    query.restart()
+    with pytest.warns(UserWarning, match="batch 0"):
+        query.begin()
+
+
+def test_a_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest")
+    query.plan()
+    append(data, "orders", 0, 10)
+    query.restart()
+    query.begin()
+    assert query.rows == expected((0, 0, 30), (1, 0, 20))
+
+
+def test_first_offsets_belong_to_the_options_that_chose_them(data: Path, tmp_path: Path) -> None:
+    where = {"checkpointLocation": f"file://{tmp_path / 'checkpoint'}"}
+    assert reader_of(data, subscribe="orders", **where).initialOffset() == {"orders": {"0": 30, "1": 20}}
+    append(data, "orders", 0, 5)
+    assert reader_of(data, subscribe="orders", **where).initialOffset() == {"orders": {"0": 30, "1": 20}}
+    limited = {"maxOffsetsPerTrigger": 5} if HAS_LIMITS else {"minOffsetsPerTrigger": 5}
+    assert reader_of(data, subscribe="orders", **limited, **where).initialOffset() == {"orders": {"0": 30, "1": 20}}
+    assert reader_of(data, subscribePattern="orders", **where).initialOffset() == {"orders": {"0": 35, "1": 20}}
+    assert len(os.listdir(tmp_path / "checkpoint" / "logcore")) == 2
+
+
+def test_first_offsets_that_are_damaged_are_an_error(data: Path, tmp_path: Path) -> None:
+    reader_of(data, subscribe="orders", checkpointLocation=tmp_path / "c").initialOffset()
+    (kept,) = (tmp_path / "c" / "logcore").iterdir()
+    kept.write_bytes(kept.read_bytes().replace(b"30", b"31"))
+    with pytest.raises(LogcoreError, match="first offsets of this stream are damaged"):
+        reader_of(data, subscribe="orders", checkpointLocation=tmp_path / "c").initialOffset()
+
+
+# -- partitions, topics and losses -----------------------------------------------------------------------------------
+
+
+def test_new_partitions_and_topics_are_read_from_their_beginning(data: Path) -> None:
+    query = Query(data, subscribePattern="orders|more.*", startingOffsets="latest")
+    query.trigger()
+    with logcore.open_dir(data) as directory:
+        directory.add_partitions("orders", 3)
+        directory.create_topic("more")
+    append(data, "orders", 2, 5)
+    append(data, "more", 0, 4)
+    query.trigger()
+    query.restart()
+    append(data, "more", 0, 1)
+    query.trigger()
+    assert sorted(query.rows) == sorted(expected((2, 0, 5)) + expected((0, 0, 5), topic="more"))
+
+
+def losing(query: Query, loses: Callable[[], None], match: str) -> None:
+    """The loss ends the query, unless the user lets it be."""
+    loses()
+    with pytest.raises(DataLossError, match=match):
+        query.trigger()
+    query.given = {**query.given, "failOnDataLoss": "false"}
+    query.restart()
+    with pytest.warns(UserWarning, match=match):
+        query.trigger()
+
+
+def test_records_deleted_before_they_were_read(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest")
+    query.trigger()
+
+    def loses() -> None:
+        append(data, "orders", 0, 20)
+        with logcore.open_dir(data) as directory:
+            directory.partition("orders", 0).delete_records(40)
+
+    losing(query, loses, "topic orders partition 0: the log begins at 40, and offset 30 is the next")
+    assert query.rows == expected((0, 0, 30), (1, 0, 20), (0, 40, 50))
+
+
+def test_a_log_that_ends_below_what_was_read(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest")
+    query.trigger()
+
+    def loses() -> None:
+        with logcore.open_dir(data) as directory:
+            directory.delete_topic("orders")
+            directory.create_topic("orders", partitions=2)
+        append(data, "orders", 0, 5)
+
+    losing(query, loses, "topic orders partition [01]: .*made again")
+    assert query.rows[50:] == expected((0, 0, 5))
+
+
+def test_a_topic_made_again_that_has_more_than_before(data: Path) -> None:
+    given = {"subscribe": "orders", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    query = Query(data, **given)
+    query.trigger()
+    with logcore.open_dir(data) as directory:
+        directory.delete_topic("orders")
+        directory.create_topic("orders", partitions=2)
+    append(data, "orders", 0, 100)
+    with pytest.warns(UserWarning, match="made again"):
+        query.trigger()
+    query.trigger()
+    assert query.rows[50:] == expected((0, 0, 100))
+
+
+def test_a_partition_that_is_gone(data: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        directory.create_topic("other")
+    append(data, "other", 0, 3)
+    query = Query(data, subscribe="orders,other", startingOffsets="earliest")
+    query.trigger()
+
+    def loses() -> None:
+        with logcore.open_dir(data) as directory:
+            directory.delete_topic("other")
+        append(data, "orders", 1, 1)
+
+    losing(query, loses, "topic other partition 0: the partition is gone; offset 3 was reached")
+    assert query.rows[-1:] == expected((1, 20, 21))
+
+
+def test_a_partition_that_was_added_and_has_lost_its_first_records(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest")
+    query.trigger()
+
+    def loses() -> None:
+        with logcore.open_dir(data) as directory:
+            directory.add_partitions("orders", 3)
+        append(data, "orders", 2, 5)
+        with logcore.open_dir(data) as directory:
+            directory.partition("orders", 2).delete_records(2)
+
+    losing(query, loses, "partition 2: the partition was added, and its log begins at 2, not at 0")
+    assert query.rows[50:] == expected((2, 2, 5))
+
+
+def test_what_goes_between_plan_and_replay(data: Path) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest")
+    query.plan()
+    with logcore.open_dir(data) as directory:
+        directory.delete_topic("orders")
+        directory.create_topic("orders")
+    query.restart()
+    with pytest.raises(DataLossError, match="gone with the partition"):
+        query.begin()
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(data: Path, loss: str) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest", failOnDataLoss=loss)
+    query.trigger()
+    away = data.with_name("away")
+    data.rename(away)
+    with pytest.raises(LogNotFoundError, match="log directory is gone"):
+        query.trigger()
+    with logcore.open_dir(data, create=True) as directory:
+        directory.create_topic("orders", partitions=2)
+    if "directory.id" in (away / "meta.properties").read_text():
+        with pytest.raises(OtherDirectoryError, match="another log directory"):
+            query.trigger()
+    shutil.rmtree(data)
+    away.rename(data)
+    assert not query.trigger()
+
+
+# -- what is visible -------------------------------------------------------------------------------------------------
+
+
+def test_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t")
+        log = directory.partition("t", 0)
+
+        def batch(producer_id: int, *values: bytes) -> None:
+            facts = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+            log.append_batch(recordbatch.encode([(None, value) for value in values], now_ms=1, **facts))
+
+        given = {"subscribe": "t", "startingOffsets": "earliest"}
+        committed = Query(path, **given, **{"kafka.isolation.level": "read_committed"})
+        everything = Query(path, **given)
+        batch(1, b"a", b"b")
+        log.flush()
+        assert committed.trigger()
+        assert everything.trigger()
+        assert (len(committed.rows), len(everything.rows)) == (0, 2)
+        log.end_transaction(1, 0, commit=True)
+        batch(2, b"dropped")
+        log.end_transaction(2, 0, commit=False)
+        log.append(b"plain")
+        for query in (committed, everything):
+            while query.trigger():
+                pass
+        assert [row[3] for row in committed.rows] == [b"a", b"b", b"plain"]
+        assert [row[3] for row in everything.rows] == [b"a", b"b", b"dropped", b"plain"]
+        log.end_transaction(3, 0, commit=True)
+        assert committed.trigger(), "a marker moves the offset"
+        assert len(committed.rows) == 3
+
+
+def test_a_look_that_finds_nothing_new_reads_no_log(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    query = Query(data, subscribe="orders", startingOffsets="earliest")
+    origin = query.reader._origin
+    origin._clock = lambda: now[0]  # type: ignore[attr-defined]
+    query.trigger()
+    looks: list[Any] = []
+    refresh = logcore.Log.refresh
+    monkeypatch.setattr(logcore.Log, "refresh", lambda log: looks.append(log) or refresh(log))
+    query.trigger()
+    assert looks, "times of files have steps, so a moment after a change is looked at closely"
+    now[0] += 2
+    looks.clear()
+    assert not query.trigger()
+    assert looks == []
+    append(data, "orders", 0, 1)
+    assert query.trigger()
+    assert {log.path for log in looks} == {str(data / "orders-0")}
+    assert query.rows[-1:] == expected((0, 30, 31))
+
+
+def test_through_a_broker(data: Path) -> None:
+    broker = start_broker(data)
+    try:
+        query = Query(
+            broker.bootstrap_servers,
+            subscribe="orders",
+            startingOffsets="earliest",
+            commitOffsets="true",
+            **{"kafka.group.id": "g"},
+        )
+        assert query.trigger()
+        broker.logdir.partition("orders", 1).append(b"20")
+        assert query.trigger()
+        assert query.rows == expected((0, 0, 30), (1, 0, 20), (1, 20, 21))
+        assert broker.logdir.committed_offsets("orders", 0) == {"g": 30}
+        query.reader.stop()
+    finally:
+        broker.stop()
+
+
+# -- a random life ---------------------------------------------------------------------------------------------------
+
+STEP = st.one_of(
+    st.tuples(st.just("append"), st.integers(0, 2), st.integers(1, 9)),
+    st.tuples(st.just("grow"), st.just(0), st.just(0)),
+    st.tuples(st.just("plan"), st.just(0), st.just(0)),
+    st.tuples(st.just("fail"), st.just(0), st.just(0)),
+    st.tuples(st.just("batch"), st.just(0), st.just(0)),
+    st.tuples(st.just("restart"), st.booleans().map(int), st.just(0)),
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(STEP, min_size=3, max_size=25), st.sampled_from(["earliest", "latest"]), st.integers(1, 12))
+def test_every_row_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]], begins: str, most: int
+) -> None:
+    """Whatever ends between two calls, and whatever is appended meanwhile."""
+    root = tmp_path_factory.mktemp("life")
+    data = root / "data"
+    with logcore.open_dir(data, create=True) as directory:
+        directory.create_topic("orders")
+    append(data, "orders", 0, 3)
+    given = {"maxOffsetsPerTrigger": most} if HAS_LIMITS else {}
+    query = Query(data, subscribe="orders", startingOffsets=begins, checkpointLocation=root / "c", **given)
+    query.trigger()
+    assert query.commits == 1
+    skipped = 3 if begins == "latest" else 0
+    counts = [3]
+    planned = False
+    for kind, number, count in steps:
+        if kind == "append":
+            partition = number % len(counts)
+            append(data, "orders", partition, count)
+            counts[partition] += count
+        elif kind == "grow" and len(counts) < 3:
+            counts.append(0)
+            with logcore.open_dir(data) as directory:
+                directory.add_partitions("orders", len(counts))
+        elif kind in ("plan", "fail", "batch") and not planned:
+            end = query.plan()
+            planned = end is not None and kind != "batch"
+            if end is not None and kind == "fail":
+                query.run(end, commit=False)
+            elif end is not None and kind == "batch":
+                query.run(end)
+        elif kind == "restart":
+            query.restart()
+            query.begin(available_now=HAS_LIMITS and bool(number))
+            planned = False
+    query.restart()
+    query.begin()
+    while query.trigger():
+        pass
+    for partition, count in enumerate(counts):
+        rows = [row for row in query.rows if row[1] == partition]
+        assert rows == expected((partition, skipped if partition == 0 else 0, count))
+    query.reader.stop()
