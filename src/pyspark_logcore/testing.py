@@ -14,14 +14,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from logcore.errors import LogNotFoundError
 
 if TYPE_CHECKING:
     import pyarrow
+
+
+_CONNECT: Final = {
+    "pyspark.sql.connect.readwriter": ("DataFrameReader", "DataFrameWriter"),
+    "pyspark.sql.connect.streaming.readwriter": ("DataStreamReader", "DataStreamWriter"),
+}
 
 
 class FaultError(RuntimeError):
@@ -49,12 +56,10 @@ def _readers_and_writers() -> list[Any]:
 
     found = [readwriter.DataFrameReader, readwriter.DataFrameWriter]
     found += [streaming.DataStreamReader, streaming.DataStreamWriter]
-    with contextlib.suppress(ImportError):  # Spark Connect needs packages that Spark alone does not
-        from pyspark.sql.connect import readwriter as connect
-        from pyspark.sql.connect.streaming import readwriter as connect_streaming
-
-        found += [connect.DataFrameReader, connect.DataFrameWriter]
-        found += [connect_streaming.DataStreamReader, connect_streaming.DataStreamWriter]
+    # Those of Spark Connect are there when a session of it is. Importing them without its packages may end the process.
+    for module, names in _CONNECT.items():
+        loaded = sys.modules.get(module)
+        found += [getattr(loaded, name) for name in names if loaded is not None]
     return found
 
 
