@@ -285,6 +285,14 @@ def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
     )
 
 
+def parse_stream_write(given: Mapping[str, str]) -> WriteOptions:
+    """Checks the options of a stream that is written; raises InvalidConfigError for the first that is wrong."""
+    for name in ("txnAppId", "txnVersion"):
+        if any(one.lower() == name.lower() for one in given):
+            raise InvalidConfigError(f"option {name} is for batch writes: a stream names its writes by query and batch")
+    return parse_write(given)
+
+
 def parse_write(given: Mapping[str, str]) -> WriteOptions:
     """Checks the options of a write; raises InvalidConfigError for the first that is wrong."""
     options = _Options(given, WRITE_OPTIONS)

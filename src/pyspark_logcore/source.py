@@ -51,16 +51,11 @@ class LogcoreDataSource(DataSource):
         return LogcoreStreamReader(options, chosen(schema, include_headers=options.read.include_headers))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Not built yet: raises InvalidConfigError, which says what to do. Spark's own text says less."""
-        raise _no_stream("writeStream", "write each batch in foreachBatch, with txnAppId and txnVersion")
+        from pyspark_logcore.streamwriter import LogcoreStreamWriter
+
+        return LogcoreStreamWriter.of(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogcoreWriter:
         from pyspark_logcore.writer import LogcoreWriter
 
         return LogcoreWriter.of(self.options, schema, overwrite)
-
-
-def _no_stream(name: str, instead: str) -> Exception:
-    from logcore.errors import InvalidConfigError
-
-    return InvalidConfigError(f'format("logcore") has no {name} yet: {instead}; see docs/spark.md')

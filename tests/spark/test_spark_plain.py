@@ -47,8 +47,9 @@ from pyspark_logcore.identity import Identity, OtherDirectoryError
 from pyspark_logcore.origin import origin_of
 from pyspark_logcore.ranges import DataLossError, OffsetRange
 from pyspark_logcore.reader import RangePartition
+from pyspark_logcore.staged import PublishTimeoutError
 from pyspark_logcore.tasks import part_counts
-from pyspark_logcore.writer import OtherQueryError, PublishTimeoutError
+from pyspark_logcore.writer import OtherQueryError
 from support.partitions import reference_murmur2
 from support.tasks import frame, source, spark_types, write
 
@@ -613,13 +614,13 @@ def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
         raise RuntimeError("the worker is gone")
 
     with pytest.raises(RuntimeError):
-        writer.stage(dies(), 0, 1)
-    writer.stage(iter([batch]), 0, 2)
-    message = writer.stage(iter([batch]), 0, 3)
+        writer.planned.stage(dies(), 0, 1)
+    writer.planned.stage(iter([batch]), 0, 2)
+    message = writer.planned.stage(iter([batch]), 0, 3)
     late = pickle.loads(pickle.dumps(writer))
     writer.commit([message, None])
     with pytest.raises(LogcoreError, match="aborted"):
-        late.stage(iter([batch]), 0, 4)
+        late.planned.stage(iter([batch]), 0, 4)
     assert len(content(path)[0]) == 10
     assert os.listdir(staging_path(str(path))) == []
 
@@ -639,7 +640,7 @@ def test_abort_removes_everything(tmp_path: Path) -> None:
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
     writer = source(path, topic="t").writer(spark_types(batch), False)
-    writer.stage(iter([batch]), 0, 1)
+    writer.planned.stage(iter([batch]), 0, 1)
     pickle.loads(pickle.dumps(writer)).abort([None])
     assert os.listdir(staging_path(str(path))) == []
     with logcore.open_dir(path, read_only=True) as directory:
@@ -650,13 +651,13 @@ def test_a_commit_that_fails_after_publishing_is_not_undone(tmp_path: Path, monk
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
     writer = source(path, topic="t", txnAppId="job", txnVersion=1).writer(spark_types(batch), False)
-    message = writer.stage(iter([batch]), 0, 1)
+    message = writer.planned.stage(iter([batch]), 0, 1)
 
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("pyspark_logcore.writer.publish", fail)
+        patch.setattr("pyspark_logcore.staged.carry_out", fail)
         with pytest.raises(KeyboardInterrupt):
             writer.commit([message])
     writer.abort([message])  # Spark does this
@@ -808,7 +809,7 @@ def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
         rows = frame(value=[b"%d" % version])
         made = source(tmp_path / "data", topic="t", txnAppId="copy", txnVersion=version)
         writer = made.writer(spark_types(rows), False)
-        writer.commit([pickle.loads(pickle.dumps(writer.stage(iter([rows]), 0, 0, query)))])
+        writer.commit([pickle.loads(pickle.dumps(writer.planned.stage(iter([rows]), 0, 0, query)))])
 
     for version in (0, 1, 1, 2):
         batch(version, "first-query")
@@ -819,12 +820,6 @@ def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
     batch(3, "second-query")
     assert [value for _, value, _ in content(tmp_path / "data")[0]] == [b"0", b"1", b"2", b"3"]
     assert [name for name in os.listdir(staging_path(str(tmp_path / "data"))) if "." not in name] == []
-
-
-def test_streams_say_that_they_are_not_there_yet(data: Path) -> None:
-    one = source(data, subscribe="orders")
-    with pytest.raises(logcore.InvalidConfigError, match=r"no writeStream yet.*foreachBatch"):
-        one.streamWriter(one.schema(), False)
 
 
 def test_activate_makes_a_session_that_of_the_thread() -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import logcore
+from pyspark_logcore.testing import forget_commit
 
 pytestmark = pytest.mark.timeout(300)
 T0 = 1_700_000_000_000
@@ -128,3 +129,53 @@ def test_a_watermark_a_join_and_duplicates(spark: SparkSession, data: Path, tmp_
     distinct = keyed.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(["key"])
     run(distinct, tmp_path / "unique", lambda one, _: unique.extend(one.collect()))
     assert sorted(row["key"] for row in unique) == ["k0", "k1", "k2"]
+
+
+def written(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
+    found = spark.read.format("logcore").schema("value BINARY").option("subscribe", topic).load(str(path)).collect()
+    return sorted(bytes(row["value"]) for row in found)
+
+
+def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "c"
+
+    def copy(tasks: int) -> None:
+        rows = stream(spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20).select("key", "value")
+        query = (
+            rows.repartition(tasks)
+            .writeStream.format("logcore")
+            .option("topic", "copy")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start(str(data))
+        )
+        query.awaitTermination()
+
+    copy(1)
+    expected = sorted([b"%d" % number for number in range(30)] + [b"%d" % number for number in range(20)])
+    assert written(spark, data, "copy") == expected
+    assert forget_commit(checkpoint) == 2
+    copy(3)
+    assert written(spark, data, "copy") == expected
+    append(data, 0, 5)
+    copy(2)
+    assert len(written(spark, data, "copy")) == 55
+
+
+def test_updates_go_into_a_compacted_topic(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    with logcore.open_dir(data) as directory:
+        directory.create_topic("totals", config={"cleanup.policy": "compact"})
+
+    def sink(rows: Any, batch_id: int) -> None:
+        named = rows.write.format("logcore").mode("append").option("topic", "totals").option("txnAppId", "totals")
+        named.option("txnVersion", batch_id).save(str(data))
+
+    frame = stream(spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20)
+    sums = frame.groupBy("key").agg(F.sum(F.col("value").cast("string").cast("int")).cast("string").alias("value"))
+    run(sums, tmp_path / "c", sink, "update")
+    numbers = [*range(30), *range(20)]
+    with logcore.open(data / "totals-0", read_only=True) as log:
+        latest = {record.key: int(record.value) for record in log.read(0)}
+    assert latest == {b"k%d" % key: sum(number for number in numbers if number % 3 == key) for key in range(3)}

@@ -50,6 +50,6 @@ def write(path: Path, *tasks: Any, **given: object) -> Any:
     messages = []
     for task, batch in enumerate(tasks):
         copy = pickle.loads(pickle.dumps(writer))
-        messages.append(pickle.loads(pickle.dumps(copy.stage(iter([batch]), task, task + 100))))
+        messages.append(pickle.loads(pickle.dumps(copy.planned.stage(iter([batch]), task, task + 100))))
     writer.commit(messages)
     return writer

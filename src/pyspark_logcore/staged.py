@@ -1,0 +1,179 @@
+"""What batch writes and streams have in common: rows are staged by tasks, and all of them are published at once.
+
+Rules:
+- Columns and options are checked in StagedWrite.plan(), before any task runs.
+- A task's files have its attempt in their names, so that a retry, a twin or a latecomer never meets another's; only
+  what the messages of a commit name is published.
+- Past the moment of publishing nothing is removed any more, whatever Spark calls.
+
+This module knows no format: logcore.staging writes the files and carries the write out; rows.py says where a
+row goes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+from pyspark.sql.datasource import WriterCommitMessage
+
+import logcore
+from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogLockedError
+from logcore.fs import OS
+from logcore.names import check_topic_name
+from logcore.staging.applying import apply_ready
+from logcore.staging.manifest import Manifest, StagedFile
+from logcore.staging.publishing import Staging
+from pyspark_logcore.options import WriteOptions
+from pyspark_logcore.reader import freeze
+from pyspark_logcore.rows import RowStager, TopicPlan, check_columns
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+_POLL_SECONDS: Final = 0.02
+
+
+class PublishTimeoutError(LogcoreError):
+    """Another process holds the directory and did not take the write over in time; it was withdrawn."""
+
+
+class StagedMessage(WriterCommitMessage):
+    """What one task staged. query, batch_id: of the stream whose batch this is, None where there is none."""
+
+    def __init__(
+        self, txid: str, task: int, files: list[StagedFile], query: str | None = None, batch_id: int | None = None
+    ) -> None:
+        super().__init__()
+        self.txid = txid
+        self.task = task
+        self.files = files
+        self.query = query
+        self.batch_id = batch_id
+
+
+@attrs.frozen
+class StagedWrite:
+    """One write, as it was planned; pickled to its tasks. topics: those that there are, as they were then."""
+
+    options: WriteOptions
+    txid: str
+    topics: dict[str, TopicPlan]
+    names: tuple[str, ...]
+
+    @classmethod
+    def plan(cls, options: WriteOptions, schema: StructType) -> StagedWrite:
+        """Checks columns and topics, and makes the staging directory. Raises LogcoreError."""
+        names = check_columns(schema, options)
+        if not os.path.isdir(options.path):
+            with logcore.open_dir(options.path, create=True):
+                pass
+        with logcore.open_dir(options.path, read_only=True) as directory:
+            if options.topic is not None:
+                check_topic_name(options.topic)
+            wanted = directory.topics() if options.topic is None else [options.topic]
+            topics = {}
+            for name in wanted:
+                if name in directory:
+                    numbers = directory.partitions(name)
+                    if numbers != tuple(range(len(numbers))):
+                        raise InvalidConfigError(f"topic {name!r} has gaps in its partition numbers", found=numbers)
+                    config = directory.describe_topic(name).config.as_mapping()
+                    topics[name] = TopicPlan(len(numbers), config)
+        txid = uuid.uuid4().hex
+        Staging(OS, options.path).begin(txid)
+        return cls(options, txid, topics, names)
+
+    def stage_here(self, batches: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
+        """In a worker of Spark: stages the rows of the attempt that runs here. Raises LogcoreError."""
+        from pyspark import TaskContext
+
+        if self.options.gc_freeze:
+            freeze()
+        context = TaskContext.get()
+        if context is None:
+            return self.stage(batches, 0, 0)
+        # In foreachBatch too: the query survives restarts from the same checkpoint, and no other checkpoint has it.
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch_id = context.getLocalProperty("streaming.sql.batchId")
+        number = None if batch_id is None else int(batch_id)
+        return self.stage(batches, context.partitionId(), context.taskAttemptId(), query, number)
+
+    def stage(
+        self,
+        batches: Iterator[pyarrow.RecordBatch],
+        task: int,
+        attempt: int,
+        query: str | None = None,
+        batch_id: int | None = None,
+    ) -> StagedMessage:
+        """Stages batches as that attempt of that task. Raises LogcoreError."""
+        stager = RowStager(self.options, self.txid, self.topics, self.names, task, attempt)
+        for batch in batches:
+            stager.add(batch)
+        return StagedMessage(self.txid, task, stager.close(), query, batch_id)
+
+    def publish(self, messages: Sequence[StagedMessage], query: str | None) -> None:
+        """On the driver, when every task has succeeded: publishes all that they staged. Raises LogcoreError."""
+        options = self.options
+        files = [file for message in sorted(messages, key=lambda one: one.task) for file in message.files]
+        manifest = Manifest(
+            app_id=options.app_id,
+            version=options.version,
+            txid=self.txid,
+            files=files,
+            topics={name: options.partitions for name in {file.topic for file in files} if name not in self.topics},
+            query=query,
+        )
+        staging = Staging(OS, options.path)
+        try:
+            staging.publish(manifest)
+        except BaseException:  # its name may be there: not to be carried out after the job has failed
+            staging.withdraw(manifest.app_id, manifest.version, self.txid)
+            raise
+        carry_out(staging, options, self.txid)
+
+
+def carry_out(staging: Staging, options: WriteOptions, txid: str) -> None:
+    """Carries out a published manifest, or waits for the process that holds the directory to do so.
+
+    On an error the manifest has been withdrawn, so that nothing is there; or, if somebody had begun by then, the error
+    says that the write will be there.
+    """
+    deadline = time.monotonic() + options.publish_timeout
+    app_id = options.app_id
+    version = options.version
+    while True:
+        try:
+            try:
+                with logcore.open_dir(options.path) as directory:
+                    apply_ready(OS, directory)
+                if staging.outcome(app_id, version) == "done":
+                    return
+                raise CorruptLogError("the write was neither carried out nor refused", path=staging.path)
+            except LogLockedError as error:
+                if staging.outcome(app_id, version) == "done":
+                    return
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_SECONDS)
+                    continue
+                raise PublishTimeoutError(
+                    f"the write was not taken over within {options.publish_timeout:g} s (option publishTimeout): "
+                    f"{error.reason}",
+                    path=options.path,
+                ) from error
+        except BaseException as error:
+            if staging.outcome(app_id, version) == "done" and isinstance(error, LogcoreError):
+                return
+            if not staging.withdraw(app_id, version, txid) and staging.outcome(app_id, version) == "pending":
+                note = "The write is published, and will be there when the directory is next opened"
+                if isinstance(error, LogcoreError):
+                    error.reason += f". {note}"
+                else:
+                    error.add_note(note)
+            raise

@@ -1,0 +1,217 @@
+"""A stream that is written, without Spark: its writer is called as Spark calls it, for runs and replays of batches."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import pyspark
+
+import logcore
+from logcore.errors import InvalidConfigError, LogcoreError
+from logcore.staging.manifest import staging_path
+from pyspark_logcore import staged, streamwriter
+from pyspark_logcore.streamwriter import LogcoreStreamWriter
+from support.tasks import frame, source, spark_types
+
+QUERY = "5a0c3a4e-query"
+
+
+class Task:
+    """What a task knows of itself, as pyspark.TaskContext."""
+
+    current: Task | None = None
+
+    def __init__(self, number: int, attempt: int, batch_id: int | None, query: str | None) -> None:
+        self.number = number
+        self.attempt = attempt
+        self.properties = {"streaming.sql.batchId": None if batch_id is None else str(batch_id)}
+        self.properties["sql.streaming.queryId"] = query
+
+    @classmethod
+    def get(cls) -> Task | None:
+        return cls.current
+
+    def partitionId(self) -> int:
+        return self.number
+
+    def taskAttemptId(self) -> int:
+        return self.attempt
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self.properties[name]
+
+
+@pytest.fixture(autouse=True)
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pyspark, "TaskContext", Task)
+    yield
+    Task.current = None
+
+
+def made(path: Path, **given: object) -> LogcoreStreamWriter:
+    return source(path, **{"topic": "t", **given}).streamWriter(spark_types(frame(value=[b""], key=[b""])), False)
+
+
+def run(
+    path: Path,
+    batch_id: int,
+    parts: Sequence[Sequence[bytes]],
+    query: str | None = QUERY,
+    attempt: int = 0,
+    **given: object,
+) -> list[Any]:
+    """The tasks of one batch; their messages."""
+    planned = pickle.dumps(made(path, **given))
+    messages = []
+    for number, values in enumerate(parts):
+        Task.current = Task(number, attempt * 100 + number, batch_id, query)
+        batch = frame(value=list(values), key=[None] * len(values))
+        messages.append(pickle.loads(pickle.dumps(pickle.loads(planned).write(iter([batch])))))
+    Task.current = None
+    return messages
+
+
+def batch(path: Path, batch_id: int, parts: Sequence[Sequence[bytes]], **given: Any) -> None:
+    messages = run(path, batch_id, parts, **given)
+    made(path).commit(messages, batch_id)
+
+
+def content(path: Path) -> list[bytes]:
+    with logcore.open_dir(path, read_only=True) as directory:
+        if "t" not in directory:
+            return []
+        return [
+            record.value for number in directory.partitions("t") for record in directory.partition("t", number).read(0)
+        ]
+
+
+def left(path: Path) -> list[str]:
+    return sorted(name for name in os.listdir(staging_path(str(path))) if not name.endswith((".state", ".garbage")))
+
+
+def test_batches_are_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    batch(path, 0, [[b"a", b"b"], [b"c"]])
+    batch(path, 1, [[b"d"]])
+    batch(path, 1, [[b"d"]])
+    assert sorted(content(path)) == [b"a", b"b", b"c", b"d"]
+    assert left(path) == []
+
+
+def test_a_replay_with_other_tasks_and_rows_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    batch(path, 0, [[b"a", b"b"], [b"c"]])
+    batch(path, 0, [[b"a"], [b"b"], [b"c", b"x"]], attempt=1)
+    assert sorted(content(path)) == [b"a", b"b", b"c"]
+    assert left(path) == []
+
+
+def test_a_batch_without_rows_writes_nothing_and_a_later_one_does(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    batch(path, 0, [[], []])
+    assert (content(path), left(path)) == ([], [])
+    batch(path, 1, [[b"a"]])
+    batch(path, 2, [])
+    assert content(path) == [b"a"]
+
+
+def test_another_checkpoint_is_another_query(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    batch(path, 0, [[b"a"]], query="one")
+    batch(path, 0, [[b"a"]], query="two")
+    assert content(path) == [b"a", b"a"]
+
+
+def test_a_late_commit_of_a_driver_that_was_replaced(tmp_path: Path) -> None:
+    """The first driver is as good as dead behind its tasks; the second one replays the batch, then both commit."""
+    path = tmp_path / "data"
+    late = run(path, 0, [[b"a"], [b"b"]])
+    batch(path, 0, [[b"a", b"b"]], attempt=1)
+    made(path).commit(late, 0)
+    assert sorted(content(path)) == [b"a", b"b"]
+    assert left(path) == []
+
+
+def test_an_abort_behind_the_publish_point_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    messages = run(path, 0, [[b"a"]])
+
+    def fails(*_: object) -> None:
+        raise LogcoreError("the driver fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staged, "carry_out", fails)
+        with pytest.raises(LogcoreError, match="the driver fails"):
+            made(path).commit(messages, 0)
+    made(path).abort(messages, 0)
+    with logcore.open_dir(path):
+        pass
+    assert content(path) == [b"a"]
+    batch(path, 0, [[b"a"]], attempt=1)
+    assert content(path) == [b"a"]
+
+
+def test_an_abort_before_it_removes_what_messages_name(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    messages = run(path, 0, [[b"a"], [b"b"]])
+    made(path).abort([*messages, None], 0)
+    assert [name for name in left(path) if name != messages[0].txid] == []
+    assert (content(path), left(path)) == ([], [])
+
+
+def test_tasks_that_do_not_belong_together(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    one = run(path, 0, [[b"a"]])
+    other = run(path, 0, [[b"b"]], query="other")
+    with pytest.raises(InvalidConfigError, match="do not belong together"):
+        made(path).commit([*one, *other], 0)
+    with pytest.raises(InvalidConfigError, match="one query, batch 1"):
+        made(path).commit(one, 1)
+    assert content(path) == []
+
+
+def test_a_task_of_no_stream_fails(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"no streaming\.sql\.batchId"):
+        made(tmp_path / "data").write(iter([frame(value=[b"a"], key=[None])]))
+    messages = run(tmp_path / "data", 0, [[b"a"]], query=None)
+    with pytest.raises(InvalidConfigError, match="do not belong together"):
+        made(tmp_path / "data").commit(messages, 0)
+
+
+@pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
+def test_a_stream_names_its_own_writes(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidConfigError, match="a stream names its writes"):
+        made(tmp_path / "data", **{name: "1"})
+
+
+def test_rows_without_a_key_go_where_each_attempt_sends_them(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t", partitions=3)
+    for batch_id in range(3):
+        first = run(path, batch_id, [[b"x"]])
+        again = run(path, batch_id, [[b"x"]], attempt=1)
+        chosen = {file.partition for message in (*first, *again) for file in message.files}
+        assert chosen == {batch_id % 3}
+
+
+def test_rows_where_spark_has_no_arrow_for_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamwriter, "_HAS_ARROW", False)
+    path = tmp_path / "data"
+    row = pyspark.Row("value", "key")
+    planned = made(path)
+    Task.current = Task(0, 0, 0, QUERY)
+    message = planned.write(iter([row(b"a", b"k"), row(None, None)]))
+    made(path).commit([message], 0)
+    with logcore.open_dir(path, read_only=True) as directory:
+        found = [(record.key, record.value) for record in directory.partition("t", 0).read(0)]
+    assert found == [(b"k", b"a"), (None, None)]
