@@ -172,6 +172,8 @@ class RecordColumns:
 
     def _header_lists(self, pa: Any) -> Any:
         counts = self.header_counts
+        if not counts.any():
+            return _no_headers(len(self))
         starts = np.zeros(len(self) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         pairs = [pair for row in np.flatnonzero(counts) for pair in self.headers(int(row))]
@@ -209,11 +211,29 @@ def _constant(value: str | int | None, kind: str, rows: int) -> Any:
     return _repeated(value, kind, _CONSTANT_ROWS).slice(0, rows)
 
 
+@functools.lru_cache(maxsize=1)
+def _no_headers_of_many() -> Any:
+    pa = _pyarrow()
+    kind = _schema(("headers",)).field(0).type
+    none = pa.array([], kind.value_type)
+    return pa.ListArray.from_arrays(pa.array(np.zeros(_CONSTANT_ROWS + 1, np.int32)), none)
+
+
+def _no_headers(rows: int) -> Any:
+    """An empty list for each row: a part of one array that is kept, where that is long enough."""
+    if rows <= _CONSTANT_ROWS:
+        return _no_headers_of_many().slice(0, rows)
+    pa = _pyarrow()
+    none = pa.array([], _schema(("headers",)).field(0).type.value_type)
+    return pa.ListArray.from_arrays(pa.array(np.zeros(rows + 1, np.int32)), none)
+
+
 def _times(timestamps_ms: npt.NDArray[np.int64], pa: Any) -> Any:
     """Times as Arrow's; null for a record that has none."""
     missing = timestamps_ms == -1
-    array = pa.array(timestamps_ms, mask=missing if missing.any() else None)
-    return array.cast(pa.timestamp("ms", "UTC"))
+    validity = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
+    kind = _schema(("timestamp",)).field(0).type
+    return pa.Array.from_buffers(kind, len(timestamps_ms), [validity, pa.py_buffer(timestamps_ms)])
 
 
 _ARROW_BUILDERS: Final[dict[str, Any]] = {
@@ -233,6 +253,11 @@ def arrow_schema(columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.Schema:
 
     Raises InvalidConfigError, with the name that is nearest.
     """
+    return _schema(checked_columns(columns))
+
+
+@functools.lru_cache(maxsize=64)
+def _schema(names: tuple[str, ...]) -> pyarrow.Schema:
     pa = _pyarrow()
     types = {
         "topic": pa.string(),
@@ -243,7 +268,6 @@ def arrow_schema(columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.Schema:
         "value": pa.binary(),
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     }
-    names = checked_columns(columns)
     return pa.schema([(name, types[name]) for name in names])
 
 
