@@ -557,7 +557,7 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
 @pytest.mark.parametrize(
     ("durability", "step", "errnos"),
     [
-        ("group", 24, 1),
+        ("group", 60, 1),
         *(pytest.param(one, 1, len(ERRNOS), marks=SLOW) for one in ("group", "os", "always", "every(3)")),
     ],
 )
@@ -582,7 +582,7 @@ def test_a_compaction_that_failed_is_ended_in_order() -> None:
     replace, and a power cut then left neither.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
-    for syncs, changes in itertools.product(range(1, 12), range(0, 40, 5)):
+    for syncs, changes in itertools.product(range(1, 12, 2), range(0, 40, 8)):
         disk = SimulatedDisk()
         log = logcore.open("t-0", create=True, config=config, fs=disk)
         for at in range(7):

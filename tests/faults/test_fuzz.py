@@ -48,7 +48,7 @@ from support.files import own
 from support.messages import MESSAGES, draw, encode
 from support.vectors import DATA
 
-EXECUTIONS = int(os.environ.get("LOGCORE_FUZZ", "50000"))
+EXECUTIONS = int(os.environ.get("LOGCORE_FUZZ", "30000"))
 MANY = int(os.environ.get("LOGCORE_FUZZ", "50000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or None
 #: Beyond what the process has when it begins: twice the cap on inflated bytes, and as much again for records of them.

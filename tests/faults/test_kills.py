@@ -159,7 +159,7 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
 
 def test_kills_at_every_kind_of_place(ram: Path) -> None:
     """Two rounds of scenarios: first a kill at each place that is like no other, then anywhere."""
-    count = int(os.environ.get("LOGCORE_KILLS", "200"))
+    count = int(os.environ.get("LOGCORE_KILLS", "80"))
     campaign = Campaign(ram)
     rng = random.Random(SEED)
     first: list[tuple[Scenario, Strike, Site]] = []
@@ -339,7 +339,7 @@ def inject(campaign: Campaign, count: int, names: Iterator[str], rng: random.Ran
 
 def test_system_calls_that_fail_or_kill(strace: Path) -> None:
     rng = random.Random(SEED)
-    met = inject(Campaign(strace), int(os.environ.get("LOGCORE_STRACES", "8")), iter(["deletes"]), rng, float("inf"))
+    met = inject(Campaign(strace), int(os.environ.get("LOGCORE_STRACES", "3")), iter(["deletes"]), rng, float("inf"))
     print(f"{met.total()} injected: {dict(met)}; LOGCORE_TEST_SEED={SEED}")
 
 

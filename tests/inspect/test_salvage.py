@@ -128,7 +128,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("base", [0, 6, 12])
 def test_a_flipped_bit_costs_at_most_its_batch(base: int, dense: bool, step: int) -> None:
@@ -173,13 +173,14 @@ def test_no_cut_of_the_last_segment_loses_more_than_what_is_cut() -> None:
         assert report.log_end_offset == 15, "what was given out is not given out again"
 
 
+@pytest.mark.parametrize("step", [6007, pytest.param(1501, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("filler", [b"\0", b"\xff", b"noise"])
 @pytest.mark.parametrize("size", [17, 61, 512, 4096])
-def test_a_block_that_is_overwritten_costs_the_batches_it_touches(size: int, filler: bytes) -> None:
+def test_a_block_that_is_overwritten_costs_the_batches_it_touches(size: int, filler: bytes, step: int) -> None:
     values = [(at, bytes([at]) * (700 * (at % 5) + 9)) for at in range(60)]
     data = log_of(*values)
     written = batches_of({path_of(0): data})
-    for position in range(0, len(data) - size, 1501):
+    for position in range(0, len(data) - size, step):
         bad = data[:position] + (filler * size)[:size] + data[position + size :]
         report, saved = recover({path_of(0): bad, **DENSE, **dict.fromkeys(END, b"0\n1\nt 0 60\n")})
         touched = {
@@ -235,7 +236,8 @@ def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
     assert judge(WRITTEN, report, saved) == set(), "what is there is not replaced"
 
 
-def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds() -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(step: int) -> None:
     """After the first old segment was taken away the new one under its .swap name is the log, also where it is the
     first; the others that it replaces may still be there.
     """
@@ -245,7 +247,7 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds() -> N
         for at in range(10):
             log.append(b"%d" % at * 50, key=b"k%d" % (at % 3))
         log.roll()
-        for changes in itertools.count():
+        for changes in itertools.count(0, step):
             copy = SimulatedDisk(disk.files())
             copy.crash_in(changes)
             try:

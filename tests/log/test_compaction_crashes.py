@@ -178,7 +178,8 @@ def test_seeded_bug_B44_the_checkpoint_comes_early(monkeypatch: pytest.MonkeyPat
         explore(keyed, recover, once, limit=40, again_every=0)
 
 
-def test_the_checkpoint_never_says_more_than_was_done() -> None:
+@pytest.mark.parametrize("limit", [12, pytest.param(40, marks=pytest.mark.slow)])
+def test_the_checkpoint_never_says_more_than_was_done(limit: int) -> None:
     def recover(disk: SimulatedDisk) -> Any:
         with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
             checked = checkpoint.read_offsets(disk, ".", checkpoint.CLEANER).get(("t", 0), 0)
@@ -187,14 +188,14 @@ def test_the_checkpoint_never_says_more_than_was_done() -> None:
     def once(promised: list[Any], keys: list[bytes]) -> None:
         assert len(keys) == len(set(keys)), "marked as compacted, and it was not"
 
-    explore(keyed, recover, once, limit=40, again_every=0)
+    explore(keyed, recover, once, limit=limit, again_every=0)
 
 
 #: The first operation that fails, and how many lie between it and the next: each operation fails in one way.
 EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", EACH_IN_TURN)
 def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
     """The log goes on, or refuses and is whole when it is opened again; nothing is lost either way."""

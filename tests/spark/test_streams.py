@@ -104,6 +104,7 @@ def test_a_first_batch_that_fails_loses_no_record(spark: SparkSession, data: Pat
     assert offsets == list(range(30, 430))
 
 
+@pytest.mark.slow  # half a minute
 def test_a_watermark_a_join_and_duplicates(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     frame = stream(spark, data, startingOffsets="earliest")
     keyed = frame.select(F.col("key").cast("string").alias("key"), F.col("timestamp"), F.col("offset"))
@@ -164,6 +165,7 @@ def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
     assert len(written(spark, data, "copy")) == 55
 
 
+@pytest.mark.slow
 def test_updates_go_into_a_compacted_topic(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     with logcore.open_dir(data) as directory:
         directory.create_topic("totals", config={"cleanup.policy": "compact"})

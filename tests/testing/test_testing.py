@@ -467,7 +467,7 @@ def test_drawn_batches_and_records_are_accepted(batch: bytes, rows: list[strateg
 
 
 #: Some thirty steps each; LOGCORE_MACHINES is for more.
-EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "340"))
+EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "280"))
 PARTS = 2  # for two processes
 MACHINE = settings(
     max_examples=EXAMPLES // PARTS,
