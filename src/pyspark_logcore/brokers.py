@@ -91,9 +91,11 @@ class BrokerOrigin:
             self._connected = _Cluster(self._brokers)
         return self._connected
 
-    def refresh(self) -> None:
-        if time.monotonic() - self._known_at >= _METADATA_SECONDS:
-            self._known.clear()
+    def refresh(self) -> bool:
+        if time.monotonic() - self._known_at < _METADATA_SECONDS:
+            return False
+        self._known.clear()
+        return True
 
     def topics(self) -> list[str]:
         if not self._known:

@@ -96,7 +96,7 @@ class DirectoryOrigin:
             self._opened = logcore.open_dir(self._options.path, read_only=True)
         return self._opened
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         facts = _file_facts(self._options.path)
         now = self._clock()
         if not facts:
@@ -106,8 +106,10 @@ class DirectoryOrigin:
                 self._check_same()
             self._root_facts = facts
             self._root_changed_at = now
-        if now - self._root_changed_at <= _RESTLESS_SECONDS:
-            self._directory.refresh()
+        if now - self._root_changed_at > _RESTLESS_SECONDS:
+            return False
+        self._directory.refresh()
+        return True
 
     def _check_same(self) -> None:
         """Raises OtherDirectoryError when another log directory took the place of the one that was there first."""

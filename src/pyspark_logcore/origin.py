@@ -32,8 +32,8 @@ class Origin(Protocol):
     @property
     def location(self) -> str: ...
 
-    def refresh(self) -> None:
-        """Lets topics() and partitions() see what was added since."""
+    def refresh(self) -> bool:
+        """Lets topics() and partitions() see what was added since; False when nothing can have been."""
 
     def topics(self) -> list[str]:
         """All of them, sorted."""

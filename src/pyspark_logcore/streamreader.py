@@ -66,7 +66,11 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[TopicPartition, int] | None = None  # of AvailableNow
         self._batched_at: float | None = None  # when offsets were given last, by the clock
         self._again: set[TopicPartition] = set()  # of topics that were made again, until the next batch tells it
+        self._present: list[TopicPartition] | None = None
+        self._answer: dict[str, dict[str, int]] = {}
+        self._is_idle = False  # the last answer was its own start, and nothing is waited for
         self._initial: dict[TopicPartition, int] | None = None
+        self._initial_is_kept = False
         self._gave_initial = False
         self._gave_latest = False
         self._commits = options.group_id is not None
@@ -79,9 +83,18 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             store = self._store()
             kept = None if store is None else store.read()
-            starts = self._starts() if kept is None else kept
-            self._initial = starts if store is None else store.keep(starts)
+            self._initial_is_kept = kept is not None
+            self._initial = self._starts() if kept is None else kept
         return limits.to_json(self._initial)
+
+    def _keep_initial(self) -> None:
+        """Before Spark notes where batch 0 ends. Not earlier: when that batch is replayed, and was not kept, what is
+        latest now is no answer.
+        """
+        store = self._store()
+        if store is not None and self._initial is not None and not self._initial_is_kept:
+            self._initial = store.keep(self._initial)
+            self._initial_is_kept = True
 
     def getDefaultReadLimit(self) -> Any:
         most = self.options.max_offsets
@@ -89,13 +102,20 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Notes how far the query is to read. Raises LogcoreError."""
-        self._target = self._ends()
+        self._look()
+        self._target = {key: bound.end for key, bound in self._seen.items()}
 
     # A parameter at all is what tells Spark 4.2 that limits are understood; older ones call it without.
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, dict[str, int]]:
         """Where the next batch ends. Raises LogcoreError."""
-        self._gave_latest = True
-        ends = self._ends()
+        if not self._gave_latest:
+            self._gave_latest = True
+            self._keep_initial()
+        is_same = not self._look()
+        if is_same and self._is_idle and start == self._answer:
+            return self._answer
+        self._is_idle = False
+        ends = {key: bound.end for key, bound in self._seen.items()}
         if start is None:
             return limits.to_json(ends)
         before = limits.from_json(start)
@@ -103,15 +123,18 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = {key: min(end, self._target[key]) for key, end in ends.items() if key in self._target}
         ends = self._checked(before, ends)
         now = self.clock()
-        if self._target is None and not self._takes_everything(limit):
+        if self._target is None and not self._again & before.keys() and not self._takes_everything(limit):
             since = None if self._batched_at is None else now - self._batched_at
             if limits.is_waiting(before, ends, self.options.min_offsets, since, self.options.max_delay_seconds):
                 return limits.to_json(before)
         if HAS_LIMITS and isinstance(limit, ReadMaxRows):
             ends = limits.at_most(before, ends, limit.max_rows)
-        if ends != before:
+        self._is_idle = ends == before
+        if not self._is_idle:
             self._batched_at = now
-        return limits.to_json(ends)
+            self._again -= before.keys()
+        self._answer = limits.to_json(ends)
+        return self._answer
 
     def _takes_everything(self, limit: Any) -> bool:
         """Whether the trigger asks for all there is, whatever the options say: Trigger.Once."""
@@ -126,7 +149,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = limits.from_json(start)
         ends = limits.from_json(end)
         if self._gave_initial and not self._gave_latest:
-            self._check_first_batch(ends)
+            before = self._first_of_replay(before, ends)
         self._gave_initial = False
         options = self.options.read
         origin = self._origin
@@ -194,15 +217,17 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_names(options.start, wanted, "startingOffsets")
         return starting_offsets(options, origin, origin.bounds(wanted))
 
-    def _ends(self) -> dict[TopicPartition, int]:
-        """Where the partitions of this stream end now; those that are gone are missing."""
+    def _look(self) -> bool:
+        """Sees where the partitions of this stream begin and end now; whether any of it is new."""
         origin = self._origin
-        origin.refresh()
-        seen = origin.bounds(present_partitions(self.options.read, origin))
-        again = {key for key, bound in seen.items() if _is_other(self._seen.get(key), bound)}
-        self._again |= again
+        if origin.refresh() or self._present is None:
+            self._present = present_partitions(self.options.read, origin)
+        seen = origin.bounds(self._present)
+        if seen == self._seen:
+            return False
+        self._again |= {key for key, bound in seen.items() if _is_other(self._seen.get(key), bound)}
         self._seen = seen
-        return {key: bound.end for key, bound in seen.items()}
+        return True
 
     def _checked(self, before: Offsets, ends: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The ends, when nothing was lost since the start of the batch, or the user lets it be."""
@@ -219,24 +244,26 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key in ends.keys() - before.keys():
             if self._seen[key].start > 0:
                 self._report(key, f"the partition was added, and its log begins at {self._seen[key].start}, not at 0")
-        self._again -= again
         return limits.made_again(before, ends, again)
 
-    def _check_first_batch(self, ends: Offsets) -> None:
-        """Spark pairs the end of batch 0 from its log with a beginning that it has just asked for again."""
+    def _first_of_replay(self, before: dict[TopicPartition, int], ends: Offsets) -> dict[TopicPartition, int]:
+        """Where batch 0 that is replayed begins. Spark pairs its end, from the log, with a beginning that it has just
+        asked for again.
+        """
         where = self.options.read.start
         at_end = where.bound == "latest" or LATEST in (where.offsets or {}).values()
         by_time = where.timestamps_ms is not None and where.strategy == "latest"
-        if self.options.checkpoint_location is not None or not (at_end or by_time):
-            return
+        if self._initial_is_kept or not (at_end or by_time):
+            return before
         reason = (
             f"batch 0 of this query did not finish. It ends at {limits.to_json(ends)}; where it began is not known, "
-            "because latest means other offsets now. Start it with a new checkpoint and startingOffsets as JSON. The "
-            "option checkpointLocation of the reader, the same as the query's, keeps the first offsets from then on"
+            "because latest means other offsets now. Start it with a new checkpoint and startingOffsets as JSON. With "
+            "the option checkpointLocation, the same as the query's, from its first start on, the reader keeps that"
         )
         if self.options.read.fail_on_data_loss:
             raise FirstBatchError(reason, path=self._origin.location)
-        warnings.warn(f"{reason}. Reading from what is latest now", stacklevel=2)
+        warnings.warn(f"{reason}. Going on from where batch 0 ends", stacklevel=2)
+        return {**before, **ends}
 
     def _report(self, key: TopicPartition, reason: str) -> None:
         report_loss(self.options.read.fail_on_data_loss, self._origin.location, *key, reason)

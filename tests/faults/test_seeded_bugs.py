@@ -351,7 +351,8 @@ def b43_transaction_index_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
 #: These take more than three seconds to be found.
 SLOW = (
     b06_recovery_point_ahead, b07_checkpoint_in_place, b24_time_index_not_cut, b25_snapshot_ahead_trusted,
-    b29_removed_before_the_start_is_durable, b30_retention_takes_the_active, b32_served_before_it_is_synced, b36_target_read_after_sync, b39_read_error_cuts,
+    b29_removed_before_the_start_is_durable, b30_retention_takes_the_active, b32_served_before_it_is_synced,
+    b36_target_read_after_sync, b39_read_error_cuts,
 )  # fmt: skip
 CRASH_BUGS: tuple[Seeder, ...] = (
     b02_acknowledged_before_write, b06_recovery_point_ahead, b07_checkpoint_in_place, b13_recovery_trusts_the_size,

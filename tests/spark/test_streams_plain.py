@@ -342,17 +342,26 @@ def test_a_first_batch_that_failed_loses_nothing(data: Path, grown: int, tmp_pat
 
 
 @pytest.mark.parametrize("asked", ["latest", json.dumps({"orders": {"0": -1, "1": 0}})])
-def test_a_first_batch_that_failed_is_an_error_without_a_place_for_its_offsets(data: Path, asked: str) -> None:
+def test_a_first_batch_that_failed_is_an_error_without_a_place_for_its_offsets(
+    data: Path, asked: str, tmp_path: Path
+) -> None:
     query = Query(data, subscribe="orders", startingOffsets=asked)
     query.plan()
     append(data, "orders", 0, 10)
     query.restart()
     with pytest.raises(FirstBatchError, match=r"batch 0.*new checkpoint.*checkpointLocation"):
         query.begin()
+    query.given = {**query.given, "checkpointLocation": tmp_path / "late"}
+    query.restart()
+    with pytest.raises(FirstBatchError, match="batch 0"):
+        query.begin()
+    assert not (tmp_path / "late").exists(), "what is latest now is not kept as where batch 0 began"
     query.given = {**query.given, "failOnDataLoss": "false"}
     query.restart()
     with pytest.warns(UserWarning, match="batch 0"):
         query.begin()
+    query.trigger()
+    assert [row[:3] for row in query.rows if row[1] == 0] == [("orders", 0, offset) for offset in range(30, 40)]
 
 
 def test_a_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
@@ -364,19 +373,30 @@ def test_a_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
     assert query.rows == expected((0, 0, 30), (1, 0, 20))
 
 
+def first_offsets(path: Path, **given: object) -> Any:
+    """Of a query up to the moment in which Spark notes where batch 0 ends."""
+    reader = reader_of(path, **given)
+    first = reader.initialOffset()
+    reader.latestOffset(first)
+    again = reader.initialOffset()
+    reader.stop()
+    assert again == first
+    return first
+
+
 def test_first_offsets_belong_to_the_options_that_chose_them(data: Path, tmp_path: Path) -> None:
     where = {"checkpointLocation": f"file://{tmp_path / 'checkpoint'}"}
-    assert reader_of(data, subscribe="orders", **where).initialOffset() == {"orders": {"0": 30, "1": 20}}
+    assert first_offsets(data, subscribe="orders", **where) == {"orders": {"0": 30, "1": 20}}
     append(data, "orders", 0, 5)
-    assert reader_of(data, subscribe="orders", **where).initialOffset() == {"orders": {"0": 30, "1": 20}}
+    assert first_offsets(data, subscribe="orders", **where) == {"orders": {"0": 30, "1": 20}}
     limited = {"maxOffsetsPerTrigger": 5} if HAS_LIMITS else {"minOffsetsPerTrigger": 5}
-    assert reader_of(data, subscribe="orders", **limited, **where).initialOffset() == {"orders": {"0": 30, "1": 20}}
-    assert reader_of(data, subscribePattern="orders", **where).initialOffset() == {"orders": {"0": 35, "1": 20}}
+    assert first_offsets(data, subscribe="orders", **limited, **where) == {"orders": {"0": 30, "1": 20}}
+    assert first_offsets(data, subscribePattern="orders", **where) == {"orders": {"0": 35, "1": 20}}
     assert len(os.listdir(tmp_path / "checkpoint" / "logcore")) == 2
 
 
 def test_first_offsets_that_are_damaged_are_an_error(data: Path, tmp_path: Path) -> None:
-    reader_of(data, subscribe="orders", checkpointLocation=tmp_path / "c").initialOffset()
+    first_offsets(data, subscribe="orders", checkpointLocation=tmp_path / "c")
     (kept,) = (tmp_path / "c" / "logcore").iterdir()
     kept.write_bytes(kept.read_bytes().replace(b"30", b"31"))
     with pytest.raises(LogcoreError, match="first offsets of this stream are damaged"):
@@ -451,6 +471,22 @@ def test_a_topic_made_again_that_has_more_than_before(data: Path) -> None:
         query.trigger()
     query.trigger()
     assert query.rows[50:] == expected((0, 0, 100))
+
+
+def test_a_topic_made_again_is_not_waited_for(data: Path) -> None:
+    query = Query(
+        data, subscribe="orders", startingOffsets="earliest", failOnDataLoss="false", minOffsetsPerTrigger=100
+    )
+    query.trigger()
+    with logcore.open_dir(data) as directory:
+        directory.delete_topic("orders")
+        directory.create_topic("orders", partitions=2)
+    append(data, "orders", 0, 70)
+    with pytest.warns(UserWarning, match="made again"):
+        query.trigger()
+    append(data, "orders", 0, 130)
+    query.trigger()
+    assert query.rows[50:] == expected((0, 0, 200))
 
 
 def test_a_partition_that_is_gone(data: Path) -> None:
