@@ -232,8 +232,24 @@ MISTAKES: Final = (
     Mistake(
         "state_before_the_files", "logcore/staging/applying.py",
         "    _place_all(fs, directory, path, assigned)\n    # Readers",
-        "    _write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Readers",
+        "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Readers",
         "staging/test_staging.py::test_a_crash_while_rolling_forward_is_rolled_forward",
+    ),
+    Mistake(
+        "carried_pieces_not_synced", "logcore/staging/publishing.py",
+        "                at += size\n            fs.fsync(handle)\n", "                at += size\n",
+        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+    ),
+    Mistake(
+        "made_segments_without_a_name", "logcore/staging/applying.py",
+        "            fs.sync_dir(target)\n        else:", "            pass\n        else:",
+        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+    ),
+    Mistake(
+        "adopted_append_not_synced", "logcore/staging/applying.py",
+        "            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
+        "            fs.pwrite(handle, ours, position)\n",
+        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     # -- groups
     Mistake(

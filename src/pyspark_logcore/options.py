@@ -75,6 +75,7 @@ WRITE_OPTIONS: Final = {
     "useTimestampColumn": "records get the time in the column timestamp instead of the time of the write (false)",
     "txnAppId": "with txnVersion: a write that was done is not done again",
     "txnVersion": "rises with each write of one txnAppId",
+    "carryBytes": "a task that writes so little sends it to the driver instead of making files (262144)",
     "publishTimeout": "seconds to wait for the process that holds the directory (60)",
     "gcFreeze": READ_OPTIONS["gcFreeze"],
 }
@@ -191,6 +192,7 @@ class WriteOptions:
     app_id: str
     version: int
     given: bool
+    carry_bytes: int
     publish_timeout: float
     codec: str | None
     batch_bytes: int
@@ -314,6 +316,7 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
         app_id=app_id if app_id is not None else uuid.uuid4().hex,
         version=version or 0,
         given=app_id is not None,
+        carry_bytes=options.number("carryBytes", 256 << 10, 0),
         publish_timeout=options.seconds("publishTimeout", 60.0),
         codec=codec,
         batch_bytes=options.number("kafka.batch.size", 64 << 10, 1),

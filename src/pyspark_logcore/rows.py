@@ -13,6 +13,7 @@ This module publishes nothing.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,13 +28,17 @@ from logcore.format.compression import Codec, codec_named
 from logcore.fs import OS
 from logcore.names import check_topic_name
 from logcore.partitioner import murmur2
-from logcore.staging.manifest import StagedFile
+from logcore.staging.manifest import Carried, StagedFile
+from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
+from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+#: Of a task whose machine does not see the staging directory, while Spark's limit for all of them is 1 GiB by default.
+_MOST_CARRIED: Final = 512 << 20
 #: Rows of one partition are collected until there are so many bytes, so that batches are not cut by Spark's.
 _PENDING_BYTES: Final = 1 << 20
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
@@ -97,6 +102,9 @@ class RowStager:
         self._task = task
         self._attempt = attempt
         self._codec = Codec.NONE if options.codec is None else codec_named(options.codec)
+        # What the planner made is the sign that this machine sees the directory. Where it does not, all is carried.
+        self._has_directory = Staging(OS, options.path).is_begun(txid)
+        self._holds = options.carry_bytes > 0 or not self._has_directory
         self._writers: dict[tuple[str, int], StagedWriter] = {}
         self._pending: dict[tuple[str, int], tuple[list[Any], int]] = {}
 
@@ -116,12 +124,15 @@ class RowStager:
                 else:
                     self._pending[key] = waiting, size
 
-    def close(self) -> list[StagedFile]:
-        """Stages what waits, brings all of it to the disk, and says what there is."""
+    def close(self) -> tuple[list[StagedFile], list[Carried]]:
+        """Stages what waits. Returns the files that hold all of it, on disk; or, of a little, the pieces themselves."""
         for key, (waiting, _) in sorted(self._pending.items()):
             self._stage(key, waiting)
         self._pending = {}
-        return [file for _, writer in sorted(self._writers.items()) for file in writer.close()]
+        writers = [writer for _, writer in sorted(self._writers.items())]
+        if self._holds:
+            return [], [piece for piece in (writer.carry() for writer in writers) if piece is not None]
+        return [file for writer in writers for file in writer.close()], []
 
     def _by_topic(self, batch: Any) -> list[tuple[str, Any]]:
         if self._options.topic is not None:
@@ -200,6 +211,28 @@ class RowStager:
         # Several batches come of it where their values are too many for the 32-bit offsets of one.
         for rows in parts if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches():
             self._store(writer, rows)
+            self._spill_what_is_much()
+
+    def _spill_what_is_much(self) -> None:
+        """A task that has written more than may be carried goes on with files, for all its partitions."""
+        if not self._holds:
+            return
+        held = sum(writer.held_bytes for writer in self._writers.values())
+        if not self._has_directory:
+            if held > _MOST_CARRIED:
+                raise OtherDirectoryError(
+                    f"the machine {os.uname().nodename} does not see the staging directory of this write, so what its "
+                    "tasks write goes to the driver in messages, below spark.driver.maxResultSize in all. Share the "
+                    "directory under this path, or use more and smaller tasks",
+                    path=self._options.path,
+                    expected=f"at most {_MOST_CARRIED} bytes of a task",
+                    found=held,
+                )
+            return
+        if held > self._options.carry_bytes:
+            self._holds = False
+            for writer in self._writers.values():
+                writer.spill()
 
     def _store(self, writer: StagedWriter, rows: Any) -> None:
         times = None
@@ -223,6 +256,7 @@ class RowStager:
             LogConfig.parse(None if plan is None else plan.overrides),
             codec=self._codec,
             batch_bytes=self._options.batch_bytes,
+            holds=self._holds,
         )
 
 

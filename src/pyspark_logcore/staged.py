@@ -12,6 +12,7 @@ row goes.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
@@ -26,7 +27,7 @@ from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, Lo
 from logcore.fs import OS
 from logcore.names import check_topic_name
 from logcore.staging.applying import apply_ready
-from logcore.staging.manifest import Manifest, StagedFile
+from logcore.staging.manifest import Carried, Manifest, StagedFile
 from logcore.staging.publishing import Staging
 from pyspark_logcore.options import WriteOptions
 from pyspark_logcore.reader import freeze
@@ -44,17 +45,30 @@ class PublishTimeoutError(LogcoreError):
 
 
 class StagedMessage(WriterCommitMessage):
-    """What one task staged. query, batch_id: of the stream whose batch this is, None where there is none."""
+    """What one task wrote: files that it staged, or pieces that this message carries. query, batch_id: of the stream
+    whose batch this is, None where there is none.
+    """
 
     def __init__(
-        self, txid: str, task: int, files: list[StagedFile], query: str | None = None, batch_id: int | None = None
+        self,
+        txid: str,
+        task: int,
+        files: list[StagedFile],
+        carried: list[Carried],
+        query: str | None = None,
+        batch_id: int | None = None,
     ) -> None:
         super().__init__()
         self.txid = txid
         self.task = task
         self.files = files
+        self.carried = carried
         self.query = query
         self.batch_id = batch_id
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.files and not self.carried
 
 
 @attrs.frozen
@@ -116,12 +130,18 @@ class StagedWrite:
         stager = RowStager(self.options, self.txid, self.topics, self.names, task, attempt)
         for batch in batches:
             stager.add(batch)
-        return StagedMessage(self.txid, task, stager.close(), query, batch_id)
+        files, carried = stager.close()
+        return StagedMessage(self.txid, task, files, carried, query, batch_id)
 
     def publish(self, messages: Sequence[StagedMessage], query: str | None) -> None:
         """On the driver, when every task has succeeded: publishes all that they staged. Raises LogcoreError."""
         options = self.options
-        files = [file for message in sorted(messages, key=lambda one: one.task) for file in message.files]
+        staging = Staging(OS, options.path)
+        stored = iter(staging.store(self.txid, [piece for message in messages for piece in message.carried]))
+        by_task = {
+            message.task: [*message.files, *itertools.islice(stored, len(message.carried))] for message in messages
+        }
+        files = [file for _, mine in sorted(by_task.items()) for file in mine]
         manifest = Manifest(
             app_id=options.app_id,
             version=options.version,
@@ -130,7 +150,6 @@ class StagedWrite:
             topics={name: options.partitions for name in {file.topic for file in files} if name not in self.topics},
             query=query,
         )
-        staging = Staging(OS, options.path)
         try:
             staging.publish(manifest)
         except BaseException:  # its name may be there: not to be carried out after the job has failed

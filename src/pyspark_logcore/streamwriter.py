@@ -77,7 +77,7 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         staging = Staging(OS, options.path)
         staging.abort_files(self.planned.txid)  # made with this object, and not used
         done = staging.outcome(query, batchId) == "done"
-        if done or not any(one.files for one in staged):
+        if done or all(one.is_empty for one in staged):
             staging.abort_files(txid)
             return
         planned.publish(staged, query)

@@ -55,7 +55,7 @@ class LogcoreWriter(DataSourceArrowWriter):
         query = next((message.query for message in staged if message.query), None)
         staging = Staging(OS, options.path)
         done = staging.outcome(options.app_id, options.version) == "done"
-        if done or (not options.given and not any(message.files for message in staged)):
+        if done or (not options.given and all(message.is_empty for message in staged)):
             staging.abort_files(self.planned.txid)
             self._check_query(staging, query)
             return

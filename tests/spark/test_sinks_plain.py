@@ -13,14 +13,18 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
+import attrs
 import pyspark
 
 import logcore
-from logcore.errors import InvalidConfigError, LogcoreError
-from logcore.staging.manifest import staging_path
+from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError
+from logcore.fs import OS, OsFS
+from logcore.staging.manifest import Manifest, staging_path
+from logcore.staging.publishing import Staging
 from pyspark_logcore import staged, streamwriter
+from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.streamwriter import LogcoreStreamWriter
-from support.tasks import frame, source, spark_types
+from support.tasks import frame, source, spark_types, write
 
 QUERY = "5a0c3a4e-query"
 
@@ -200,7 +204,7 @@ def test_rows_without_a_key_go_where_each_attempt_sends_them(tmp_path: Path) -> 
     for batch_id in range(3):
         first = run(path, batch_id, [[b"x"]])
         again = run(path, batch_id, [[b"x"]], attempt=1)
-        chosen = {file.partition for message in (*first, *again) for file in message.files}
+        chosen = {piece.partition for message in (*first, *again) for piece in message.carried}
         assert chosen == {batch_id % 3}
 
 
@@ -215,3 +219,85 @@ def test_rows_where_spark_has_no_arrow_for_streams(tmp_path: Path, monkeypatch: 
     with logcore.open_dir(path, read_only=True) as directory:
         found = [(record.key, record.value) for record in directory.partition("t", 0).read(0)]
     assert found == [(b"k", b"a"), (None, None)]
+
+
+# -- small writes are carried ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 8, 64])
+def test_what_a_small_batch_syncs(tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each partition: the file that holds readers back and its name, the append, and at closing two indexes and the
+    name of one that was replaced. Once: pieces, manifest, offsets, recovery points, state, and what closes a directory.
+    """
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t", partitions=partitions)
+    keyed = frame(value=[b"x"] * partitions * 4, partition=list(range(partitions)) * 4)
+    write(path, keyed, keyed, topic="t", txnAppId="a", txnVersion=0)
+    calls: list[str] = []
+    for name in ("fsync", "fdatasync", "sync_dir"):
+        ours = getattr(OsFS, name)
+        monkeypatch.setattr(OsFS, name, lambda fs, what, ours=ours: (calls.append(str(what)), ours(fs, what))[1])
+    write(path, keyed, keyed, topic="t", txnAppId="a", txnVersion=1)
+    assert len(calls) <= 6 * partitions + 15
+    assert len(content(path)) == partitions * 16
+
+
+def test_a_task_that_writes_little_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    (message,) = run(path, 0, [[b"a" * 1000]])
+    assert (message.files, len(message.carried)) == ([], 1)
+    assert os.listdir(os.path.join(staging_path(str(path)), message.txid)) == []
+    (message,) = run(path, 0, [[b"a" * 1000]], carryBytes=999)
+    assert (len(message.files), message.carried) == (1, [])
+
+
+def test_carried_and_staged_rows_stand_in_the_order_of_their_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    parts = [[b"a"], [b"b" * 600, b"c"], [b"d"], [b"e"]]
+    messages = run(path, 0, parts, carryBytes=500)
+    assert [len(one.files) for one in messages] == [0, 1, 0, 0]
+    made(path).commit(list(reversed(messages)), 0)
+    assert content(path) == [value for part in parts for value in part]
+
+
+def test_a_machine_that_does_not_see_the_directory_carries_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data"
+    monkeypatch.setattr(Staging, "is_begun", lambda *_: False)
+    rows = [b"%d" % number * 100 for number in range(50)]
+    messages = run(path, 0, [rows, rows], carryBytes=10)
+    assert [one.files for one in messages] == [[], []]
+    made(path).commit(messages, 0)
+    assert content(path) == rows * 2
+    monkeypatch.setattr("pyspark_logcore.rows._MOST_CARRIED", 500)
+    with pytest.raises(OtherDirectoryError, match=r"does not see the staging directory.*maxResultSize"):
+        run(path, 1, [rows])
+
+
+def test_a_carried_piece_that_is_damaged_on_its_way_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    (message,) = run(path, 0, [[b"a", b"b"]])
+    piece = message.carried[0]
+    message.carried = [attrs.evolve(piece, data=piece.data[:-1] + b"x")]
+    with pytest.raises(CorruptLogError, match="not what its task sent"):
+        made(path).commit([message], 0)
+    assert content(path) == []
+
+
+def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    (message,) = run(path, 0, [[b"a", b"b"]])
+    one = Staging(OS, str(path))
+    files = one.store(message.txid, message.carried)
+    one.publish(Manifest(app_id=QUERY, version=0, txid=message.txid, files=files, topics={"t": 1}))
+    carried = Path(staging_path(str(path)), message.txid, "carried.log")
+    raw = bytearray(carried.read_bytes())
+    raw[-1] ^= 1
+    carried.write_bytes(raw)
+    with logcore.open_dir(path):
+        pass
+    with pytest.raises(CorruptLogError, match="not what its task wrote"):
+        one.outcome(QUERY, 0)
+    assert content(path) == []

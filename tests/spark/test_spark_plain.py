@@ -35,7 +35,6 @@ from logcore.errors import (
     InvalidConfigError,
     InvalidNameError,
     InvalidRecordError,
-    LogcoreError,
     LogNotFoundError,
     OffsetOutOfRangeError,
     TopicNotFoundError,
@@ -607,7 +606,7 @@ def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
     """Attempt 0 dies half way, attempts 1 and 2 both end, only 2 counts; a latecomer stages after the commit."""
     path = tmp_path / "data"
     batch = frame(value=[b"%d" % number for number in range(10)])
-    writer = source(path, topic="t").writer(spark_types(batch), False)
+    writer = source(path, topic="t", carryBytes=0).writer(spark_types(batch), False)
 
     def dies() -> Iterator[Any]:
         yield batch
@@ -619,8 +618,7 @@ def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
     message = writer.planned.stage(iter([batch]), 0, 3)
     late = pickle.loads(pickle.dumps(writer))
     writer.commit([message, None])
-    with pytest.raises(LogcoreError, match="aborted"):
-        late.planned.stage(iter([batch]), 0, 4)
+    assert not late.planned.stage(iter([batch]), 0, 4).files, "as on a machine that does not see the directory"
     assert len(content(path)[0]) == 10
     assert os.listdir(staging_path(str(path))) == []
 

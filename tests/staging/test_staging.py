@@ -361,7 +361,7 @@ PLACE = {"topic": "t", "partition": 0, "base": 1, "leader_epoch": 0, "segment": 
     ],
 )
 def test_a_manifest_says_all_of_it_and_in_the_right_types(suffix: str, wrong: dict[str, Any]) -> None:
-    right = {"format": 2, "app_id": "a", "version": 1, "txid": "tx", "files": [FILE], "topics": {}, "places": None}
+    right = {"format": 3, "app_id": "a", "version": 1, "txid": "tx", "files": [FILE], "topics": {}, "places": None}
     placed = {**right, "places": [PLACE]}
     pack = checkpoint.pack_checked
     assert Manifest.unpack(pack(placed), "a@1.assigned").ranges() == {"t": {"0": [1, 2]}}
@@ -386,9 +386,9 @@ def test_two_threads_carry_it_out_once(data: Path) -> None:
 # -- crashes ---------------------------------------------------------------------------------------------------------
 
 
-def drive(path: Path, fs: OsFS, config: dict[str, str] | None) -> None:
+def drive(path: Path, fs: OsFS, config: dict[str, str] | None, carries: bool) -> None:
     """What driver and tasks do, all on a disk that may die: stage, publish, open, and append on behind it."""
-    publish(path, "first", fs=fs, config=config, count=60)
+    publish(path, "first", fs=fs, config=config, count=60, carries=carries)
     with logcore.open_dir(path, fs=fs) as directory:
         directory.partition("t", 0).append(b"after")
 
@@ -403,11 +403,13 @@ def seen(path: Path) -> list[int]:
     return counts
 
 
-def crash_once(path: Path, at: int | None, config: dict[str, str] | None, *, power: bool) -> CrashFS:
+def crash_once(
+    path: Path, at: int | None, config: dict[str, str] | None, *, power: bool, carries: bool = False
+) -> CrashFS:
     create(path, config)
     fs = CrashFS(path.parent, at, power=power)
     try:
-        drive(path, fs, config)
+        drive(path, fs, config, carries)
     except Crash:
         fs.die()  # before what it held is collected, or that would say that it was not closed
     if power:
@@ -417,24 +419,28 @@ def crash_once(path: Path, at: int | None, config: dict[str, str] | None, *, pow
 
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power"])
-@pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
+@pytest.mark.parametrize(
+    ("config", "carries"),
+    [(None, False), (SMALL, False), (None, True), (SMALL, True)],
+    ids=["appended", "moved", "carried", "carried to segments"],
+)
 def test_a_crash_at_any_operation_leaves_all_or_nothing(
-    tmp_path: Path, config: dict[str, str] | None, power: bool, step: int
+    tmp_path: Path, config: dict[str, str] | None, carries: bool, power: bool, step: int
 ) -> None:
     """At each operation that changes the disk: the machine stops, is opened again, and the driver runs again.
 
     After the reopening each partition has all of the rows or none, all of them if the manifest was there. The rerun has
     the same name, so afterwards they are there exactly once.
     """
-    operations = crash_once(tmp_path / "whole" / "data", None, config, power=False).operations
+    operations = crash_once(tmp_path / "whole" / "data", None, config, power=False, carries=carries).operations
     ready = next(number for number, name in enumerate(operations) if name.endswith(".json.tmp"))
-    assert 20 < ready < len(operations) - 20
+    assert 3 < ready < len(operations) - 20
     outcomes = set()
     # What tasks do before is the same over and over, and is named nowhere: each seventh operation will do. Of the rest
     # a kill takes one half and a power cut the other. step: of these, only every so manieth.
-    for at in [*range(0, ready, 7 * step), *range(ready + power, len(operations), 2 * step)]:
+    for at in [*range(0, ready, 2 if carries else 7 * step), *range(ready + power, len(operations), 2 * step)]:
         path = tmp_path / f"crash{at}" / "data"
-        fs = crash_once(path, at, config, power=power)
+        fs = crash_once(path, at, config, power=power, carries=carries)
         published = any(name.endswith((".json", ".claim", ".assigned", ".state")) for name in listed(path))
         with logcore.open_dir(path) as directory:
             for partition in PARTITIONS:
@@ -446,7 +452,7 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
         one = Staging(OS, str(path))
         if one.outcome("app", 0) == "unknown":
             one.abort("app", 0, "first")
-        publish(path, "second", name="first", config=config, count=60)
+        publish(path, "second", name="first", config=config, count=60, carries=carries)
         with logcore.open_dir(path) as directory:
             directory.partition("t", 1).append(b"after")
         assert seen(path) == [60, 60], where

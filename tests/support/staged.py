@@ -38,21 +38,28 @@ def stage(
     topic: str = "t",
     name: str | None = None,
     config: dict[str, str] | None = None,
+    carries: bool = False,
 ) -> list[StagedFile]:
-    """What tasks do: each writes its share of rows() to each partition."""
+    """What tasks do: each writes its share of rows() to each partition. carries: in messages that the driver stores."""
     Staging(fs, str(path)).begin(txid)
     files = []
+    pieces = []
     for partition in PARTITIONS:
         values = rows(name or txid, partition, count)
         share = -(-count // tasks)
         for task in range(tasks):
+            attempt = f"{task}.{task + 7}"
+            settings = LogConfig.parse(config)
             writer = StagedWriter(
-                fs, str(path), txid, topic, partition, f"{task}.{task + 7}", LogConfig.parse(config), batch_bytes=200
+                fs, str(path), txid, topic, partition, attempt, settings, batch_bytes=200, holds=carries
             )
             part = values[task * share : (task + 1) * share]
             writer.append_columns(None, column(part), None, len(part))
-            files += writer.close()
-    return files
+            if carries:
+                pieces += [one for one in [writer.carry()] if one is not None]
+            else:
+                files += writer.close()
+    return [*files, *Staging(fs, str(path)).store(txid, pieces)]
 
 
 def manifest(files: list[StagedFile], txid: str, app: str = "app", version: int = 0) -> Manifest:

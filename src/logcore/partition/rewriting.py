@@ -13,10 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from logcore import checkpoint
-from logcore.errors import CompactionAbandonedError, LogcoreError, LogLockedError
+from logcore.errors import (
+    CompactionAbandonedError,
+    DiskFullError,
+    LogcoreError,
+    LogLockedError,
+    ResourceError,
+    StorageWriteError,
+)
 from logcore.names import CLEANED, SEAL
 from logcore.partition import epochs, recovery, seals, transactions
 from logcore.partition.cutting import plan_cut
@@ -79,7 +86,9 @@ class Adoption:
         writer.commit.advance(state.end, writer.written_bytes)
         if state.visible < state.end and not writer.is_replicated:
             state.show(state.end)
-        writer.save_recovery_point_locked()
+        writer.recovery_bytes = writer.commit.synced_bytes
+        writer.last_recovery_ms = writer.fs.monotonic_ms()
+        writer.active.offer_indexes()
 
     def fail(self, cause: BaseException) -> None:
         """The files say more than memory does: no more appends, and the next to open the log ends the work."""
@@ -210,6 +219,17 @@ class Rewriting:
         for name in self.fs.listdir(self.path):
             if name.endswith(CLEANED):
                 self.fs.unlink(os.path.join(self.path, name))
+
+
+def save_recovery_points(writers: Collection[Writer]) -> None:
+    """Of logs of one directory that are being adopted into, in one write of the file that they share."""
+    points = {writer.key: writer.commit.durable_end for writer in writers}
+    # One that lags costs the next opening some checking and nothing else.
+    with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+        for claim in {id(writer.claim.checkpoints): writer.claim for writer in writers}.values():
+            claim.checkpoints.set(checkpoint.RECOVERY_POINT, points)
+        for writer in writers:
+            writer.recovery_point = points[writer.key]
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
 from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
 from logcore.notices import ERROR, tell
-from logcore.partition.rewriting import adopting
+from logcore.partition.rewriting import adopting, save_recovery_points
 from logcore.partition.segmentfiles import list_bases
 from logcore.partition.writer import Writer
 from logcore.segment import GrowingSegment, Segment
@@ -60,6 +60,8 @@ _WALK_BATCHES: Final = 1 << 16
 #: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
 #: than a file of their own, are moved in place.
 _COPY_BYTES: Final = 16 << 20
+#: Carried pieces are put together to segments of about this size, where they are no part of the active one.
+_UNIT_BYTES: Final = 64 << 20
 
 
 class Target(Protocol):
@@ -243,6 +245,7 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
                 targets[key].take(bases, places[key].base + count, size)
             for target in targets.values():
                 target.show()
+            save_recovery_points(writers.values())
             write_state(fs, path, assigned)
         except BaseException as error:
             if fs.exists(os.path.join(path, manifest_name(manifest.app_id, manifest.version, ASSIGNED))):
@@ -256,21 +259,48 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
 
 def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
     check_directory(fs, os.path.join(path, manifest.txid))
-    for file in manifest.files:
-        name = os.path.join(path, file.name + LOG)
+    for name, files in itertools.groupby(manifest.files, lambda file: file.name + LOG):
+        where = os.path.join(path, name)
         try:
-            with opened(fs, name) as handle:
+            with opened(fs, where) as handle:
                 size = fs.size(handle)
-                crc = crc32c(fs.map(handle, size)) if size else 0
+                view = fs.map(handle, size) if size else memoryview(b"")
         except FileNotFoundError as error:
-            raise CorruptLogError("a staged segment is gone", path=name) from error
-        if (size, crc) != (file.size_bytes, file.crc):
-            raise CorruptLogError(
-                "a staged segment is not what its task wrote",
-                path=name,
-                expected=f"{file.size_bytes} bytes, CRC-32C {file.crc:#010x}",
-                found=f"{size} bytes, {crc:#010x}",
-            )
+            raise CorruptLogError("a staged segment is gone", path=where) from error
+        for file in files:
+            _check_piece(view, file, where)
+
+
+def _check_piece(view: memoryview, file: StagedFile, path: str) -> None:
+    """Raises CorruptLogError when the bytes of a file are not those that its task wrote."""
+    start = file.position or 0
+    end = len(view) if file.position is None else start + file.size_bytes
+    crc = crc32c(view[start:end])
+    if (min(end, len(view)) - start, crc) != (file.size_bytes, file.crc):
+        raise CorruptLogError(
+            "a staged segment is not what its task wrote",
+            path=path,
+            position=file.position,
+            expected=f"{file.size_bytes} bytes, CRC-32C {file.crc:#010x}",
+            found=f"{max(0, min(end, len(view)) - start)} bytes, {crc:#010x}",
+        )
+
+
+def units(files: Sequence[StagedFile]) -> list[list[StagedFile]]:
+    """The files of one partition by the segments that they become: each staged one by itself, carried pieces that
+    follow one another together, up to a size. The same for each reading of a manifest, because a redo depends on it.
+    """
+    found: list[list[StagedFile]] = []
+    size = 0
+    for file in files:
+        joins = file.position is not None and found and found[-1][-1].position is not None
+        if joins and size + file.size_bytes <= _UNIT_BYTES:
+            found[-1].append(file)
+        else:
+            found.append([file])
+            size = 0
+        size += file.size_bytes
+    return found
 
 
 def _make_topics(directory: TargetDirectory, manifest: Manifest) -> None:
@@ -338,7 +368,8 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
 
 def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
     """No other program may have appended since the offsets were given out, such as a Kafka started after the crash."""
-    ends = list(itertools.accumulate((file.count for file in files), initial=0))
+    made = units(files)
+    ends = list(itertools.accumulate((sum(file.count for file in unit) for unit in made), initial=0))
     ours = {place.base + before for before in ends}
     bases = list_bases(fs, target)
     foreign = None
@@ -355,15 +386,23 @@ def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFil
         foreign = foreign or (name if is_foreign else None)
     if place.segment is None:
         # One of ours that is in place and not the last must be as it was staged: else its offsets go on into the next.
-        waiting = [fs.exists(os.path.join(path, file.name + LOG)) for file in files]
-        for number, file in enumerate(files):
-            name = os.path.join(target, file_name(place.base + ends[number], LOG))
+        names = [os.path.join(target, file_name(place.base + before, LOG)) for before in ends]
+        sizes = [sum(file.size_bytes for file in unit) for unit in made]
+        waiting = [_is_waiting(fs, path, unit, name) for unit, name in zip(made, names, strict=False)]
+        for number, name in enumerate(names[:-1]):
             if not waiting[number] and any(waiting[number:]) and fs.exists(name):
-                foreign = foreign or (name if fs.file_size(name) != file.size_bytes else None)
+                foreign = foreign or (name if fs.file_size(name) != sizes[number] else None)
     if foreign:
         raise CorruptLogError(
             "another program appended while a write from Spark was half in place", path=foreign, offset=place.base
         )
+
+
+def _is_waiting(fs: FS, path: str, unit: Sequence[StagedFile], final: str) -> bool:
+    """Whether a unit is not in its place yet. The file of carried pieces stays until all are."""
+    if unit[0].position is None:
+        return fs.exists(os.path.join(path, unit[0].name + LOG))
+    return not fs.exists(final) or fs.file_size(final) < sum(file.size_bytes for file in unit)
 
 
 def _end_of(fs: FS, target: str, base: int) -> int:
@@ -379,65 +418,75 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
         place = assigned.places[topic, partition]
         target = os.path.join(directory, partition_name(topic, partition))
         if place.segment is None:
-            placed[topic, partition] = _move(fs, path, target, files, place)
+            placed[topic, partition] = _make_segments(fs, path, target, files, place)
+            fs.sync_dir(target)
         else:
-            _append(fs, path, target, files, place)
+            assert place.position is not None
+            final = os.path.join(target, file_name(place.segment, LOG))
+            _append(fs, path, final, files, place.position, place.base, place.leader_epoch)
             placed[topic, partition] = []
-        fs.sync_dir(target)
     return placed
 
 
-def _move(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> list[int]:
+def _make_segments(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> list[int]:
+    """Puts files behind the log's end as segments of their own; their base offsets."""
     bases = []
     base = place.base
-    for file in files:
-        source = os.path.join(path, file.name)
-        final = os.path.join(target, file_name(base, LOG))
-        if fs.exists(source + LOG):
-            if fs.exists(final) and fs.file_size(final) and not _same_batches(fs, source + LOG, final):
-                raise CorruptLogError("another program appended where staged records belong", path=final)
-            _stamp(fs, source + LOG, file, base, place.leader_epoch)
-            for suffix in (INDEX, TIME_INDEX):
-                with contextlib.suppress(FileNotFoundError):
-                    fs.rename(source + suffix, os.path.join(target, file_name(base, suffix)))
-            fs.rename(source + LOG, final)
-        elif not fs.exists(final) or fs.file_size(final) < file.size_bytes:
-            raise CorruptLogError("a staged segment is gone and not in its place", path=source + LOG)
+    for unit in units(files):
+        if unit[0].position is None:
+            _move(fs, path, target, unit[0], base, place.leader_epoch)
+        else:
+            final = os.path.join(target, file_name(base, LOG))
+            _append(fs, path, final, unit, 0, base, place.leader_epoch)
         bases.append(base)
-        base += file.count
+        base += sum(file.count for file in unit)
     return bases
 
 
-def _append(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
-    assert place.segment is not None and place.position is not None
-    final = os.path.join(target, file_name(place.segment, LOG))
-    with opened(fs, final, write=True) as handle:
+def _move(fs: FS, path: str, target: str, file: StagedFile, base: int, leader_epoch: int) -> None:
+    source = os.path.join(path, file.name)
+    final = os.path.join(target, file_name(base, LOG))
+    if fs.exists(source + LOG):
+        if fs.exists(final) and fs.file_size(final) and not _same_batches(fs, source + LOG, final):
+            raise CorruptLogError("another program appended where staged records belong", path=final)
+        _stamp(fs, source + LOG, file, base, leader_epoch)
+        for suffix in (INDEX, TIME_INDEX):
+            with contextlib.suppress(FileNotFoundError):
+                fs.rename(source + suffix, os.path.join(target, file_name(base, suffix)))
+        fs.rename(source + LOG, final)
+    elif not fs.exists(final) or fs.file_size(final) < file.size_bytes:
+        raise CorruptLogError("a staged segment is gone and not in its place", path=source + LOG)
+
+
+def _append(
+    fs: FS, path: str, final: str, files: Sequence[StagedFile], position: int, base: int, leader_epoch: int
+) -> None:
+    """Writes files, with the offsets from base on, at a position of a segment, which was then so long."""
+    stamped = []
+    for file in files:
+        data = bytearray(_read(fs, os.path.join(path, file.name + LOG), file))
+        for at, head in _stamps(data, file, base, leader_epoch):
+            data[at : at + len(head)] = head
+        stamped.append(data)
+        base += file.count
+    ours = b"".join(stamped)
+    with opened(fs, final, write=True, create=position == 0) as handle:
         size = fs.size(handle)
-        at = place.position
-        base = place.base
-        if size < at:
-            raise CorruptLogError("the segment is shorter than it was", path=final, expected=at, found=size)
-        stamped = []
-        for file in files:
-            data = bytearray(_read(fs, os.path.join(path, file.name + LOG), file))
-            for position, head in _stamps(data, file, base, place.leader_epoch):
-                data[position : position + len(head)] = head
-            stamped.append(data)
-            base += file.count
-        ours = b"".join(stamped)
-        if size > at:
-            found = fs.pread(handle, size - at, at)
+        if size < position:
+            raise CorruptLogError("the segment is shorter than it was", path=final, expected=position, found=size)
+        if size > position:
+            found = fs.pread(handle, size - position, position)
             if not found.startswith(ours):
                 # It must be what a crash left of ours, whole or torn, and no other program's batch.
                 _, end, _ = kernel.walk(found, 0, len(found), layout.INT32_MAX, True)
                 if found[:end] != ours[:end]:
                     raise CorruptLogError(
-                        "another program appended where staged records belong", path=final, position=at
+                        "another program appended where staged records belong", path=final, position=position
                     )
-                fs.truncate(handle, at)
-                size = at
-        if size == at:
-            fs.pwrite(handle, ours, at)
+                fs.truncate(handle, position)
+                size = position
+        if size == position:
+            fs.pwrite(handle, ours, position)
         fs.fsync(handle)
 
 
@@ -497,12 +546,13 @@ def _same_batches(fs: FS, one: str, other: str) -> bool:
 
 def _read(fs: FS, name: str, file: StagedFile) -> bytes:
     with opened(fs, name) as handle:
-        return fs.pread(handle, file.size_bytes, 0)
+        return fs.pread(handle, file.size_bytes, file.position or 0)
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
-    """The end of a manifest that is done: it goes first, so that its files are never missed."""
+    """The end of a manifest that is done. Where a power cut brings its name back, the state says so, and no file of it
+    is missed.
+    """
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(os.path.join(path, manifest_name(manifest.app_id, manifest.version, suffix)))
-    fs.sync_dir(path)
     remove_tree(fs, os.path.join(path, manifest.txid))

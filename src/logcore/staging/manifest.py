@@ -37,7 +37,9 @@ ASSIGNED: Final = ".assigned"
 STATE: Final = ".state"
 REFUSED: Final = ".refused"
 DAMAGED: Final = ".damaged"
-_FORMAT: Final = 2
+_FORMAT: Final = 3
+#: The stem of the file that holds the carried pieces of a write, below the directory of that write.
+CARRIED: Final = "carried"
 _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 #: A manifest comes from a file; what makes one of it raises TypeError for other values.
 _NUMBER: Final = attrs.validators.instance_of(int)
@@ -48,8 +50,9 @@ _TEXT: Final = attrs.validators.instance_of(str)
 
 @attrs.frozen
 class StagedFile:
-    """One staged segment. name: its path below the staging directory, without a suffix. count: records. crc: CRC-32C
-    of the whole file as it was staged.
+    """A staged segment, or a carried piece of one. name: path of the file below the staging directory, without a
+    suffix. count: records. position, size_bytes: where in the file it stands; the position of a segment, which is all
+    of its file, is None. crc: CRC-32C of these bytes as they were staged.
     """
 
     topic: str = attrs.field(validator=_TEXT)
@@ -60,6 +63,22 @@ class StagedFile:
     batches: int = attrs.field(validator=_COUNT)
     max_timestamp: int = attrs.field(validator=_NUMBER)
     crc: int = attrs.field(validator=_NUMBER)
+    position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
+
+
+@attrs.frozen
+class Carried:
+    """What one task wrote to one partition, brought to the driver in a message instead of a file. data: whole batches
+    whose offsets begin at 0. count, batches, max_timestamp, crc: as of a StagedFile.
+    """
+
+    topic: str
+    partition: int
+    data: bytes = attrs.field(repr=False)
+    count: int
+    batches: int
+    max_timestamp: int
+    crc: int
 
 
 @attrs.frozen(kw_only=True)

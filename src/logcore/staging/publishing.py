@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final, Literal
 
 from logcore import checkpoint
@@ -21,15 +21,20 @@ from logcore.errors import (
     InvalidConfigError,
     LogcoreError,
 )
-from logcore.fs import FS
+from logcore.fs import FS, opened
+from logcore.kernels.checksum import crc32c
+from logcore.names import LOG
 from logcore.staging.manifest import (
     ASSIGNED,
+    CARRIED,
     CLAIM,
     DAMAGED,
     READY,
     REFUSED,
     STATE,
+    Carried,
     Manifest,
+    StagedFile,
     app_name,
     check_directory,
     check_txid,
@@ -64,13 +69,42 @@ class Staging:
         for path in (self.path, os.path.join(self.path, check_txid(txid))):
             with contextlib.suppress(FileExistsError):
                 fs.mkdir(path)
-                fs.sync_dir(os.path.dirname(path))
+                if path == self.path:  # the other's name is on disk when that of the manifest beside it is
+                    fs.sync_dir(os.path.dirname(path))
             check_directory(fs, path)
         if fs.identity(self.path)[0] != fs.identity(self.directory)[0]:
             raise InvalidConfigError(
                 "the log directory is the root of a file system of its own, so segments staged beside it cannot be "
                 f"moved into it; use a directory inside it, such as {os.path.join(self.directory, 'data')}"
             )
+
+    def is_begun(self, txid: str) -> bool:
+        """Whether the directory that begin() made is seen here."""
+        return self._fs.is_directory(os.path.join(self.path, check_txid(txid)))
+
+    def store(self, txid: str, pieces: Sequence[Carried]) -> list[StagedFile]:
+        """Stores what tasks have carried to the driver, all of it in one file, durably; to be published with the rest.
+
+        Raises CorruptLogError for a piece that is not what its task sent.
+        """
+        if not pieces:
+            return []
+        fs = self._fs
+        directory = os.path.join(self.path, check_txid(txid))
+        files = []
+        at = 0
+        with opened(fs, os.path.join(directory, CARRIED + LOG), write=True, create=True) as handle:
+            for piece in pieces:
+                if crc32c(piece.data) != piece.crc:
+                    raise CorruptLogError("a carried piece is not what its task sent", path=directory, position=at)
+                fs.pwrite(handle, piece.data, at)
+                size = len(piece.data)
+                facts = (piece.count, size, piece.batches, piece.max_timestamp, piece.crc)
+                files.append(StagedFile(piece.topic, piece.partition, f"{txid}/{CARRIED}", *facts, position=at))
+                at += size
+            fs.fsync(handle)
+        fs.sync_dir(directory)
+        return files
 
     def publish(self, manifest: Manifest) -> None:
         """Makes the write one that will be there. Durable when this returns; nothing of it is shown yet."""

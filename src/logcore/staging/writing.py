@@ -1,5 +1,9 @@
 """What a task does: stages records as segments whose offsets begin at 0, under names no other attempt has.
 
+Rules:
+- A writer that holds what it was given keeps it in memory until spill(). A little of it can be carried to the driver in
+  a message: then the task syncs nothing and leaves no file.
+
 This module publishes nothing; a driver does, with what all tasks say they have staged (publishing.py).
 """
 
@@ -26,6 +30,7 @@ from logcore.names import LOG
 from logcore.recordbatch import check_timestamps, compressor, target_codec
 from logcore.segment import ActiveSegment
 from logcore.staging.manifest import (
+    Carried,
     StagedFile,
     check_txid,
     staging_path,
@@ -47,7 +52,8 @@ class StagedWriter:
     """What one attempt of a task writes to one partition: a chain of staged segments, rolled as a log is.
 
     stem: <topic>-<partition>.<task>.<attempt>, which no other attempt has. codec: what records are compressed with
-    where the topic says "producer". batch_bytes: size at which a batch is closed.
+    where the topic says "producer". batch_bytes: size at which a batch is closed. holds: in memory until spill(), which
+    the caller has to call before it is too much.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class StagedWriter:
         *,
         codec: Codec = Codec.NONE,
         batch_bytes: int = 64 << 10,
+        holds: bool = False,
     ) -> None:
         self._fs = fs
         self._txid = txid
@@ -76,6 +83,8 @@ class StagedWriter:
         no_producer = (-1, -1, -1)
         self._encoding = (min(batch_bytes, most), most, attributes, *no_producer, compressor(codec, config))
         self._scratch = bytearray(1 << 16)
+        self._held = bytearray() if holds else None
+        self._held_batches: list[layout.EncodedBatch] = []
         self._segment: _StagedSegment | None = None
         self._done: list[StagedFile] = []
         self._crc = self._batches = 0
@@ -113,20 +122,54 @@ class StagedWriter:
         self._store(size, batches, now_ms)
 
     @property
+    def held_bytes(self) -> int:
+        """How much is in memory and in no file."""
+        return 0 if self._held is None else len(self._held)
+
+    def spill(self) -> None:
+        """Keeps all in files, from now on. Errors as append_columns()."""
+        held = self._held
+        self._held = None
+        if held:
+            self._keep(memoryview(held), self._held_batches, 0)
+            self._held_batches = []
+
+    def carry(self) -> Carried | None:
+        """What is held, to be sent to the driver; None when there is nothing. Nothing may be appended afterwards."""
+        if not self._held:
+            return None
+        data = bytes(self._held)
+        newest = max(batch[3] for batch in self._held_batches)
+        count = self._end
+        return Carried(self._topic, self._partition, data, count, len(self._held_batches), newest, crc32c(data))
+
+    @property
     def _end(self) -> int:
+        if self._held is not None:
+            return self._held_batches[-1][2] + 1 if self._held_batches else 0
         return 0 if self._segment is None else self._segment.last_offset + 1
 
     def _store(self, size: int, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
-        """Writes what was encoded, in as few pieces as segments allow."""
+        """Takes what was encoded into the scratch buffer."""
         if not batches:
             return
+        held = self._held
+        if held is None:
+            self._keep(memoryview(self._scratch)[:size], batches, now_ms)
+            return
+        start = len(held)
+        held += memoryview(self._scratch)[:size]
+        self._held_batches += [(start + at, length, last, time) for at, length, last, time in batches]
+
+    def _keep(self, data: memoryview, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
+        """Writes batches to files, in as few pieces as segments allow."""
         newest = max(batch[3] for batch in batches)
         end = self._end
         segment = self._segment
         if segment is None:
             segment = self._begin()
-        if not segment.is_full(size, newest, batches[-1][2], now_ms) and size <= self._config.segment_bytes:
-            self._write(segment, memoryview(self._scratch)[:size], batches)
+        if not segment.is_full(len(data), newest, batches[-1][2], now_ms) and len(data) <= self._config.segment_bytes:
+            self._write(segment, data, batches)
             return
         # what a roll takes from the offsets that were encoded, and where the next batch begins
         moved = 0
@@ -136,8 +179,8 @@ class StagedWriter:
                 self._seal()
                 segment = self._begin()
                 moved = start
-            struct.pack_into(">q", self._scratch, at, start - moved)
-            part = memoryview(self._scratch)[at : at + length]
+            struct.pack_into(">q", data, at, start - moved)
+            part = data[at : at + length]
             self._write(segment, part, [(0, length, last - moved, time)])
             start = last + 1
 
@@ -170,6 +213,7 @@ class StagedWriter:
 
     def close(self) -> list[StagedFile]:
         """Brings all of it to the disk and says what there is, in order; nothing for a writer without rows."""
+        self.spill()
         if self._segment is not None:
             self._seal()
         if self._done:
