@@ -76,7 +76,7 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         planned = attrs.evolve(self.planned, options=options, txid=txid)
         staging = Staging(OS, options.path)
         staging.abort_files(self.planned.txid)  # made with this object, and not used
-        done = staging.outcome(query, batchId) == "done"
+        done = staging.is_done(query, batchId)
         if done or all(one.is_empty for one in staged):
             staging.abort_files(txid)
             return

@@ -54,7 +54,7 @@ class LogcoreWriter(DataSourceArrowWriter):
         staged = [one for one in messages if isinstance(one, StagedMessage)]
         query = next((message.query for message in staged if message.query), None)
         staging = Staging(OS, options.path)
-        done = staging.outcome(options.app_id, options.version) == "done"
+        done = staging.is_done(options.app_id, options.version)
         if done or (not options.given and all(message.is_empty for message in staged)):
             staging.abort_files(self.planned.txid)
             self._check_query(staging, query)

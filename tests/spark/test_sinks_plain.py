@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,33 @@ def test_a_late_commit_of_a_driver_that_was_replaced(tmp_path: Path) -> None:
     made(path).commit(late, 0)
     assert sorted(content(path)) == [b"a", b"b"]
     assert left(path) == []
+
+
+@pytest.mark.parametrize("kind", ["stream", "batch"])
+def test_a_replay_does_not_ask_what_became_of_the_attempt_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """After a power cut a manifest may be there without its files. The next opening refused it, and the replay of the
+    batch then failed with that refusal instead of writing the batch.
+    """
+    path = tmp_path / "data"
+    given = {"topic": "t", "txnAppId": QUERY, "txnVersion": 0}
+    with monkeypatch.context() as patch:
+        patch.setattr(staged, "carry_out", lambda *_: None)
+        if kind == "stream":
+            batch(path, 0, [[b"a"]])
+        else:
+            write(path, frame(value=[b"a"]), **given)
+    (txid,) = [name for name in left(path) if not name.endswith(".json")]
+    shutil.rmtree(os.path.join(staging_path(str(path)), txid))
+    with logcore.open_dir(path):
+        pass
+    assert [name for name in left(path) if name.endswith(".refused")]
+    if kind == "stream":
+        batch(path, 0, [[b"a"]], attempt=1)
+    else:
+        write(path, frame(value=[b"a"]), **given)
+    assert (content(path), left(path)) == ([b"a"], [])
 
 
 def test_an_abort_behind_the_publish_point_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,14 @@ class Staging:
             self._fs.unlink(os.path.join(self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)))
         checkpoint.write(self._fs, self.path, manifest_name(manifest.app_id, manifest.version, READY), content)
 
+    def is_done(self, app_id: str, version: int) -> bool:
+        """Whether a write need not be published any more. What became of an earlier attempt that was refused is not
+        asked. Raises CorruptLogError when the manifest of one was damaged after offsets had been given out.
+        """
+        self._check_undamaged(app_id, version)
+        state = read_state(self._fs, self.path, app_id)
+        return state is not None and version <= state["version"]
+
     def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
         """What has become of a write. Raises CorruptLogError when it was refused, which is forgotten with this, and
         when its manifest was damaged after offsets had been given out, which is not.
