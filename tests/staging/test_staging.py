@@ -290,6 +290,24 @@ def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(dat
         assert one.outcome("app", 0) == "done"
 
 
+def test_files_that_are_gone_close_the_partitions_that_wait_for_them(data: Path) -> None:
+    """No directory could be opened whose staged pieces somebody had removed."""
+    one = publish(data, "first", carries=True)
+    root = Path(one.path)
+    ready = root / manifest_name("app", 0, ".json")
+    read = read_manifest(OS, str(root), ready.name)
+    assert read is not None
+    size = (data / "t-0" / f"{0:020d}.log").stat().st_size
+    places = {key: Place(base=1, leader_epoch=0, segment=0, position=size) for key in read.partitions()}
+    (root / manifest_name("app", 0, ".assigned")).write_bytes(attrs.evolve(read, places=places).pack())
+    ready.unlink()
+    shutil.rmtree(root / "first")
+    with logcore.open_dir(data) as directory:
+        directory.create_topic("other")
+        with pytest.raises(CorruptLogError, match=r"gone \(to give the rest of this write up, remove .*assigned"):
+            directory.partition("t", 0)
+
+
 @pytest.mark.parametrize("at", range(0, 60, 3))
 def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
     """A version that a rotten byte raised had all writes up to it skipped as done."""

@@ -545,8 +545,11 @@ def _same_batches(fs: FS, one: str, other: str) -> bool:
 
 
 def _read(fs: FS, name: str, file: StagedFile) -> bytes:
-    with opened(fs, name) as handle:
-        return fs.pread(handle, file.size_bytes, file.position or 0)
+    try:
+        with opened(fs, name) as handle:
+            return fs.pread(handle, file.size_bytes, file.position or 0)
+    except FileNotFoundError as error:  # only the partitions that wait for it stay closed, not the directory
+        raise CorruptLogError("a staged segment is gone", path=name) from error
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:

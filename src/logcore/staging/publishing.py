@@ -180,12 +180,14 @@ class Staging:
         remove_tree(self._fs, os.path.join(self.path, check_txid(txid)))
 
     def forget(self, app_id: str) -> None:
-        """Removes the state of an application that will not come again, unless a manifest of it is still there: without
-        its state that would be carried out once more.
+        """Removes the state of an application that will not come again, unless a manifest of it is still there, or a
+        power cut may bring one back: without its state that would be carried out once more, and its files are gone.
         """
         mine = app_name(app_id) + "@"
         if any(name.startswith(mine) for name in names_in(self._fs, self.path, "")):
             return
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.sync_dir(self.path)
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, app_name(app_id) + STATE))
 
