@@ -25,9 +25,12 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
     check_names(options.start, wanted, "startingOffsets")
     check_names(options.end, wanted, "endingOffsets")
     bounds = origin.bounds(wanted)
+    for key in wanted:
+        if key not in bounds:
+            _report(options, origin, key, "the partition is gone")
     starts = starting_offsets(options, origin, bounds)
     ends = _ending_offsets(options, origin, bounds)
-    ranges = [OffsetRange(*key, starts[key], ends[key]) for key in wanted if starts[key] < ends[key]]
+    ranges = [OffsetRange(*key, starts[key], ends[key]) for key in bounds if starts[key] < ends[key]]
     return into_tasks(ranges, origin.marks, options)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from logcore.config import INT64_MAX
 from logcore.errors import InvalidConfigError, LogcoreError
 from pyspark_logcore import limits
 from pyspark_logcore.firstoffsets import FirstOffsets
@@ -98,6 +99,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> Any:
         most = self.options.max_offsets
+        if most is None and self.options.min_offsets is not None:
+            most = INT64_MAX  # no limit, and not what Trigger.Once asks for
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -138,7 +141,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _takes_everything(self, limit: Any) -> bool:
         """Whether the trigger asks for all there is, whatever the options say: Trigger.Once."""
-        return HAS_LIMITS and self.options.max_offsets is not None and isinstance(limit, ReadAllAvailable)
+        has_options = self.options.max_offsets is not None or self.options.min_offsets is not None
+        return HAS_LIMITS and has_options and isinstance(limit, ReadAllAvailable)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
         """Where the log ended at the last look: the query's progress shows the lag by it."""

@@ -42,6 +42,7 @@ from logcore.errors import (
 from logcore.fs import OS, OsFS
 from logcore.staging.manifest import staging_path
 from pyspark_logcore import columns, options, planning
+from pyspark_logcore.directory import DirectoryOrigin
 from pyspark_logcore.identity import Identity, OtherDirectoryError
 from pyspark_logcore.origin import origin_of
 from pyspark_logcore.ranges import DataLossError, OffsetRange
@@ -270,6 +271,22 @@ def test_records_that_go_between_plan_and_task(data: Path) -> None:
         else:
             with pytest.warns(UserWarning):
                 assert [row for batch in reader.read(part) for row in batch.column(0).to_pylist()] == list(range(30))
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_partition_that_goes_while_a_read_is_planned(data: Path, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = DirectoryOrigin.bounds
+
+    def without_the_first(origin: DirectoryOrigin, wanted: Any) -> Any:
+        return {key: bound for key, bound in bounds(origin, wanted).items() if key != ("orders", 0)}
+
+    monkeypatch.setattr(DirectoryOrigin, "bounds", without_the_first)
+    if fails == "true":
+        with pytest.raises(DataLossError, match="topic orders partition 0: the partition is gone"):
+            rows_of(data, subscribe="orders")
+    else:
+        with pytest.warns(UserWarning, match="the partition is gone"):
+            assert len(rows_of(data, subscribe="orders", failOnDataLoss=fails)) == 20
 
 
 def test_P64_a_plan_does_not_move(data: Path) -> None:

@@ -256,10 +256,15 @@ def test_batches_are_limited_until_all_is_read(data: Path) -> None:
 
 
 @needs_limits
-def test_once_takes_everything_whatever_the_limit(data: Path) -> None:
-    query = Query(data, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=1, minOffsetsPerTrigger=1)
+@pytest.mark.parametrize(
+    "asked", [{"maxOffsetsPerTrigger": 1, "minOffsetsPerTrigger": 1}, {"minOffsetsPerTrigger": 100}]
+)
+def test_once_takes_everything_whatever_the_options(data: Path, asked: dict[str, int]) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
     assert query.trigger(ReadAllAvailable())
-    assert query.rows == expected((0, 0, 30), (1, 0, 20))
+    append(data, "orders", 1, 2)
+    assert query.trigger(ReadAllAvailable())
+    assert query.rows == expected((0, 0, 30), (1, 0, 20), (1, 20, 22))
 
 
 @needs_limits
