@@ -364,8 +364,9 @@ def unpack_checked(content: bytes) -> dict[str, Any] | None:
 class ShownEnd(NamedTuple):
     """Up to where readers in other processes may read.
 
-    offset: -1 where the file is damaged. is_replicated: whether it is a high watermark that replication moves, which
-    may lie anywhere in the log; else it is the durable end, which lies in the last segment.
+    offset: -1 where the file is damaged. is_replicated: whether it is a high watermark that replication moves, or one
+    that a staged write holds back, which may lie anywhere in the log; else it is the durable end, which lies in the
+    last segment.
     """
 
     offset: int

@@ -52,6 +52,10 @@ class Adoption:
         """Makes the active segment one that others may follow; appending to it goes on being possible."""
         self._writer.seal_locked()
 
+    def hold_back(self) -> None:
+        """Readers in other processes are not to see any of several segments that come next, before show()."""
+        self._writer.hold_back_locked()
+
     def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
         """Takes note of records that were put behind the log's end, durably: in segments at bases, the last of which
         becomes the active one, or in the active segment.

@@ -618,6 +618,15 @@ class Writer:
             self.state.show(end)
             self._show_elsewhere()
 
+    def hold_back_locked(self) -> None:
+        """Before several segments come to the log at once: readers in other processes, which take what lies before the
+        last segment for shown, are told that the visible end may lie anywhere. Durable, until more is shown.
+        """
+        if self._durable_handle >= 0 and not self.is_replicated:
+            content = checkpoint.pack_shown_end(self.state.visible, is_replicated=True)
+            self.fs.pwrite(self._durable_handle, content, 0)
+            self.fs.fsync(self._durable_handle)
+
     def _show_elsewhere(self) -> None:
         """Tells readers in other processes of the visible end."""
         with contextlib.suppress(DiskFullError, StorageWriteError):  # they see it when it moves next

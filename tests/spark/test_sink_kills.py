@@ -1,0 +1,276 @@
+"""A stream's driver that is killed, stopped or met by a full disk at each change it makes: on real files, by SIGKILL.
+
+Each driver is a process of its own, which plans, stages and commits three batches as Spark would have it do, and says
+over a pipe which are committed. What it leaves is judged; then another one replays the batches that were not committed,
+with other tasks. In the end every row is there once, and in order.
+
+`make test` strikes at a choice of places; `make slow` at all of them, and at random ones of drivers that follow one
+another. LOGCORE_TEST_SEED repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import logcore
+from logcore.errors import DiskFullError, LogcoreError
+from logcore.fs import OS, Data
+from logcore.inspect.verify import verify
+from support.real_faults import Strike, StrikingFS
+from support.sinks import BATCHES, CONFIGS, QUERY, WHOLE, Stream, expected
+
+SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
+#: Exit statuses of a driver whose batch failed, as Spark would have ended the query.
+FAILED = 3
+
+
+@pytest.fixture
+def ram(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: a kill loses nothing of the page cache, so no disk is needed."""
+    shared = "/dev/shm"
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as path:
+        yield Path(path)
+
+
+@pytest.fixture(autouse=True)
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a batch imports is imported before there are forks, or each would take seconds for it."""
+    stream = Stream(tmp_path / "warm", monkeypatch)
+    stream.create(OS, {})
+    stream.use(OS)
+    stream.write(0, 1)
+    monkeypatch.undo()
+
+
+class Driver:
+    """One life of the query, from a batch on: a child of this process."""
+
+    def __init__(
+        self,
+        path: Path,
+        first: int,
+        strike: Strike | None = None,
+        *,
+        tasks: int = 2,
+        query: str = QUERY,
+        wait: float = 60,
+    ) -> None:
+        """strike: at which change of the disk something happens to it. tasks: of each batch. wait: publishTimeout."""
+        self.done = first
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid:
+            os.close(writing)
+            self._pipe = os.fdopen(reading, "rb")
+            return
+        status = 1
+        try:
+            os.close(reading)
+            os.chdir(path.parent)  # which StrikingFS takes for the disk
+            fs = StrikingFS(strike)
+            stream = Stream(path, query=query, publishTimeout=wait)
+            stream.use(fs)
+            for batch_id in range(first, len(BATCHES)):
+                stream.write(batch_id, tasks)
+                os.write(writing, b"+")
+            os.write(writing, b"%d." % len(fs.sites))
+            status = 0
+        except LogcoreError:
+            status = FAILED
+        finally:
+            os._exit(status)
+
+    def wait(self) -> int:
+        """Its exit status, negative for a signal. done says how many batches are committed."""
+        with self._pipe:
+            said = self._pipe.read()
+        self.done += said.count(b"+")
+        self.changes = int(said.rpartition(b"+")[2].rstrip(b".") or 0)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def is_alive(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def wait_until_stopped(self) -> bool:
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        return os.WIFSTOPPED(status)
+
+
+def created(path: Path, config: str) -> Path:
+    path.parent.mkdir()
+    Stream(path).create(OS, CONFIGS[config])
+    return path
+
+
+def judge(path: Path, done: int) -> None:
+    """What a reader finds behind a crash, and what one finds when the directory was opened for writing."""
+    stream = Stream(path)
+    for how in ({"read_only": True}, {}):
+        found = stream.content(OS, **how)
+        assert found in WHOLE, f"a part of a batch is there: {[len(one) for one in found]}"
+        if not how:
+            assert WHOLE.index(found) >= done, f"batch {done - 1} was committed and is gone"
+
+
+def end(path: Path, done: int, tasks: int = 3) -> None:
+    """The query starts again and is not disturbed: all is there, once."""
+    last = Driver(path, done, tasks=tasks)
+    assert last.wait() == 0
+    assert Stream(path).content(OS) == WHOLE[-1]
+    assert not [one for one in verify(str(path)) if one.status == "damaged"]
+
+
+def changes_of_a_life(ram: Path, config: str) -> int:
+    path = created(ram / "whole" / "data", config)
+    driver = Driver(path, 0)
+    assert driver.wait() == 0
+    return driver.changes
+
+
+STEPS = [pytest.param(23, id="some"), pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_driver_that_is_killed_at_any_change(ram: Path, config: str, step: int) -> None:
+    count = changes_of_a_life(ram, config)
+    assert count > 200
+    rng = random.Random(SEED)
+    for at in range(rng.randrange(step), count, step):
+        path = created(ram / f"at{at}" / "data", config)
+        driver = Driver(path, 0, Strike(at, part=rng.choice([0.0, 0.5])))
+        assert driver.wait() == -signal.SIGKILL, at
+        judge(path, driver.done)
+        end(path, driver.done)
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_drivers_that_are_killed_one_after_the_other(ram: Path, rounds: int) -> None:
+    rng = random.Random(SEED)
+    kills = 0
+    for number in range(rounds):
+        path = created(ram / f"round{number}" / "data", rng.choice(list(CONFIGS)))
+        done = 0
+        for _ in range(rng.randrange(2, 8)):
+            driver = Driver(path, done, Strike(rng.randrange(150)), tasks=rng.randrange(1, 4))
+            kills += driver.wait() == -signal.SIGKILL
+            done = driver.done
+            judge(path, done)
+        end(path, done)
+    print(f"{kills} kills, seed {SEED}")
+    assert kills
+
+
+@contextlib.contextmanager
+def stop(operation: str, file: int | str) -> Iterator[None]:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    yield
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_is_replaced_and_goes_on_late(ram: Path, step: int) -> None:
+    """It is stopped, so nothing that it holds is given back; its successor comes through or fails; then it goes on."""
+    count = changes_of_a_life(ram, "moved")
+    outcomes = set()
+    for at in range(5 % step, count, step):
+        path = created(ram / f"at{at}" / "data", "moved")
+        late = Driver(path, 0, Strike(at, trouble=stop))
+        assert late.wait_until_stopped(), at
+        successor = Driver(path, 0, tasks=1, wait=0.1)
+        status = successor.wait()
+        assert status in (0, FAILED), at
+        outcomes.add(status)
+        os.kill(late.pid, signal.SIGCONT)
+        assert late.wait() in (0, FAILED), at
+        judge(path, max(late.done, successor.done))
+        end(path, min(late.done, successor.done))
+    assert outcomes == {0, FAILED}, "with the directory in its hands, and without"
+
+
+class FullFS(StrikingFS):
+    """From one change on nothing that takes more room can be stored; what lies there can be written over."""
+
+    full_from = 0
+    _grows = False
+
+    def pwrite(self, handle: int, data: Data, position: int) -> None:
+        self._grows = position + len(data) > self.size(handle)
+        super().pwrite(handle, data, position)
+
+    def _step(self, operation: str, file: int | str) -> AbstractContextManager[object]:
+        step = super()._step(operation, file)
+        takes_room = operation in ("create", "mkdir") or (operation == "pwrite" and self._grows)
+        if takes_room and len(self.sites) > self.full_from:
+            raise DiskFullError("no room", path=str(file))
+        return step
+
+
+@pytest.mark.parametrize("step", [pytest.param(17, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_disk_that_fills_up(ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int) -> None:
+    """The batch fails, is aborted, and is written by the next life of the query, when there is room."""
+    count = changes_of_a_life(ram, config)
+    failed = 0
+    for at in range(0, count, step):
+        path = created(ram / f"at{at}" / "data", config)
+        with monkeypatch.context() as patch:
+            patch.chdir(path.parent)
+            fs = FullFS()
+            fs.full_from = at
+            stream = Stream(path, patch)
+            stream.use(fs)
+            done = 0
+            with contextlib.suppress(LogcoreError):
+                for batch_id in range(len(BATCHES)):
+                    stream.write(batch_id, 2)
+                    done += 1
+            failed += done < len(BATCHES)
+        judge(path, done)
+        end(path, done)
+    assert failed
+
+
+def test_two_queries_that_write_one_topic(ram: Path) -> None:
+    path = created(ram / "disk" / "data", "moved")
+    names = ("one", "two")
+    drivers = [Driver(path, 0, query=name) for name in names]
+    assert [driver.wait() for driver in drivers] == [0, 0]
+    found = Stream(path).content(OS)
+    for partition, values in enumerate(found):
+        for name in names:
+            mine = [value for value in values if value.startswith(name.encode())]
+            assert mine == [value for batch in range(len(BATCHES)) for value in expected(batch, partition, name)]
+        parts = [value.split(b"-")[:2] for value in values]
+        turns = 1 + sum(before != after for before, after in itertools.pairwise(parts))
+        assert turns == len(names) * len(BATCHES), "the rows of a batch stand together"
+
+
+def test_a_directory_that_another_program_holds(ram: Path) -> None:
+    """It carries the batches out when it ticks. While it does not, the query fails and leaves nothing."""
+    path = created(ram / "disk" / "data", "appended")
+    with logcore.open_dir(path) as holder:
+        driver = Driver(path, 0, wait=0.1)
+        assert (driver.wait(), driver.done) == (FAILED, 0)
+        holder.tick()
+        assert holder.partition("t", 0).log_end_offset == 0
+        driver = Driver(path, 0)
+        while driver.is_alive():
+            holder.tick()
+        assert (driver.wait(), driver.done) == (0, len(BATCHES))
+    assert Stream(path).content(OS) == WHOLE[-1]

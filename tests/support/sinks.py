@@ -1,0 +1,116 @@
+"""Plays a query of Spark that writes three batches to a topic, without a JVM: its planner, tasks and commits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyspark.sql.types as sql
+import pytest
+
+import logcore
+from logcore.fs import FS
+from pyspark_logcore import rows, staged, streamwriter, writer
+from pyspark_logcore.streamwriter import LogcoreStreamWriter
+from support.tasks import frame, source
+
+QUERY = "5a0c3a4e-query"
+PARTITIONS = 2
+#: Of each batch, how many rows a partition gets, and how many bytes the first and the other half of them have: below
+#: what a task may carry, above it, and both.
+BATCHES = ((5, 10, 10), (12, 90, 90), (12, 10, 90))
+CARRY_BYTES = 400
+TYPES = sql.StructType([sql.StructField("value", sql.BinaryType()), sql.StructField("partition", sql.IntegerType())])
+#: Where pieces are appended to the active segment, and where they become segments of their own.
+CONFIGS: dict[str, dict[str, Any]] = {"appended": {}, "moved": {"segment.bytes": 2000, "index.interval.bytes": 200}}
+Content = tuple[tuple[bytes, ...], ...]
+
+
+def expected(batch_id: int, partition: int, query: str = QUERY) -> list[bytes]:
+    count, first, others = BATCHES[batch_id]
+    sizes = [first if number < count // 2 else others for number in range(count)]
+    name = b"" if query == QUERY else query.encode() + b"-"
+    return [
+        (b"%s%d-%d-%d." % (name, batch_id, partition, number)).ljust(size, b"x") for number, size in enumerate(sizes)
+    ]
+
+
+#: What the topic holds when so many batches are written.
+WHOLE: Sequence[Content] = [
+    tuple(tuple(itertools.chain(*(expected(batch, one) for batch in range(end)))) for one in range(PARTITIONS))
+    for end in range(len(BATCHES) + 1)
+]
+
+
+class Stream:
+    """A query that writes the batches, as often as it is asked to, on the file system that use() has named last."""
+
+    def __init__(
+        self, path: str | Path, patch: pytest.MonkeyPatch | None = None, query: str = QUERY, **given: Any
+    ) -> None:
+        """patch: what changes the modules of the writer; by default for good."""
+        self.path = str(path)
+        self.query = query
+        self.given = {"topic": "t", "carryBytes": CARRY_BYTES, **given}
+        self.opening = logcore.open_dir
+        self._patch = patch or pytest.MonkeyPatch()
+        self._names = itertools.count()
+
+    def count_names(self) -> None:
+        """So that the same program gives the same names."""
+        self._patch.setattr(staged.uuid, "uuid4", lambda: uuid.UUID(int=next(self._names)))
+
+    def use(self, fs: FS) -> None:
+        for module in (rows, staged, streamwriter, writer):
+            self._patch.setattr(module, "OS", fs)
+        self._patch.setattr(logcore, "open_dir", functools.partial(self.opening, fs=fs))
+        self._patch.setattr(os.path, "isdir", lambda _: True)  # which StagedWrite.plan() asks of the directory
+
+    def create(self, fs: FS, config: dict[str, Any]) -> None:
+        with self.opening(self.path, create=True, fs=fs) as directory:
+            directory.create_topic("t", PARTITIONS, config)
+
+    def writer(self) -> LogcoreStreamWriter:
+        # Spark calls streamWriter() for the tasks and again for the commit.
+        return source(Path(self.path), **self.given).streamWriter(TYPES, False)
+
+    def write(self, batch_id: int, tasks: int) -> None:
+        planned = streamwriter._numbered(self.writer().planned, batch_id)
+        messages = self.stage(planned, batch_id, tasks, self.query)
+        try:
+            self.writer().commit(messages, batch_id)
+        except Exception:
+            self.writer().abort(messages, batch_id)
+            raise
+
+    def stage(self, planned: staged.StagedWrite, batch_id: int, tasks: int, query: str | None = None) -> list[Any]:
+        """What the tasks do with a batch; each has a share of the rows of each partition."""
+        messages = []
+        for task in range(tasks):
+            values = []
+            numbers = []
+            for partition in range(PARTITIONS):
+                all_values = expected(batch_id, partition, self.query)
+                share = -(-len(all_values) // tasks)
+                mine = all_values[task * share : (task + 1) * share]
+                values += mine
+                numbers += [partition] * len(mine)
+            batch = frame(value=values, partition=numbers)
+            number = None if query is None else batch_id
+            messages.append(planned.stage(iter([batch]), task, next(self._names), query, number))
+        return messages
+
+    def content(self, fs: FS, opening: Callable[..., Any] | None = None, **how: Any) -> Content:
+        """What each partition holds; offsets have no gap."""
+        found = []
+        with (opening or self.opening)(self.path, fs=fs, **how) as directory:
+            for partition in range(PARTITIONS):
+                records = list(directory.partition("t", partition).read(0))
+                assert [record.offset for record in records] == list(range(len(records)))
+                found.append(tuple(record.value for record in records))
+        return tuple(found)
