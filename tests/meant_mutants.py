@@ -236,9 +236,40 @@ MISTAKES: Final = (
         "staging/test_staging.py::test_a_crash_while_rolling_forward_is_rolled_forward",
     ),
     Mistake(
+        "state_before_the_pieces", "logcore/staging/applying.py",
+        "            placed = _place_all(",
+        "            write_state(fs, path, assigned)\n            placed = _place_all(",
+        "spark/test_sink_crashes.py",
+    ),
+    Mistake(
         "carried_pieces_not_synced", "logcore/staging/publishing.py",
         "                at += size\n            fs.fsync(handle)\n", "                at += size\n",
         "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+    ),
+    Mistake(
+        "name_of_carried_file_not_synced", "logcore/staging/publishing.py",
+        "        fs.sync_dir(directory)\n        return files",
+        "        return files",
+        "spark/test_sink_crashes.py",
+    ),
+    Mistake(
+        "carried_file_goes_before_the_state", "logcore/staging/applying.py",
+        "            save_recovery_points(writers.values())\n",
+        "            save_recovery_points(writers.values())\n"
+        "            remove_tree(fs, os.path.join(path, manifest.txid))\n",
+        "spark/test_sink_crashes.py",
+    ),
+    Mistake(
+        "adopted_append_not_synced", "logcore/staging/applying.py",
+        "            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
+        "            fs.pwrite(handle, ours, position)\n",
+        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+    ),
+    Mistake(
+        "redo_appends_again", "logcore/staging/applying.py",
+        "        if size > position:\n            found = ",
+        "        if size > position + len(ours):\n            found = ",
+        "spark/test_sink_crashes.py",
     ),
     Mistake(
         "made_segments_without_a_name", "logcore/staging/applying.py",
@@ -246,10 +277,44 @@ MISTAKES: Final = (
         "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
-        "adopted_append_not_synced", "logcore/staging/applying.py",
-        "            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
-        "            fs.pwrite(handle, ours, position)\n",
-        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+        "stamped_heads_not_synced", "logcore/staging/applying.py",
+        "fs.pwrite(handle, head[start:stop], position + start)\n        fs.fsync(handle)\n",
+        "fs.pwrite(handle, head[start:stop], position + start)\n",
+        "spark/test_sink_crashes.py",
+    ),
+    Mistake(
+        "staged_names_not_synced", "logcore/staging/writing.py",
+        "        if self._done:\n            self._fs.sync_dir(self._directory)\n",
+        "",
+        "spark/test_sink_crashes.py",
+    ),
+    Mistake(
+        "done_version_is_done_again", "logcore/staging/applying.py",
+        "    if state is not None and manifest.version <= state",
+        "    if state is not None and manifest.version < state",
+        "spark/test_sink_crashes.py",
+    ),
+    Mistake(
+        "pieces_in_the_order_of_messages", "pyspark_logcore/staged.py",
+        "sorted(by_task.items())",
+        "by_task.items()",
+        "spark/test_sinks_plain.py -k order_of_their_tasks",
+    ),
+    Mistake(
+        "replay_asks_whether_the_last_attempt_was_refused", "pyspark_logcore/streamwriter.py",
+        "staging.is_done(query, batchId)",
+        "staging.outcome(query, batchId) == \"done\"",
+        "spark/test_sinks_plain.py -k replay_does_not_ask",
+    ),
+    Mistake(
+        "state_forgotten_before_its_manifest", "logcore/staging/publishing.py",
+        "        with contextlib.suppress(FileNotFoundError):\n            self._fs.sync_dir(self.path)\n", "",
+        "spark/test_sink_crashes.py -k without_a_name",
+    ),
+    Mistake(
+        "parts_of_a_large_write_are_shown", "logcore/staging/applying.py",
+        "                    targets[key].hold_back()\n", "                    pass\n",
+        "spark/test_sink_kills.py -k killed_at_any",
     ),
     # -- groups
     Mistake(
