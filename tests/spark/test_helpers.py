@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +33,31 @@ def data(tmp_path: Path) -> Path:
 
 def test_a_kafka_job_runs_unchanged(spark: SparkSession, data: Path) -> None:
     with kafka_alias(data):
-        kafka_job.totals(spark, "orders", "totals")
-    with logcore.open(data / "totals-0", read_only=True) as log:
-        assert {record.key: record.value for record in log.read(0)} == {b"anna": b"8", b"ben": b"14"}
+        kafka_job.totals(spark, "orders", "totals", kafka_job.SECURITY)
+    assert dict(pairs(data, "totals-0")) == {b"anna": b"8", b"ben": b"14"}
+
+
+def pairs(data: Path, name: str) -> list[tuple[bytes, bytes]]:
+    with logcore.open(data / name, read_only=True) as log:
+        return [(record.key or b"", record.value or b"") for record in log.read(0)]
+
+
+def test_a_kafka_job_moves_by_two_edits(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    text = inspect.getsource(kafka_job)
+    text = text.replace('format("kafka")', 'format("logcore")')
+    text = text.replace(repr(kafka_job.SERVERS).replace("'", '"'), repr(str(data)))
+    edited: dict[str, Any] = {}
+    exec(compile(text, "edited_job.py", "exec"), edited)
+    assert edited["SERVERS"] == str(data)
+    edited["totals"](spark, "orders", "totals", {})
+    assert dict(pairs(data, "totals-0")) == {b"anna": b"8", b"ben": b"14"}
+    checkpoint = str(tmp_path / "checkpoint")
+    edited["copied"](spark, "orders", "copy", checkpoint)
+    assert sorted(pairs(data, "copy-0")) == [(b"anna", b"4")] * 2 + [(b"ben", b"7")] * 2
+    with logcore.open_dir(data) as directory:
+        directory.partition("orders", 1).append(key=b"carl", value=b"1")
+    edited["copied"](spark, "orders", "copy", checkpoint)
+    assert pairs(data, "copy-0")[4:] == [(b"carl", b"1")]
 
 
 def test_the_alias_is_undone(data: Path) -> None:

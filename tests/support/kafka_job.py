@@ -10,17 +10,39 @@ SERVERS = "kafka-1.example.org:9093,kafka-2.example.org:9093"
 SECURITY = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN"}
 
 
-def totals(spark: Any, source: str, sink: str) -> None:
+def totals(spark: Any, source: str, sink: str, security: dict[str, str]) -> None:
     """Sums the numbers of each key in a topic, and writes the sums into another."""
     rows = (
         spark.read.option("kafka.bootstrap.servers", SERVERS)
-        .options(**SECURITY)
+        .options(**security)
         .format("kafka")
         .option("subscribe", source)
         .option("startingOffsets", "earliest")
         .load()
     )
     sums = rows.groupBy("key").agg(F.sum(F.col("value").cast("string").cast("int")).cast("string").alias("value"))
-    sums.write.format("kafka").option("kafka.bootstrap.servers", SERVERS).options(**SECURITY).option(
-        "topic", sink
-    ).save()
+    written = sums.write.format("kafka").mode("append").option("kafka.bootstrap.servers", SERVERS)
+    written.options(**security).option("topic", sink).save()
+
+
+def copied(spark: Any, source: str, sink: str, checkpoint: str) -> Any:
+    """Copies a topic into another as a stream, as far as there is; returns the query."""
+    rows = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", SERVERS)
+        .option("subscribe", source)
+        .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", "true")
+        .load()
+    )
+    query = (
+        rows.select("key", "value")
+        .writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", SERVERS)
+        .option("topic", sink)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return query
