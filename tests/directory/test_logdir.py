@@ -657,6 +657,13 @@ def test_a_directory_of_something_else_is_not_one_without_topics(tmp_path: Path,
         assert logdir.topics() == []
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_directory_whose_making_was_cut_off_is_one_without_topics(tmp_path: Path, read_only: bool) -> None:
+    (tmp_path / checkpoint.RESERVE).write_bytes(b"")
+    with logcore.open_dir(tmp_path, read_only=read_only) as logdir:
+        assert logdir.topics() == []
+
+
 def test_a_directory_of_something_else_is_not_an_empty_log(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("orders")
