@@ -83,30 +83,26 @@ def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
     return tuple(names)
 
 
-class RowStager:
-    """Stages the rows of one attempt of one task."""
+class RowRouter:
+    """Hands the rows of one attempt of one task, in pieces worth a batch, to a writer for each topic and partition."""
 
     def __init__(
-        self,
-        options: WriteOptions,
-        txid: str,
-        topics: Mapping[str, TopicPlan],
-        names: tuple[str, ...],
-        task: int,
-        attempt: int,
+        self, options: WriteOptions, topics: Mapping[str, TopicPlan], names: tuple[str, ...], task: int
     ) -> None:
         self._options = options
-        self._txid = txid
         self._topics = topics
         self._names = names
         self._task = task
-        self._attempt = attempt
-        self._codec = Codec.NONE if options.codec is None else codec_named(options.codec)
-        # What the planner made is the sign that this machine sees the directory. Where it does not, all is carried.
-        self._has_directory = Staging(OS, options.path).is_begun(txid)
-        self._holds = options.carry_bytes > 0 or not self._has_directory
-        self._writers: dict[tuple[str, int], StagedWriter] = {}
+        self._writers: dict[tuple[str, int], Any] = {}
         self._pending: dict[tuple[str, int], tuple[list[Any], int]] = {}
+
+    def _open(self, topic: str, partition: int) -> Any:
+        """The writer of a partition, when the first row for it comes."""
+        raise NotImplementedError
+
+    def _store(self, writer: Any, rows: Any) -> None:
+        """rows: a pyarrow.RecordBatch for the partition of that writer."""
+        raise NotImplementedError
 
     def add(self, batch: Any) -> None:
         """batch: a pyarrow.RecordBatch with the columns that check_columns() has seen."""
@@ -124,15 +120,11 @@ class RowStager:
                 else:
                     self._pending[key] = waiting, size
 
-    def close(self) -> tuple[list[StagedFile], list[Carried]]:
-        """Stages what waits. Returns the files that hold all of it, on disk; or, of a little, the pieces themselves."""
+    def flush(self) -> None:
+        """Hands over what waits."""
         for key, (waiting, _) in sorted(self._pending.items()):
             self._stage(key, waiting)
         self._pending = {}
-        writers = [writer for _, writer in sorted(self._writers.items())]
-        if self._holds:
-            return [], [piece for piece in (writer.carry() for writer in writers) if piece is not None]
-        return [file for writer in writers for file in writer.close()], []
 
     def _by_topic(self, batch: Any) -> list[tuple[str, Any]]:
         if self._options.topic is not None:
@@ -211,7 +203,42 @@ class RowStager:
         # Several batches come of it where their values are too many for the 32-bit offsets of one.
         for rows in parts if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches():
             self._store(writer, rows)
-            self._spill_what_is_much()
+
+    def _times(self, rows: Any) -> npt.NDArray[np.int64] | None:
+        """The times of records in milliseconds; None for now."""
+        return _milliseconds(rows.column("timestamp")) if self._options.use_timestamp else None
+
+    def _has_headers(self, rows: Any) -> bool:
+        return "headers" in self._names and _has_headers(rows.column("headers"))
+
+
+class RowStager(RowRouter):
+    """Stages the rows of one attempt of one task."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        txid: str,
+        topics: Mapping[str, TopicPlan],
+        names: tuple[str, ...],
+        task: int,
+        attempt: int,
+    ) -> None:
+        super().__init__(options, topics, names, task)
+        self._txid = txid
+        self._attempt = attempt
+        self._codec = Codec.NONE if options.codec is None else codec_named(options.codec)
+        # What the planner made is the sign that this machine sees the directory. Where it does not, all is carried.
+        self._has_directory = Staging(OS, options.path).is_begun(txid)
+        self._holds = options.carry_bytes > 0 or not self._has_directory
+
+    def close(self) -> tuple[list[StagedFile], list[Carried]]:
+        """Stages what waits. Returns the files that hold all of it, on disk; or, of a little, the pieces themselves."""
+        self.flush()
+        writers: list[StagedWriter] = [writer for _, writer in sorted(self._writers.items())]
+        if self._holds:
+            return [], [piece for piece in (writer.carry() for writer in writers) if piece is not None]
+        return [file for writer in writers for file in writer.close()], []
 
     def _spill_what_is_much(self) -> None:
         """A task that has written more than may be carried goes on with files, for all its partitions."""
@@ -235,14 +262,13 @@ class RowStager:
                 writer.spill()
 
     def _store(self, writer: StagedWriter, rows: Any) -> None:
-        times = None
-        if self._options.use_timestamp:
-            times = _milliseconds(rows.column("timestamp"))
-        if "headers" in self._names and _has_headers(rows.column("headers")):
-            writer.append_records(_records(rows, self._names, times))
-            return
-        keys = input_column(rows.column("key"), "key") if "key" in self._names else None
-        writer.append_columns(keys, input_column(rows.column("value"), "value"), times, rows.num_rows)
+        times = self._times(rows)
+        if self._has_headers(rows):
+            writer.append_records(records_of(rows, self._names, times))
+        else:
+            keys = input_column(rows.column("key"), "key") if "key" in self._names else None
+            writer.append_columns(keys, input_column(rows.column("value"), "value"), times, rows.num_rows)
+        self._spill_what_is_much()
 
     def _open(self, topic: str, partition: int) -> StagedWriter:
         plan = self._topics.get(topic)
@@ -278,7 +304,7 @@ def _has_headers(column: Any) -> bool:
     return bool(pc.call_function("max", [lengths]).as_py())
 
 
-def _records(rows: Any, names: tuple[str, ...], times: npt.NDArray[np.int64] | None) -> list[tuple[Any, ...]]:
+def records_of(rows: Any, names: tuple[str, ...], times: npt.NDArray[np.int64] | None) -> list[tuple[Any, ...]]:
     """Rows with headers as tuples, one by one: the encoder of columns takes none."""
 
     def cells(name: str) -> list[Any]:
