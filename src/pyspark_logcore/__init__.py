@@ -18,14 +18,26 @@ This module holds only the public names. source.py is what Spark talks to, reade
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pyspark_logcore.gathering import gather
+    from pyspark_logcore.local import write_local
+
 from pyspark_logcore.session import JavaNotFoundError, activate, ensure_java, tune
 
-__all__ = ["DefaultSource", "JavaNotFoundError", "activate", "ensure_java", "register", "tune"]
+__all__ = [
+    "DefaultSource",
+    "JavaNotFoundError",
+    "activate",
+    "ensure_java",
+    "gather",
+    "register",
+    "tune",
+    "write_local",
+]
 
 try:
     from pyspark_logcore.source import LogcoreDataSource
@@ -33,6 +45,19 @@ try:
     DefaultSource = LogcoreDataSource
 except Exception:
     __all__.remove("DefaultSource")
+
+
+def __getattr__(name: str) -> Any:
+    # They bring the library and numpy, so they come when they are first used.
+    if name == "write_local":
+        from pyspark_logcore.local import write_local
+
+        return write_local
+    if name == "gather":
+        from pyspark_logcore.gathering import gather
+
+        return gather
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(spark: SparkSession) -> None:

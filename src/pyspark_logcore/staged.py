@@ -24,7 +24,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 import logcore
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogLockedError
-from logcore.fs import OS
+from logcore.fs import FS, OS
 from logcore.names import check_topic_name
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import Carried, Manifest, StagedFile
@@ -155,23 +155,21 @@ class StagedWrite:
         except BaseException:  # its name may be there: not to be carried out after the job has failed
             staging.withdraw(manifest.app_id, manifest.version, self.txid)
             raise
-        carry_out(staging, options, self.txid)
+        carry_out(OS, staging, options.app_id, options.version, self.txid, options.publish_timeout)
 
 
-def carry_out(staging: Staging, options: WriteOptions, txid: str) -> None:
+def carry_out(fs: FS, staging: Staging, app_id: str, version: int, txid: str, timeout_seconds: float) -> None:
     """Carries out a published manifest, or waits for the process that holds the directory to do so.
 
     On an error the manifest has been withdrawn, so that nothing is there; or, if somebody had begun by then, the error
     says that the write will be there.
     """
-    deadline = time.monotonic() + options.publish_timeout
-    app_id = options.app_id
-    version = options.version
+    deadline = time.monotonic() + timeout_seconds
     while True:
         try:
             try:
-                with logcore.open_dir(options.path) as directory:
-                    apply_ready(OS, directory)
+                with logcore.open_dir(staging.directory, fs=fs) as directory:
+                    apply_ready(fs, directory)
                 if staging.outcome(app_id, version) == "done":
                     return
                 raise CorruptLogError("the write was neither carried out nor refused", path=staging.path)
@@ -182,9 +180,9 @@ def carry_out(staging: Staging, options: WriteOptions, txid: str) -> None:
                     time.sleep(_POLL_SECONDS)
                     continue
                 raise PublishTimeoutError(
-                    f"the write was not taken over within {options.publish_timeout:g} s (option publishTimeout): "
+                    f"the write was not taken over within {timeout_seconds:g} s (option publishTimeout): "
                     f"{error.reason}",
-                    path=options.path,
+                    path=staging.directory,
                 ) from error
         except BaseException as error:
             if staging.outcome(app_id, version) == "done" and isinstance(error, LogcoreError):

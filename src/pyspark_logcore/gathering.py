@@ -1,0 +1,303 @@
+"""Brings what write_local() left on many disks into one log directory, each batch once and whole.
+
+Rules:
+- A batch of a job is one write: all of its tasks appear at once, or none. It is named by job, topics and batch; the
+  state of that name beside the directory says what is done. So a repeated gather, or one that was killed at any step,
+  adds nothing twice and loses nothing.
+- The batches of a job are gathered in their order. Only the last one that is done is remembered, so that a batch that
+  came behind a later one would be overlooked.
+- Segments travel as they are, and their bytes are compared with what their task noted. No record is decoded.
+
+This module moves nothing by itself: logcore.staging does. It looks only at paths that this machine sees.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import attrs
+
+import logcore
+from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogNotFoundError
+from logcore.fs import FS, OS
+from logcore.names import check_topic_name, partition_name
+from logcore.staging.manifest import Carried, Manifest, StagedFile, read_state
+from logcore.staging.publishing import Staging
+from logcore.staging.shipping import Shipment
+from pyspark_logcore.local import Note, Receipt, checksum_of, read_note, remove_directory
+from pyspark_logcore.staged import carry_out
+
+#: How far below a path that is given the directories of tasks may lie: <path>/<job>@<batch>/<topic>/<task>.
+_DEPTH: Final = 3
+
+
+class MissingReceiptsError(LogcoreError):
+    """What was given to gather() is not all of a batch, or leaves one out, or is of two runs."""
+
+
+@attrs.frozen(kw_only=True)
+class Gathered:
+    """What became of one batch. is_new: False when an earlier gather had brought it."""
+
+    job: str
+    batch: int
+    topic: str
+    records: int
+    bytes: int
+    is_new: bool
+
+
+def gather(
+    receipts: Any,
+    into: str,
+    *,
+    topic: str | None = None,
+    tasks: int | None = None,
+    located: Callable[[Receipt], str] | None = None,
+    remove: bool = False,
+    publish_timeout: float = 60.0,
+) -> list[Gathered]:
+    """Brings what write_local() wrote into the log directory `into`, each batch once and whole.
+
+    receipts: the DataFrame that write_local() returned, or its rows, of one or more batches; or paths, of which each is
+    the directory of a task or lies above such. topic: where the records go; by default the topic that they were written
+    to. It is made when it is not there. tasks: with paths, how many tasks each write had, because directories cannot
+    tell that one is missing. located: where this machine sees the directory of a receipt; by default at its path.
+    remove: directories of tasks are removed when their records are in place. publish_timeout: seconds to wait for the
+    process that holds `into`.
+
+    Returns what became of each batch, in order. Repeating a gather is harmless. Raises MissingReceiptsError, a
+    LogNotFoundError that names host and path for a directory that is not seen here, CorruptLogError for one that is not
+    what its task wrote, and what a batch write raises.
+    """
+    return Gathering(OS, into, topic, located, publish_timeout).run(receipts, tasks, remove)
+
+
+@attrs.frozen
+class _Batch:
+    """All receipts of one batch of one topic, in the order of tasks and partitions."""
+
+    job: str
+    number: int
+    topic: str
+    receipts: list[Receipt]
+
+    @property
+    def records(self) -> int:
+        return sum(one.records for one in self.receipts)
+
+
+@attrs.frozen
+class Gathering:
+    """See gather()."""
+
+    fs: FS
+    into: str
+    topic: str | None
+    located: Callable[[Receipt], str] | None
+    publish_timeout: float
+
+    def run(self, given: Any, tasks: int | None = None, remove: bool = False) -> list[Gathered]:
+        batches = _batches_of(list(self._receipts(given, tasks)))
+        if self.topic is not None:
+            check_topic_name(self.topic)
+        if not self.fs.is_directory(self.into):
+            with logcore.open_dir(self.into, create=True, fs=self.fs):
+                pass
+        done = []
+        for batch in batches:
+            done.append(self._bring(batch))
+            if remove:
+                for one in batch.receipts:
+                    self._remove(one)
+        return done
+
+    def _receipts(self, given: Any, tasks: int | None) -> Iterator[Receipt]:
+        if isinstance(given, str | os.PathLike):
+            given = [given]
+        rows = given.collect() if hasattr(given, "collect") else given
+        for one in rows:
+            if isinstance(one, str | os.PathLike):
+                if tasks is None:
+                    raise InvalidConfigError("with paths, give tasks: directories cannot tell that one is missing")
+                yield from self._found(os.path.abspath(os.fspath(one)), tasks, _DEPTH)
+            elif isinstance(one, Receipt):
+                yield one
+            else:
+                facts = one.asDict() if hasattr(one, "asDict") else dict(one)
+                yield Receipt(**{field.name: facts[field.name] for field in attrs.fields(Receipt)})
+
+    def _found(self, path: str, tasks: int, depth: int) -> Iterator[Receipt]:
+        """The receipts of the directories of tasks in a path, of which there must be one."""
+        note = read_note(self.fs, path)
+        if note is not None:
+            yield from note.receipts(path, tasks)
+            return
+        found = False
+        if depth and self.fs.is_directory(path):
+            for name in sorted(self.fs.listdir(path)):
+                inside = os.path.join(path, name)
+                # What is unfinished has more than a number for its name.
+                if self.fs.is_directory(inside) and (depth > 1 or name.isdecimal()):
+                    for one in self._found(inside, tasks, depth - 1):
+                        found = True
+                        yield one
+        if not found and depth == _DEPTH:
+            raise LogNotFoundError(
+                f"nothing that write_local() wrote lies here, as {os.uname().nodename} sees it", path=path
+            )
+
+    def _bring(self, batch: _Batch) -> Gathered:
+        staging = Staging(self.fs, self.into)
+        topic = self.topic or batch.topic
+        app_id = f"write_local {batch.job} {batch.topic} {topic}"
+        size = sum(one.bytes for one in batch.receipts)
+        outcome = Gathered(
+            job=batch.job, batch=batch.number, topic=topic, records=batch.records, bytes=size, is_new=True
+        )
+        if staging.is_done(app_id, batch.number):
+            return attrs.evolve(outcome, is_new=False)
+        state = read_state(self.fs, staging.path, app_id)
+        expected = 0 if state is None else state["version"] + 1
+        if batch.number != expected:
+            raise MissingReceiptsError(
+                f"the batches of job {batch.job!r} are gathered in their order, and one before this is missing; give "
+                "its receipts too",
+                path=self.into,
+                expected=f"batch {expected}",
+                found=f"batch {batch.number}",
+            )
+        txid = uuid.uuid4().hex
+        staging.begin(txid)
+        try:
+            files, partitions = self._stage(staging, batch, topic, txid)
+            manifest = Manifest(
+                app_id=app_id,
+                version=batch.number,
+                txid=txid,
+                files=files,
+                topics=self._new_topic(topic, partitions) if files else {},
+                query=None,
+            )
+            try:
+                staging.publish(manifest)
+            except BaseException:  # its name may be there: not to be carried out after this has failed
+                staging.withdraw(app_id, batch.number, txid)
+                raise
+            carry_out(self.fs, staging, app_id, batch.number, txid, self.publish_timeout)
+        except BaseException:
+            staging.abort(app_id, batch.number, txid)
+            raise
+        return outcome
+
+    def _new_topic(self, topic: str, partitions: int) -> dict[str, int]:
+        """The topic to be made, with its partitions; {} when it is there. Raises InvalidConfigError."""
+        with logcore.open_dir(self.into, read_only=True, fs=self.fs) as directory:
+            if topic not in directory:
+                return {topic: partitions}
+            held = len(directory.partitions(topic))
+        if held < partitions:
+            raise InvalidConfigError(
+                f"topic {topic!r} has fewer partitions than what is gathered",
+                path=self.into,
+                expected=f"at least {partitions}",
+                found=held,
+            )
+        return {}
+
+    def _stage(self, staging: Staging, batch: _Batch, topic: str, txid: str) -> tuple[list[StagedFile], int]:
+        """Copies the segments of a batch; the staged files in the order of tasks, and how many partitions there are."""
+        needs_keys = self._needs_keys(topic)
+        shipment = Shipment(self.fs, self.into, txid)
+        shipped: list[StagedFile | Carried] = []
+        partitions = 1
+        for one in batch.receipts:
+            if not one.records:
+                continue
+            path, note = self._note_of(one)
+            if needs_keys and not note.is_compacted:
+                raise InvalidConfigError(
+                    f"topic {topic!r} is compacted, so that each record needs a key, which was not asked of these; "
+                    "write_local() takes config={'cleanup.policy': 'compact'}",
+                    path=path,
+                )
+            where = os.path.join(path, partition_name(one.topic, one.partition))
+            shipped += shipment.add(where, note.partitions[one.partition], topic, one.partition, str(one.task))
+            partitions = max(partitions, len(note.partitions))
+        shipment.close()
+        stored = iter(staging.store(txid, [one for one in shipped if isinstance(one, Carried)]))
+        return [next(stored) if isinstance(one, Carried) else one for one in shipped], partitions
+
+    def _needs_keys(self, topic: str) -> bool:
+        with logcore.open_dir(self.into, read_only=True, fs=self.fs) as directory:
+            return topic in directory and directory.describe_topic(topic).config.is_compacted
+
+    def _note_of(self, one: Receipt) -> tuple[str, Note]:
+        """Where the directory of a receipt is seen here, and its note, which says what the receipt does."""
+        path = one.path if self.located is None else self.located(one)
+        note = read_note(self.fs, path) if self.fs.is_directory(path) else None
+        if note is None:
+            raise LogNotFoundError(
+                f"the machine {os.uname().nodename} does not see what task {one.task} wrote on {one.host} at "
+                f"{one.path}; bring that directory here, and say where it is with located",
+                path=path,
+            )
+        if (note.job, note.batch, note.topic, note.task) != (one.job, one.batch, one.topic, one.task):
+            raise CorruptLogError(
+                "another task's directory is here",
+                path=path,
+                expected=f"task {one.task} of batch {one.batch} of job {one.job!r}",
+                found=f"task {note.task} of batch {note.batch} of job {note.job!r}",
+            )
+        if note.run != one.run:
+            raise MissingReceiptsError(
+                f"batch {one.batch} of job {one.job!r} was written again since; gather with the receipts of that run",
+                path=path,
+                expected=f"run {one.run}",
+                found=f"run {note.run}",
+            )
+        sealed = note.partitions.get(one.partition, ())
+        if checksum_of(sealed) != one.checksum or sum(piece.count for piece in sealed) != one.records:
+            raise CorruptLogError("a receipt does not say what the note in its directory says", path=path)
+        return path, note
+
+    def _remove(self, one: Receipt) -> None:
+        """Removes the directory of a task, if it is still of that run."""
+        path = one.path if self.located is None else self.located(one)
+        if one.path and self.fs.is_directory(path):
+            note = read_note(self.fs, path)
+            if note is not None and note.run == one.run:
+                remove_directory(self.fs, path)
+
+
+def _batches_of(receipts: Iterable[Receipt]) -> list[_Batch]:
+    """Receipts by batches, which must each be whole and of one run. Raises MissingReceiptsError."""
+    found: dict[tuple[str, str, int], dict[tuple[int, int], Receipt]] = {}
+    for one in receipts:
+        mine = found.setdefault((one.job, one.topic, one.batch), {})
+        before = mine.setdefault((one.task, one.partition), one)
+        if before.run != one.run:
+            raise MissingReceiptsError(
+                f"batch {one.batch} of job {one.job!r} has receipts of two runs; give those of one",
+                path=one.path,
+                expected=f"run {before.run}",
+                found=f"run {one.run}",
+            )
+    batches = []
+    for (job, topic, number), mine in sorted(found.items()):
+        ordered = [one for _, one in sorted(mine.items())]
+        numbers = {one.task for one in ordered}
+        wanted = {one.tasks for one in ordered}
+        runs = {one.run for one in ordered}
+        if len(runs) > 1 or len(wanted) > 1 or numbers != set(range(wanted.pop())):
+            raise MissingReceiptsError(
+                f"these are not the receipts of all tasks of one run of batch {number} of job {job!r}",
+                path=ordered[0].path,
+                expected=f"{ordered[0].tasks} tasks of one run",
+                found=f"tasks {sorted(numbers)} of {len(runs)} runs",
+            )
+        batches.append(_Batch(job, number, topic, ordered))
+    return batches

@@ -1,0 +1,418 @@
+"""Logs that tasks write on the disks of their own machines: one log directory for each task, and a receipt for it.
+
+    <path>/<job>@<batch>/<topic>/<task>                       a log directory with <topic>-0 and logcore.local in it
+    <path>/<job>@<batch>/<topic>/<task>.<run>.<attempt>.part  the same while an attempt writes it
+
+Rules:
+- No two tasks write one directory, so none waits for another's lock. An attempt writes under a name of its own and then
+  renames; the first that does so wins, and the others hand out its receipt.
+- What a receipt names is on disk.
+- A write that is run again under its name takes the place of what the earlier run left: a directory never holds rows of
+  two runs. The file logcore.local says which run that is, and has the checksums of all segments.
+
+This module brings nothing together: gathering.py does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+import logcore
+from logcore import checkpoint
+from logcore.claiming import make_directories
+from logcore.config import LogConfig
+from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, StorageWriteError
+from logcore.fs import FS, OS
+from logcore.kernels.checksum import crc32c
+from logcore.names import check_topic_name, partition_name
+from logcore.staging.manifest import app_name
+from logcore.staging.shipping import Sealed, survey
+from pyspark_logcore.options import WriteOptions, parse_write
+from pyspark_logcore.reader import freeze
+from pyspark_logcore.rows import RowRouter, TopicPlan, check_columns, records_of
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame
+
+#: The note in each directory.
+NOTE: Final = "logcore.local"
+_FORMAT: Final = 1
+_PART: Final = ".part"
+_OLD: Final = ".old"
+RECEIPT_SCHEMA: Final = (
+    "host string, path string, topic string, partition int, first_offset long, last_offset long, records long, "
+    "bytes long, checksum long, job string, batch long, task int, tasks int, run string"
+)
+
+
+@attrs.frozen(kw_only=True)
+class Receipt:
+    """What one task wrote to one partition. A task without rows has one too, with 0 records.
+
+    host, path: where its log directory is. bytes: of its segments. checksum: CRC-32C over those of the segments. job,
+    batch: the name of the write. task: number of the task, of so many tasks. run: of the attempt to write this batch.
+    """
+
+    host: str
+    path: str
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+    bytes: int
+    checksum: int
+    job: str
+    batch: int
+    task: int
+    tasks: int
+    run: str
+
+
+@attrs.frozen(kw_only=True)
+class Note:
+    """What one task wrote, as the file in its directory says. partitions: number -> its segments that hold records."""
+
+    host: str
+    topic: str
+    job: str
+    batch: int
+    task: int
+    run: str
+    is_compacted: bool
+    partitions: Mapping[int, Sequence[Sealed]]
+
+    def pack(self) -> bytes:
+        facts = attrs.asdict(self, recurse=False)
+        facts["format"] = _FORMAT
+        facts["partitions"] = {
+            str(number): [attrs.astuple(one) for one in sealed] for number, sealed in self.partitions.items()
+        }
+        return checkpoint.pack_checked(facts, copies=2)
+
+    def receipts(self, path: str, tasks: int) -> list[Receipt]:
+        """For each partition with records; of a task without any, one with 0 records."""
+        held = {number: sealed for number, sealed in self.partitions.items() if sealed} or {0: []}
+        found = []
+        for number, sealed in sorted(held.items()):
+            count = sum(one.count for one in sealed)
+            found.append(
+                Receipt(
+                    host=self.host,
+                    path=path,
+                    topic=self.topic,
+                    partition=number,
+                    first_offset=0,
+                    last_offset=count - 1,
+                    records=count,
+                    bytes=sum(one.size_bytes for one in sealed),
+                    checksum=checksum_of(sealed),
+                    job=self.job,
+                    batch=self.batch,
+                    task=self.task,
+                    tasks=tasks,
+                    run=self.run,
+                )
+            )
+        return found
+
+
+def checksum_of(sealed: Sequence[Sealed]) -> int:
+    """The checksum of a partition, from those of its segments."""
+    return crc32c(b"".join(one.crc.to_bytes(4, "big") for one in sealed))
+
+
+def read_note(fs: FS, path: str) -> Note | None:
+    """The note in a directory; None when there is none. Raises CorruptLogError for one that is damaged."""
+    content = checkpoint.read(fs, path, NOTE)
+    if content is None:
+        return None
+    facts = checkpoint.unpack_checked(content)
+    where = os.path.join(path, NOTE)
+    try:
+        if facts is None or facts.pop("format") != _FORMAT:
+            raise ValueError
+        facts["partitions"] = {
+            int(number): [Sealed(*one) for one in sealed] for number, sealed in facts["partitions"].items()
+        }
+        return Note(**facts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptLogError(
+            "the note of a task about what it wrote is damaged", path=where, found=repr(content[:40])
+        ) from error
+
+
+def write_local(
+    df: DataFrame,
+    path: str,
+    topic: str,
+    *,
+    partitions: int = 1,
+    job: str | None = None,
+    batch: int | None = None,
+    config: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> DataFrame:
+    """Writes rows on the disks of the executors: each task makes a complete log directory below path, on its machine.
+
+    Columns are those of df.write.format("logcore"). partitions: of the topic in each of these directories. job, batch:
+    the name of the write; the batches of a job count from 0. In foreachBatch it is that of the query and its batch, and
+    none may be given; elsewhere the job is a new one by default. config: settings of the topic. options: of a batch
+    write, such as useTimestampColumn or kafka.compression.type.
+
+    Runs the job, and returns the receipts as a DataFrame with the columns of RECEIPT_SCHEMA, for gather(). Rows are on
+    the executors' disks then. Raises LogcoreError for wrong arguments, and what Spark raises when a task fails.
+    """
+    spark = df.sparkSession
+    query = _query_here(spark)
+    if query is not None and (job is not None or batch is not None):
+        raise InvalidConfigError("in foreachBatch the query and the batch name a local write; leave job and batch out")
+    if query is None and job is None and batch:
+        raise InvalidConfigError("a batch number needs a job that it belongs to; give job too", found=batch)
+    if query is not None:
+        job, batch = query
+    writer = LocalWriter.of(
+        path,
+        topic,
+        df.schema,
+        partitions=partitions,
+        job=job if job is not None else uuid.uuid4().hex,
+        batch=batch or 0,
+        config=config,
+        options=options,
+    )
+    rows = df.mapInArrow(writer, RECEIPT_SCHEMA).collect()
+    tasks = {row["task"] for row in rows}
+    if tasks != set(range(len(tasks))):
+        raise CorruptLogError("receipts of a local write are missing", path=path, found=sorted(tasks))
+    found = [{**row.asDict(), "tasks": len(tasks)} for row in rows]
+    if not found:  # a frame that Spark knows to be empty has no tasks; the batch has a receipt all the same
+        found = [attrs.asdict(one) for one in writer.note(0, {}).receipts("", 1)]
+    names = [field.split()[0] for field in RECEIPT_SCHEMA.split(",")]
+    return spark.createDataFrame([tuple(one[name] for name in names) for one in found], RECEIPT_SCHEMA)
+
+
+def _query_here(spark: Any) -> tuple[str, int] | None:
+    """The query and the batch whose foreachBatch is running in this thread; None when none is, or it is not told."""
+    try:
+        context = spark.sparkContext
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+    except Exception:  # Spark Connect has no context; its tasks are told
+        return None
+    return None if query is None or batch is None else (str(query), int(batch))
+
+
+@attrs.frozen(kw_only=True)
+class LocalWriter:
+    """What a task does, pickled to it: called with the rows of its partition, yields its receipts."""
+
+    options: WriteOptions
+    topic: str
+    names: tuple[str, ...]
+    job: str
+    batch: int
+    run: str
+    config: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        topic: str,
+        schema: Any,
+        *,
+        partitions: int,
+        job: str,
+        batch: int,
+        config: Mapping[str, object] | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> LocalWriter:
+        """Checks all of it. Raises LogcoreError."""
+        given = {name: _text(value) for name, value in (options or {}).items()}
+        for name in given:
+            if name.lower() in ("path", "topic", "numpartitions", "txnappid", "txnversion", "publishtimeout"):
+                raise InvalidConfigError(
+                    f"option {name} is not one of a local write; see the arguments of write_local()"
+                )
+        parsed = parse_write(
+            {**given, "path": path, "topic": check_topic_name(topic), "numPartitions": str(partitions)}
+        )
+        settings = {name: _text(value) for name, value in (config or {}).items()}
+        if parsed.codec is not None:
+            settings.setdefault("compression.type", parsed.codec)
+        LogConfig.parse(settings)
+        if not job or batch < 0:
+            raise InvalidConfigError("a local write needs a name", expected="a job, and a batch from 0 on", found=batch)
+        return cls(
+            options=attrs.evolve(parsed, version=batch),
+            topic=topic,
+            names=check_columns(schema, parsed),
+            job=job,
+            batch=batch,
+            run=uuid.uuid4().hex,
+            config=settings,
+        )
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        from pyspark import TaskContext
+
+        if self.options.gc_freeze:
+            freeze()
+        context = TaskContext.get()
+        writer = self
+        task = 0
+        attempt = 0
+        if context is not None:
+            task = context.partitionId()
+            attempt = context.taskAttemptId()
+            query = context.getLocalProperty("sql.streaming.queryId")
+            batch = context.getLocalProperty("streaming.sql.batchId")
+            if query is not None and batch is not None:
+                version = int(batch)
+                options = attrs.evolve(self.options, version=version)
+                writer = attrs.evolve(self, job=query, batch=version, options=options)
+        yield _as_batch(writer.write(batches, task, attempt))
+
+    def note(self, task: int, partitions: Mapping[int, Sequence[Sealed]]) -> Note:
+        return Note(
+            host=os.uname().nodename,
+            topic=self.topic,
+            job=self.job,
+            batch=self.batch,
+            task=task,
+            run=self.run,
+            is_compacted=LogConfig.parse(self.config).is_compacted,
+            partitions=partitions,
+        )
+
+    def write(self, batches: Iterator[pyarrow.RecordBatch], task: int, attempt: int, fs: FS = OS) -> list[Receipt]:
+        """Writes rows as that attempt of that task. Raises LogcoreError.
+
+        The receipts have 0 tasks: only the driver knows how many there are.
+        """
+        parent = os.path.join(self.options.path, f"{app_name(self.job)}@{self.batch:020d}", self.topic)
+        final = os.path.join(parent, str(task))
+        note = read_note(fs, final) if fs.exists(final) else None
+        if note is not None and note.run == self.run:
+            for _ in batches:  # an earlier attempt wrote them; Spark's worker wants its input read
+                pass
+            return note.receipts(final, 0)
+        make_directories(fs, parent)
+        part = f"{final}.{self.run}.{attempt}{_PART}"
+        try:
+            partitions = self._fill(batches, task, part, fs)
+            checkpoint.write(fs, part, NOTE, self.note(task, partitions).pack())
+            note = self._put_in_place(fs, part, final)
+        except BaseException:
+            with contextlib.suppress(LogcoreError, OSError):
+                remove_directory(fs, part)
+            raise
+        return note.receipts(final, 0)
+
+    def _fill(self, batches: Iterator[pyarrow.RecordBatch], task: int, part: str, fs: FS) -> dict[int, list[Sealed]]:
+        """Writes a log directory, closed and on disk when this returns; the segments of its partitions."""
+        count = self.options.partitions
+        # Closing syncs, and nothing names the directory before.
+        with logcore.open_dir(part, create=True, durability="os", fs=fs) as directory:
+            directory.create_topic(self.topic, count, self.config)
+            router = _LocalRouter(self.options, {self.topic: TopicPlan(count, self.config)}, self.names, task)
+            router.directory = directory
+            for batch in batches:
+                router.add(batch)
+            router.flush()
+        return {number: survey(fs, os.path.join(part, partition_name(self.topic, number))) for number in range(count)}
+
+    def _put_in_place(self, fs: FS, part: str, final: str) -> Note:
+        """Gives a directory its name; returns the note of that which has it in the end."""
+        parent = os.path.dirname(final)
+        old = part[: -len(_PART)] + _OLD
+        while True:
+            if not fs.exists(final):
+                try:
+                    fs.rename(part, final)
+                except (StorageWriteError, OSError):
+                    if not fs.exists(final):
+                        raise
+                    continue  # a twin was faster
+                fs.sync_dir(parent)
+                self._remove_leftovers(fs, final)
+                break
+            note = read_note(fs, final)
+            if note is not None and note.run == self.run:
+                remove_directory(fs, part)
+                fs.sync_dir(parent)
+                return note
+            with contextlib.suppress(FileNotFoundError):  # an earlier run's, whose place this takes
+                fs.rename(final, old)
+        found = read_note(fs, final)
+        assert found is not None
+        return found
+
+    def _remove_leftovers(self, fs: FS, final: str) -> None:
+        """Of this task, what other runs left, and what was there before. A twin of this run may still write."""
+        parent, task = os.path.split(final)
+        for name in fs.listdir(parent):
+            other, _, rest = name.partition(".")
+            if other == task and rest and (rest.endswith(_OLD) or not rest.startswith(self.run)):
+                with contextlib.suppress(LogcoreError, OSError):
+                    remove_directory(fs, os.path.join(parent, name))
+
+
+class _LocalRouter(RowRouter):
+    """Rows of one task into the logs of its own directory."""
+
+    directory: logcore.LogDir
+
+    def _open(self, topic: str, partition: int) -> logcore.Log:
+        return self.directory.partition(topic, partition)
+
+    def _store(self, writer: logcore.Log, rows: Any) -> None:
+        times = self._times(rows)
+        if self._has_headers(rows):
+            writer.append_many(records_of(rows, self._names, times))
+            return
+        keys = rows.column("key") if "key" in self._names else None
+        writer.append_columns(keys=keys, values=rows.column("value"), timestamps_ms=times)
+
+
+def _as_batch(receipts: Sequence[Receipt]) -> pyarrow.RecordBatch:
+    import pyarrow as pa
+
+    kinds = {"string": pa.string(), "int": pa.int32(), "long": pa.int64()}
+    fields = [pa.field(*_split(field, kinds)) for field in RECEIPT_SCHEMA.split(",")]
+    return pa.RecordBatch.from_pylist([attrs.asdict(one) for one in receipts], schema=pa.schema(fields))
+
+
+def _split(field: str, kinds: Mapping[str, Any]) -> tuple[str, Any]:
+    name, kind = field.split()
+    return name, kinds[kind]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def remove_directory(fs: FS, path: str) -> None:
+    """Removes a directory and all below it, its note last; not being there is fine."""
+    if not fs.is_directory(path):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(fs.listdir(path), key=lambda one: one == NOTE):
+            inside = os.path.join(path, name)
+            if fs.is_directory(inside):
+                remove_directory(fs, inside)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.unlink(inside)
+        fs.rmdir(path)

@@ -1,0 +1,125 @@
+"""Every disk that a loss of power may leave of local writes that are gathered: each batch comes once and whole.
+
+Tasks and gather() run on one simulated disk. A receipt that was handed out names rows that are on that disk, whatever
+is lost later; a disk is opened as the next process would, read, and gathered again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+
+import attrs
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import logcore
+from logcore.inspect.verify import verify
+from logcore.testing import Explorer, Report, SimulatedDisk
+from logcore.testing.crashstates import Kind, Names
+from pyspark_logcore import gathering, local
+from pyspark_logcore.gathering import Gathering
+from pyspark_logcore.local import Receipt
+from support.local import rows, values, write
+from support.tasks import frame
+
+BATCHES = 2
+#: Rows of each task, and how large they are: a piece that is carried, and a segment that is moved.
+SHARES = ((4, 20), (12, 60))
+WHOLE = [
+    [value for batch in range(end) for task, share in enumerate(SHARES) for value in rows(batch, task, *share)]
+    for end in range(BATCHES + 1)
+]
+
+
+@pytest.fixture(autouse=True)
+def same_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same program gives the same names, and makes pieces of both kinds."""
+    names = itertools.count()
+    for module in (gathering, local):
+        monkeypatch.setattr(module.uuid, "uuid4", lambda: uuid.UUID(int=next(names)))
+    plain = gathering.Shipment
+    monkeypatch.setattr(gathering, "Shipment", lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300))
+
+
+def gathered(disk: SimulatedDisk, receipts: list[Receipt], *, remove: bool = False) -> None:
+    Gathering(disk, "/into", None, None, 1.0).run(receipts, remove=remove)
+
+
+def reopen(disk: SimulatedDisk) -> None:
+    """What the next process does that opens the log for writing, if it is there."""
+    if disk.is_directory("/into"):
+        with logcore.open_dir("/into", fs=disk) as directory:
+            if "t" in directory:
+                directory.partition("t", 0)
+
+
+@attrs.frozen
+class Found:
+    """What the log held before the repeated gather and behind it, of so many batches that there were receipts of."""
+
+    before: list[bytes | None]
+    after: list[bytes | None]
+    batches: int
+
+
+def explored(*, names: Names, remove: bool, limit: int) -> Report:
+    receipts: list[Receipt] = []
+    done = [0]
+
+    def recover(disk: SimulatedDisk) -> Found:
+        shown = values("/into", fs=disk).get(0, [])
+        assert shown in WHOLE, f"a part of a batch is shown: {len(shown)}"
+        reopen(disk)
+        before = values("/into", fs=disk).get(0, [])
+        for one in receipts:
+            if one.batch >= WHOLE.index(before) or not remove:
+                assert values(one.path, fs=disk)[0] == rows(one.batch, one.task, *SHARES[one.task]), (
+                    "lost after receipt"
+                )
+        gathered(disk, receipts, remove=remove)
+        reopen(disk)
+        after = values("/into", fs=disk).get(0, [])
+        assert not disk.open_handles, f"still open: {disk.open_handles}"
+        assert not [one for one in verify("/into", fs=disk) if one.status == "damaged"]
+        return Found(before, after, len(receipts) // len(SHARES))
+
+    def judge(found: Found, kind: Kind) -> None:
+        assert found.before in WHOLE, f"a part of a batch is there: {len(found.before)}"
+        assert WHOLE.index(found.before) >= done[0], f"batch {done[0] - 1} was gathered and is gone"
+        assert found.after == WHOLE[found.batches], f"after the repeated gather: {len(found.after)}"
+
+    live = SimulatedDisk(names=names)
+    explorer = Explorer(recover, judge, limit=limit, again_every=50, restart=reopen)
+    explorer.attach(live)
+    try:
+        for batch in range(BATCHES):
+            shares = [frame(value=rows(batch, task, *share)) for task, share in enumerate(SHARES)]
+            receipts += write("/local", batch, shares, fs=live)
+            explorer.promised()
+            gathered(live, receipts[-len(SHARES) :], remove=remove)
+            done[0] = batch + 1
+            explorer.promised()
+        return explorer.finish()
+    except BaseException:
+        live.crash()
+        raise
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "remove"),
+    [
+        ("posix", 1, True),
+        *(
+            pytest.param(names, 200, remove, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+            for names in ("posix", "journal")
+            for remove in (False, True)
+        ),
+    ],
+)
+def test_a_gather_that_lost_power_at_any_step_is_repeated(names: Names, limit: int, remove: bool) -> None:
+    report = explored(names=names, remove=remove, limit=limit)
+    print(report)
+    assert report.states > 100

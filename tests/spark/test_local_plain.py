@@ -1,0 +1,260 @@
+"""Local writes and gather() without a JVM; see test_local.py for what only Spark shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
+import logcore
+from logcore.errors import CorruptLogError, InvalidConfigError, LogNotFoundError
+from logcore.inspect.verify import verify
+from pyspark_logcore import gather, gathering, local
+from pyspark_logcore.gathering import MissingReceiptsError
+from pyspark_logcore.local import Receipt
+from support.local import facts, rows, values, write, writer
+from support.tasks import frame
+
+
+def everything(batches: int, tasks: int = 2) -> list[bytes]:
+    return [value for batch in range(batches) for task in range(tasks) for value in rows(batch, task)]
+
+
+def test_each_task_leaves_a_complete_log_directory(tmp_path: Path) -> None:
+    receipts = write(tmp_path / "local")
+    assert [(one.task, one.partition, one.first_offset, one.last_offset, one.records) for one in receipts] == [
+        (0, 0, 0, 19, 20),
+        (1, 0, 0, 19, 20),
+    ]
+    assert {one.host for one in receipts} == {os.uname().nodename}
+    for one in receipts:
+        assert one.path == str(tmp_path / "local" / f"job@{0:020d}" / "t" / str(one.task))
+        assert values(one.path) == {0: rows(0, one.task)}
+        assert one.bytes == os.path.getsize(Path(one.path) / "t-0" / f"{0:020d}.log")
+        assert not [verdict for verdict in verify(one.path) if verdict.status == "damaged"]
+    assert sorted(os.listdir(tmp_path / "local" / f"job@{0:020d}" / "t")) == ["0", "1"]
+
+
+def test_keys_headers_times_and_partitions_go_where_the_sink_puts_them(tmp_path: Path) -> None:
+    share = frame(
+        key=[b"a", b"b", None],
+        value=[b"1", None, b"3"],
+        partition=[2, 1, 0],
+        headers=[[{"key": "h", "value": b"v"}], None, None],
+        timestamp=pa.array([1_700_000_000_000_000, 1_700_000_001_000_000, 1], pa.timestamp("us", "UTC")),
+    )
+    receipts = write(tmp_path / "local", 0, [share], partitions=3, options={"useTimestampColumn": True})
+    gather(receipts, str(tmp_path / "into"))
+    with logcore.open_dir(tmp_path / "into", read_only=True) as directory:
+        found = [directory.partition("t", number).get(0) for number in range(3)]
+    assert [(one.key, one.value) for one in found] == [(None, b"3"), (b"b", None), (b"a", b"1")]
+    assert [one.timestamp_ms for one in found] == [0, 1_700_000_001_000, 1_700_000_000_000]
+    assert found[2].headers == (("h", b"v"),)
+
+
+def test_a_retried_task_hands_out_its_receipt_and_writes_nothing(tmp_path: Path) -> None:
+    planned = writer(tmp_path)
+    first = planned.write(iter([frame(value=[b"a"])]), 0, 1)
+    before = os.stat(first[0].path)
+    rest = iter([frame(value=[b"b"])])
+    assert planned.write(rest, 0, 2) == first
+    assert not list(rest), "Spark's worker wants its input read"
+    assert os.stat(first[0].path).st_ino == before.st_ino
+    assert values(first[0].path) == {0: [b"a"]}
+
+
+def test_of_two_twins_the_first_to_finish_wins(tmp_path: Path) -> None:
+    planned = writer(tmp_path)
+    won: list[Any] = []
+
+    def slow() -> Any:
+        yield frame(value=[b"slow"])
+        won.extend(planned.write(iter([frame(value=[b"quick"])]), 0, 2))
+
+    assert planned.write(slow(), 0, 1) == won
+    assert values(won[0].path) == {0: [b"quick"]}
+    assert os.listdir(os.path.dirname(won[0].path)) == ["0"]
+
+
+def test_an_attempt_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def failing() -> Any:
+        yield frame(value=[b"a"])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        writer(tmp_path).write(failing(), 0, 1)
+    assert not os.listdir(tmp_path / f"job@{0:020d}" / "t")
+
+
+def test_a_batch_that_is_run_again_takes_the_place_of_the_earlier_run(tmp_path: Path) -> None:
+    first = write(tmp_path, 0, [frame(value=[b"a"])])
+    Path(f"{first[0].path}.0123.7.part").mkdir()  # of an attempt that was killed
+    second = write(tmp_path, 0, [frame(value=[b"b"])])
+    assert second[0].path == first[0].path
+    assert values(second[0].path) == {0: [b"b"]}
+    assert os.listdir(os.path.dirname(first[0].path)) == ["0"]
+    with pytest.raises(MissingReceiptsError, match="was written again since"):
+        gather(first, str(tmp_path / "into"))
+    gather(second, str(tmp_path / "into"))
+    assert values(tmp_path / "into") == {0: [b"b"]}
+
+
+def test_gather_brings_batches_once_and_in_order(tmp_path: Path) -> None:
+    receipts = [one for batch in (1, 0) for one in write(tmp_path / "local", batch)]
+    done = gather(facts(receipts), str(tmp_path / "into"))
+    assert [(one.batch, one.records, one.is_new) for one in done] == [(0, 40, True), (1, 40, True)]
+    assert not any(one.is_new for one in gather(receipts, str(tmp_path / "into")))
+    assert values(tmp_path / "into") == {0: everything(2)}
+    assert [os.path.basename(one) for one in os.listdir(f"{tmp_path}/into.staging")] == [
+        "write_local%20job%20t%20t.state"
+    ]
+
+
+def test_gather_into_another_topic_of_a_log_that_has_records(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "into", create=True) as directory:
+        directory.create_topic("all", 2)
+        directory.partition("all", 0).append(b"before")
+    gather(write(tmp_path / "local"), str(tmp_path / "into"), topic="all")
+    assert values(tmp_path / "into", "all") == {0: [b"before", *everything(1)], 1: []}
+
+
+def test_an_empty_task_and_an_empty_batch_count(tmp_path: Path) -> None:
+    empty = frame(value=[])
+    receipts = write(tmp_path / "local", 0, [empty, frame(value=[b"a"])])
+    assert [one.records for one in receipts] == [0, 1]
+    receipts += write(tmp_path / "local", 1, [empty])
+    receipts += write(tmp_path / "local", 2, [frame(value=[b"b"])])
+    gather(receipts, str(tmp_path / "into"))
+    assert values(tmp_path / "into") == {0: [b"a", b"b"]}
+
+
+def test_large_segments_travel_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gathering.Shipment
+    monkeypatch.setattr(gathering, "Shipment", lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300))
+    config = {"segment.bytes": 1000, "batch.size": 200}
+    receipts = []
+    for batch in range(2):
+        shares = [frame(value=rows(batch, task, 60, 30)) for task in range(2)]
+        receipts += write(tmp_path / "local", batch, shares, config=config)
+    gather(receipts, str(tmp_path / "into"))
+    wanted = [value for batch in range(2) for task in range(2) for value in rows(batch, task, 60, 30)]
+    assert values(tmp_path / "into") == {0: wanted}
+    assert not [verdict for verdict in verify(str(tmp_path / "into")) if verdict.status == "damaged"]
+
+
+def test_gather_by_paths_needs_the_number_of_tasks(tmp_path: Path) -> None:
+    receipts = write(tmp_path / "local")
+    with pytest.raises(InvalidConfigError, match="give tasks"):
+        gather(str(tmp_path / "local"), str(tmp_path / "into"))
+    with pytest.raises(MissingReceiptsError, match="all tasks"):
+        gather([receipts[0].path], str(tmp_path / "into"), tasks=2)
+    with pytest.raises(LogNotFoundError, match="nothing that write_local"):
+        gather([tmp_path / "nowhere"], str(tmp_path / "into"), tasks=2)
+    gather(str(tmp_path / "local"), str(tmp_path / "into"), tasks=2)
+    gather([one.path for one in receipts], str(tmp_path / "into"), tasks=2)
+    assert values(tmp_path / "into") == {0: everything(1)}
+
+
+def test_gather_refuses_what_is_not_all_of_it(tmp_path: Path) -> None:
+    zero = write(tmp_path / "local")
+    one = write(tmp_path / "local", 1)
+    into = str(tmp_path / "into")
+    with pytest.raises(MissingReceiptsError, match="all tasks"):
+        gather(zero[:1], into)
+    with pytest.raises(MissingReceiptsError, match="in their order"):
+        gather(one, into)
+    other = [attrs.evolve(zero[1], run="another")]
+    with pytest.raises(MissingReceiptsError, match="one run"):
+        gather([zero[0], *other], into)
+    with pytest.raises(MissingReceiptsError, match="two runs"):
+        gather([*zero, *other], into)
+    assert values(into) == {}
+
+
+def test_gather_names_host_and_path_of_what_it_does_not_see(tmp_path: Path) -> None:
+    receipts = [attrs.evolve(one, host="far") for one in write(tmp_path / "local")]
+    (tmp_path / "local").rename(tmp_path / "brought")
+    with pytest.raises(LogNotFoundError, match=f"on far at {tmp_path}/local"):
+        gather(receipts, str(tmp_path / "into"))
+
+    def located(one: Receipt) -> str:
+        return one.path.replace(str(tmp_path / "local"), str(tmp_path / "brought"))
+
+    gather(receipts, str(tmp_path / "into"), located=located)
+    assert values(tmp_path / "into") == {0: everything(1)}
+
+
+def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
+    receipts = write(tmp_path / "local")
+    into = str(tmp_path / "into")
+    swapped = [attrs.evolve(receipts[0], path=receipts[1].path), receipts[1]]
+    with pytest.raises(CorruptLogError, match="another task's directory"):
+        gather(swapped, into)
+    with pytest.raises(CorruptLogError, match="does not say what the note"):
+        gather([attrs.evolve(receipts[0], records=19), receipts[1]], into)
+    segment = Path(receipts[1].path) / "t-0" / f"{0:020d}.log"
+    content = bytearray(segment.read_bytes())
+    content[70] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(CorruptLogError, match="not what its task wrote") as caught:
+        gather(receipts, into)
+    assert caught.value.path == str(segment)
+    assert values(into) == {}
+    assert not [name for name in os.listdir(f"{into}.staging") if not name.startswith("logcore")], (
+        "staged files are left"
+    )
+    content[70] ^= 1
+    segment.write_bytes(content)
+    gather(receipts, into)
+    assert values(into) == {0: everything(1)}
+
+
+def test_a_damaged_note_is_an_error(tmp_path: Path) -> None:
+    receipts = write(tmp_path / "local")
+    Path(receipts[0].path, local.NOTE).write_bytes(b"{}")
+    with pytest.raises(CorruptLogError, match="note of a task"):
+        gather(receipts, str(tmp_path / "into"))
+
+
+def test_directories_are_removed_when_they_are_gathered(tmp_path: Path) -> None:
+    receipts = write(tmp_path / "local")
+    into = str(tmp_path / "into")
+    gather(receipts, into, remove=True)
+    assert not any(os.path.exists(one.path) for one in receipts)
+    gather(receipts, into, remove=True)
+    again = write(tmp_path / "local")
+    gather(receipts, into, remove=True)
+    assert all(os.path.exists(one.path) for one in again), "another run's"
+    assert values(into) == {0: everything(1)}
+
+
+def test_a_compacted_topic_takes_only_records_that_were_asked_for_keys(tmp_path: Path) -> None:
+    into = str(tmp_path / "into")
+    compact = {"cleanup.policy": "compact"}
+    with logcore.open_dir(into, create=True) as directory:
+        directory.create_topic("t", 1, compact)
+    with pytest.raises(InvalidConfigError, match="is compacted"):
+        gather(write(tmp_path / "local"), into)
+    receipts = write(tmp_path / "local", 0, [frame(key=[b"k"], value=[b"v"])], config=compact)
+    gather(receipts, into)
+    assert values(into) == {0: [b"v"]}
+
+
+def test_wrong_arguments_are_told_before_any_task_runs(tmp_path: Path) -> None:
+    for wrong in ({"topic": "a/b"}, {"options": {"path": "x"}}, {"options": {"nosuch": 1}}, {"config": {"nosuch": 1}}):
+        with pytest.raises(logcore.LogcoreError):
+            writer(tmp_path, **wrong)
+    with pytest.raises(InvalidConfigError, match="value"):
+        writer(tmp_path, like=frame(key=[b"a"]))
+    with pytest.raises(InvalidConfigError, match="fewer partitions"):
+        with logcore.open_dir(tmp_path / "into", create=True) as directory:
+            directory.create_topic("t", 1)
+        gather(write(tmp_path / "local", partitions=2), str(tmp_path / "into"))
