@@ -1,0 +1,218 @@
+"""Kills of a real Spark job: its JVM, all of it, one of its Python processes, the broker that holds the directory.
+
+A job (tests/support/killed_job.py) copies a topic twice, by a stream and by named batch writes. It is killed at a
+chosen step of one of them, or at any moment, and started again. What outlives a JVM goes on with its commit beside the
+next one. In the end each row is in both copies once, in the order of its partition.
+
+LOGCORE_TEST_SEED repeats the choices; the moments are the machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark.sql.streaming.datasource")  # AvailableNow needs 4.2
+
+import logcore
+import pyspark_logcore
+from logcore.errors import LogLockedError
+from logcore.inspect.verify import verify
+from support.slow_source import STEPS
+
+SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_124
+TESTS = Path(__file__).resolve().parents[1]
+PARTITIONS = 2
+ROWS = 300
+TOPICS = ("copy", "kept")
+VICTIMS = ("jvm", "all", "worker", "broker")
+MOMENTS = (*STEPS, "offsets", "any")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+class Job:
+    """One life of the job, with all its processes."""
+
+    def __init__(self, path: Path, work: Path) -> None:
+        self.steps = work / "steps"
+        self.steps.mkdir(exist_ok=True)
+        environment = {**os.environ, "LOGCORE_TEST_STEPS": str(self.steps), "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "support.killed_job", str(path), str(work)]
+        with (work / "said.txt").open("ab") as said:
+            self.process = subprocess.Popen(
+                command, env=environment, cwd=work, start_new_session=True, stdout=said, stderr=said
+            )
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill_all(self) -> None:
+        for pid, _ in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill_jvm(self) -> None:
+        """What of Python is at work goes on."""
+        for pid, name in self._processes():
+            if name == "java":
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+    def kill_worker(self, rng: random.Random) -> None:
+        workers = [pid for pid, name in self._processes() if name != "java" and pid != self.process.pid]
+        if workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(workers), signal.SIGKILL)
+
+    def _processes(self) -> list[tuple[int, str]]:
+        """(pid, name) of those in the session that the job began."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and os.getsid(int(entry.name)) == self.process.pid:
+                    found.append((int(entry.name), (entry / "comm").read_text().strip()))
+        return found
+
+
+class Broker:
+    """A netshim that holds the directory."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Round:
+    """The directory, what is in it, and what is running."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "data"
+        self.work = tmp_path / "work"
+        self.work.mkdir()
+        self.expected: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+        with logcore.open_dir(self.path, create=True) as directory:
+            for topic in ("orders", *TOPICS):
+                directory.create_topic(topic, PARTITIONS)
+
+    def append(self) -> None:
+        """More rows to copy. What outlived a kill may hold the directory for a moment."""
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                with logcore.open_dir(self.path) as directory:
+                    for partition, values in enumerate(self.expected):
+                        new = [b"%d-%d" % (partition, len(values) + number) for number in range(ROWS)]
+                        directory.partition("orders", partition).append_many([(None, value) for value in new])
+                        values += new
+                    return
+            except LogLockedError:
+                assert time.monotonic() < deadline, "somebody holds the directory for good"
+                time.sleep(0.05)
+
+    def wait_for(self, moment: str, job: Job, rng: random.Random) -> None:
+        """Until the job is there, with the copy that chance has chosen, or has ended."""
+        topic = rng.choice(TOPICS)
+        before = self._unfinished(topic)
+        until = time.monotonic() + rng.uniform(0, 30)
+        wanted = job.steps / f"wanted.{topic}.{moment}"
+        if moment in STEPS:
+            wanted.touch()
+        while not job.has_ended():
+            if moment in STEPS and list(job.steps.glob(f"{topic}.{moment}.*")):
+                break
+            if moment == "offsets" and self._unfinished(topic) - before:
+                break
+            if moment == "any" and time.monotonic() > until:
+                break
+            time.sleep(0.002)
+        wanted.unlink(missing_ok=True)
+
+    def _unfinished(self, topic: str) -> set[str]:
+        """Batches whose offsets are planned and which are not committed."""
+        planned = {one.name for one in (self.work / topic / "offsets").glob("[0-9]*")}
+        done = {one.name for one in (self.work / topic / "commits").glob("[0-9]*")}
+        return planned - done
+
+    def judge(self) -> None:
+        with logcore.open_dir(self.path) as directory:
+            for topic in TOPICS:
+                for partition, values in enumerate(self.expected):
+                    found = [record.value for record in directory.partition(topic, partition).read(0)]
+                    twice = [value for value, count in Counter(found).items() if count > 1]
+                    assert not twice, f"{topic}-{partition}: {len(twice)} rows twice, such as {twice[:3]}"
+                    assert found == values, f"{topic}-{partition}: {len(found)} rows of {len(values)}"
+        assert not [one for one in verify(str(self.path)) if one.status == "damaged"]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Round]:
+    try:
+        pyspark_logcore.ensure_java()
+    except pyspark_logcore.JavaNotFoundError as error:
+        pytest.skip(str(error))
+    yield Round(tmp_path)
+
+
+def test_fifty_kills(scene: Round) -> None:
+    rng = random.Random(SEED)
+    kills: Counter[tuple[str, str]] = Counter()
+    wanted = int(os.environ.get("LOGCORE_TEST_KILLS", "50"))
+    job: Job | None = None
+    broker: Broker | None = None
+    try:
+        while kills.total() < wanted:
+            victim = rng.choice(VICTIMS)
+            moment = rng.choice(MOMENTS)
+            if job is None or job.has_ended():
+                if broker is not None:
+                    broker.kill()
+                    broker = None
+                scene.append()
+                job = Job(scene.path, scene.work)
+            if victim == "broker" and broker is None:
+                broker = Broker(scene.path)
+            scene.wait_for(moment, job, rng)
+            if job.has_ended():
+                continue
+            if victim == "jvm":
+                job.kill_jvm()
+            elif victim == "all":
+                job.kill_all()
+            elif victim == "worker":
+                job.kill_worker(rng)
+            elif broker is not None:
+                broker.kill()
+                broker = None
+            kills[victim, moment] += 1
+            for told in job.steps.glob("*.*.[0-9]*"):
+                told.unlink(missing_ok=True)
+    finally:
+        if broker is not None:
+            broker.kill()
+        if job is not None and not job.has_ended():
+            job.kill_all()
+    scene.append()
+    # Spark itself ends a query now and then, when two of one session send tasks at the same moment.
+    ends = (Job(scene.path, scene.work).process.wait() == 0 for _ in range(5))
+    assert any(ends), (scene.work / "said.txt").read_text()[-4000:]
+    scene.judge()
+    print(f"seed {SEED}:", *(f"{victim} at {moment}: {count}" for (victim, moment), count in sorted(kills.items())))

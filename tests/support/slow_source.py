@@ -1,0 +1,88 @@
+"""The data source `slowcore`: logcore, which stops for a moment at each step that is worth a kill.
+
+Where LOGCORE_TEST_STEPS has a file `wanted.<topic>.<step>`, it tells that it is there by making `<topic>.<step>.<pid>`,
+and goes on when that is removed, or after a second or two.
+
+| step | |
+|---|---|
+| task | a task has staged its rows, and has not said so |
+| staged | all tasks have; the commit begins |
+| manifest | the manifest is published; nothing of it is in the log |
+| done | the log has the batch; Spark does not know it |
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark_logcore import staged
+from pyspark_logcore.source import LogcoreDataSource
+from pyspark_logcore.streamwriter import LogcoreStreamWriter
+from pyspark_logcore.writer import LogcoreWriter
+
+STEPS = ("task", "staged", "manifest", "done")
+_SECONDS = 1.5
+
+
+def stop_at(topic: str, step: str) -> None:
+    steps = os.environ["LOGCORE_TEST_STEPS"]
+    if not os.path.exists(os.path.join(steps, f"wanted.{topic}.{step}")):
+        return
+    mine = os.path.join(steps, f"{topic}.{step}.{os.getpid()}")
+    with open(mine, "w"):
+        pass
+    deadline = time.monotonic() + _SECONDS
+    while os.path.exists(mine) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+class SlowStreamWriter(LogcoreStreamWriter):
+    def write(self, iterator: Iterator[Any]) -> Any:
+        message = super().write(iterator)
+        stop_at(str(self.planned.options.topic), "task")
+        return message
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        with_stops(self.planned, lambda: super(SlowStreamWriter, self).commit(messages, batchId))
+
+
+class SlowWriter(LogcoreWriter):
+    def write(self, iterator: Iterator[Any]) -> Any:
+        message = super().write(iterator)
+        stop_at(str(self.planned.options.topic), "task")
+        return message
+
+    def commit(self, messages: list[Any]) -> None:
+        with_stops(self.planned, lambda: super(SlowWriter, self).commit(messages))
+
+
+def with_stops(planned: staged.StagedWrite, commit: Any) -> None:
+    topic = str(planned.options.topic)
+    stop_at(topic, "staged")
+    carry_out = staged.carry_out
+
+    def stopped(*args: Any) -> None:
+        stop_at(topic, "manifest")
+        carry_out(*args)
+
+    staged.carry_out = stopped
+    try:
+        commit()
+    finally:
+        staged.carry_out = carry_out
+    stop_at(topic, "done")
+
+
+class SlowDataSource(LogcoreDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "slowcore"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        return SlowStreamWriter.of(self.options, schema)
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        return SlowWriter.of(self.options, schema, overwrite)
