@@ -2,7 +2,6 @@
 
 Rules:
 - Files are read as they are, without a lock, beside whoever writes them.
-- A range is delivered whole or the task fails; what is gone is DataLossError, or a warning where the user said so.
 - Before a task reads, it checks that it sees the directory that the query was planned with.
 
 This module decides nothing about offsets (planning.py) and knows no column (columns.py).
@@ -10,7 +9,6 @@ This module decides nothing about offsets (planning.py) and knows no column (col
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +20,13 @@ import numpy.typing as npt
 
 import logcore
 from logcore import checkpoint
-from logcore.errors import InvalidConfigError, LogcoreError, LogNotFoundError, OffsetOutOfRangeError, ResourceError
+from logcore.errors import InvalidConfigError, LogNotFoundError
 from logcore.format.columns import RecordColumns
 from logcore.fs import OS
 from logcore.names import partition_name
-from logcore.reader import LogReader, avoid_mapping, segments_between, typed_columns
+from logcore.reader import LogReader, segments_between
 from pyspark_logcore.identity import Identity, OtherDirectoryError, check_identity, directory_ids
+from pyspark_logcore.logs import columns_of, marks_of
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
 from pyspark_logcore.tasks import Marks
@@ -224,49 +223,10 @@ class DirectoryOrigin:
             self._report(one, error.reason)
             return
         with log:
-            yield from self._columns(log, one)
+            yield from columns_of(log, one, self._options, self._options.path)
 
     def _report(self, one: OffsetRange, reason: str) -> None:
         report_loss(self._options.fail_on_data_loss, self._options.path, one.topic, one.partition, reason)
-
-    def _columns(self, log: LogReader, one: OffsetRange) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-        options = self._options
-        at = one.start
-        end = one.end
-        if log.log_start_offset > at or log.high_watermark < end:
-            held = f"the log holds {log.log_start_offset} to {log.high_watermark}"
-            self._report(one, f"offsets {at} to {end} were planned, and {held}")
-            at = max(at, log.log_start_offset)
-            end = min(end, log.high_watermark)
-        mapping = True
-        stopped = -1
-        while at < end:
-            try:
-                for columns, types in typed_columns(
-                    log, at, end, isolation=options.isolation, rows=options.batch_rows, size_bytes=options.batch_bytes
-                ):
-                    behind = int(columns.offsets[-1]) + 1
-                    yield columns, types
-                    at = behind
-                return
-            except ResourceError:
-                if not mapping:
-                    raise
-                mapping = False  # a memory limit counts a mapping in full: read piece by piece instead
-                avoid_mapping(log)
-            except OffsetOutOfRangeError as error:
-                log.refresh()
-                if log.log_start_offset <= at and at != stopped:
-                    stopped = at  # a compaction may have replaced files meanwhile, and lost nothing
-                    continue
-                if log.log_start_offset <= at:
-                    raise
-                self._report(one, error.reason)
-                at = log.log_start_offset
-            except LogcoreError as error:
-                if error.offset is None:
-                    error.offset = _offset_of(error, at, end)
-                raise
 
 
 def _file_facts(path: str) -> tuple[Any, ...]:
@@ -276,47 +236,3 @@ def _file_facts(path: str) -> tuple[Any, ...]:
     except OSError:
         return ()
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _offset_of(error: LogcoreError, start: int, end: int) -> int:
-    """The offset in the head of the batch that an error is about, if that can be right, else where reading began."""
-    if error.path is not None and error.position is not None:
-        with contextlib.suppress(OSError, LogcoreError):
-            handle = OS.open(error.path)
-            try:
-                found = int.from_bytes(OS.pread(handle, 8, error.position), "big")
-            finally:
-                OS.close(handle)
-            if start <= found < end:
-                return found
-    return start
-
-
-def marks_of(log: LogReader, start: int, end: int) -> Marks:
-    """The entries of the offset indexes in a stretch of a log."""
-    stretch = segments_between(log, start, end)
-    empty = np.zeros(0, np.int64)
-    total = 0
-    before = [empty]
-    numbers = [empty]
-    positions = [empty]
-    for number, segment in enumerate(stretch):
-        low = segment.find(start) if segment.base_offset < start else 0
-        high = segment.find(end) if number == len(stretch) - 1 else segment.size_bytes
-        entries = segment.offset_index.array()["position"].astype(np.int64)
-        here = np.concatenate([[low], entries[(entries > low) & (entries < high)]])
-        before.append(here - low + total)
-        numbers.append(np.full(len(here), number, np.int64))
-        positions.append(here)
-        total += max(0, high - low)
-    segment_of = np.concatenate(numbers)
-    position_of = np.concatenate(positions)
-
-    def offset_at(mark: int) -> int | None:
-        try:
-            batch = stretch[int(segment_of[mark])].batch(int(position_of[mark]))
-        except LogcoreError:  # an index is no evidence, and damage is for the task to meet
-            return None
-        return None if batch is None else batch.base_offset
-
-    return Marks(total, np.concatenate(before), offset_at)
