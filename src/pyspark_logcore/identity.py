@@ -17,7 +17,7 @@ import attrs
 import logcore
 from logcore import checkpoint
 from logcore.errors import LogcoreError, LogNotFoundError
-from logcore.fs import OS
+from logcore.fs import FS, OS
 from logcore.names import partition_name
 
 
@@ -39,41 +39,41 @@ class Identity:
     head: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, path: str, topic: str, partition: int) -> Identity:
+    def of(cls, path: str, topic: str, partition: int, fs: FS = OS) -> Identity:
         """As it is here and now. Raises LogcoreError."""
         where = os.path.join(path, partition_name(topic, partition))
-        metadata = checkpoint.read(OS, where, checkpoint.PARTITION_METADATA)
-        found = cls(*directory_ids(path), checkpoint.topic_id(metadata or b""))
-        return found if found.directory_id or found.topic_id else attrs.evolve(found, head=cls._head(where))
+        metadata = checkpoint.read(fs, where, checkpoint.PARTITION_METADATA)
+        found = cls(*directory_ids(path, fs), checkpoint.topic_id(metadata or b""))
+        return found if found.directory_id or found.topic_id else attrs.evolve(found, head=cls._head(where, fs))
 
     @staticmethod
-    def _head(path: str) -> tuple[int, int] | None:
+    def _head(path: str, fs: FS) -> tuple[int, int] | None:
         try:
-            with logcore.open(path, read_only=True) as log:
+            with logcore.open(path, read_only=True, fs=fs) as log:
                 first = next(iter(log.batches(log.log_start_offset)), None)
                 return None if first is None else (first.base_offset, first.crc)
         except LogNotFoundError:
             return None
 
 
-def directory_ids(path: str) -> tuple[str, str]:
+def directory_ids(path: str, fs: FS = OS) -> tuple[str, str]:
     """directory.id and cluster.id of a log directory, "" for what it does not have. Raises LogcoreError."""
-    properties = checkpoint.properties(checkpoint.read(OS, path, checkpoint.META_PROPERTIES) or b"")
+    properties = checkpoint.properties(checkpoint.read(fs, path, checkpoint.META_PROPERTIES) or b"")
     return properties.get("directory.id", ""), properties.get("cluster.id", "")
 
 
-def check_identity(planned: Identity, path: str, topic: str, partition: int) -> str | None:
+def check_identity(planned: Identity, path: str, topic: str, partition: int, fs: FS = OS) -> str | None:
     """Raises OtherDirectoryError in a task that sees another directory than its plan, or none. Returns why the topic in
     it is not the one that was planned with, None if it is.
     """
     host = os.uname().nodename
-    if not os.path.isdir(path):
+    if not fs.is_directory(fs.real_path(path)):
         raise OtherDirectoryError(
             f"the machine {host} does not see the log directory that this query was planned with; share it under this "
             "path, or run the query where it is",
             path=path,
         )
-    found = Identity.of(path, topic, partition)
+    found = Identity.of(path, topic, partition, fs)
     for name in ("directory_id", "cluster_id"):
         expected = getattr(planned, name)
         if expected and getattr(found, name) != expected:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from logcore.errors import LogcoreError, OffsetOutOfRangeError, ResourceError
 from logcore.format.columns import RecordColumns
-from logcore.fs import OS
+from logcore.fs import FS, OS
 from logcore.reader import LogReader, avoid_mapping, segments_between, typed_columns
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import OffsetRange, report_loss
@@ -24,7 +24,7 @@ from pyspark_logcore.tasks import Marks
 
 
 def columns_of(
-    log: LogReader, one: OffsetRange, options: ReadOptions, location: str
+    log: LogReader, one: OffsetRange, options: ReadOptions, location: str, fs: FS = OS
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
     """The records of a range in order. What is gone is told by report_loss(), which names location."""
     at = one.start
@@ -67,19 +67,19 @@ def columns_of(
             at = log.log_start_offset
         except LogcoreError as error:
             if error.offset is None:
-                error.offset = _offset_of(error, at, end)
+                error.offset = _offset_of(fs, error, at, end)
             raise
 
 
-def _offset_of(error: LogcoreError, start: int, end: int) -> int:
+def _offset_of(fs: FS, error: LogcoreError, start: int, end: int) -> int:
     """The offset in the head of the batch that an error is about, if that can be right, else where reading began."""
     if error.path is not None and error.position is not None:
         with contextlib.suppress(OSError, LogcoreError):
-            handle = OS.open(error.path)
+            handle = fs.open(error.path)
             try:
-                found = int.from_bytes(OS.pread(handle, 8, error.position), "big")
+                found = int.from_bytes(fs.pread(handle, 8, error.position), "big")
             finally:
-                OS.close(handle)
+                fs.close(handle)
             if start <= found < end:
                 return found
     return start

@@ -30,7 +30,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 
 _COMMON: Final = {
-    "path": "the log directory, such as data with data/orders-0 in it",
+    "path": "the log directory, such as data with data/orders-0 in it; to read, also a URI such as s3://bucket/data",
     "ignoreSecurityOptions": "for tests of Kafka jobs: their security options are no error (false)",
     "includeHeaders": "the column headers is there (false)",
 }
@@ -40,6 +40,14 @@ STREAM_OPTIONS: Final = {
     "maxTriggerDelay": "streams: but not longer than this (15m)",
     "checkpointLocation": "streams: the checkpoint of the query, where the source keeps its first offsets",
     "commitOffsets": "streams: offsets that are done are committed to the consumer group kafka.group.id (false)",
+}
+STORE_OPTIONS: Final = {
+    "store.endpoint": "s3: address of the server, such as http://127.0.0.1:9000 (that of AWS)",
+    "store.region": "s3: region of the bucket (asked for at AWS)",
+    "store.accessKey": "s3: with store.secretKey, the credentials (those of the environment)",
+    "store.secretKey": "s3: see store.accessKey",
+    "store.sessionToken": "s3: of temporary credentials",
+    "store.anonymous": "s3: a public bucket, which is read without credentials (false)",
 }
 READ_OPTIONS: Final = {
     **_COMMON,
@@ -63,6 +71,7 @@ READ_OPTIONS: Final = {
     "maxBatchBytes": "bytes of an Arrow batch (8388608)",
     "gcFreeze": "whether a Python worker stops collecting what it has imported (true)",
     **STREAM_OPTIONS,
+    **STORE_OPTIONS,
     "groupIdPrefix": "ignored: no consumer group is joined",
     "kafkaConsumer.pollTimeoutMs": "through a broker: how long to wait for an answer (120000)",
     "fetchOffset.numRetries": "ignored",
@@ -114,6 +123,14 @@ _SECURITY: Final = re.compile(r"kafka\.(security\.|sasl\.|ssl\.|.*\.token|delega
 _REFUSED: Final = re.compile(
     r"kafka\.(auto\.offset\.reset|(key|value)\.(de)?serializer|enable\.auto\.commit|interceptor\.classes)"
 )
+#: From options to settings of pyarrow's S3FileSystem.
+_STORE_SETTINGS: Final = {
+    "store.endpoint": "endpoint_override",
+    "store.region": "region",
+    "store.accessKey": "access_key",
+    "store.secretKey": "secret_key",
+    "store.sessionToken": "session_token",
+}
 _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 _DURATION: Final = re.compile(r"\s*(\d{1,12})\s*(ms|s|m|min|h|d)?\s*")
 _UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -144,11 +161,31 @@ class Brokers:
 
 
 @attrs.frozen(kw_only=True)
+class Store:
+    """An object store to read from. location: its URI without what does not belong into texts. uri: as it was given.
+    is_s3: whether settings are those of pyarrow's S3FileSystem; another has none.
+    """
+
+    location: str
+    uri: str = attrs.field(repr=False)
+    is_s3: bool
+    settings: Mapping[str, Any] = attrs.field(repr=False)  # passwords are in it
+
+    def hide(self, text: str) -> str:
+        """A text without credentials and without the URI that may hold some."""
+        secrets = [str(self.settings.get(name, "")) for name in ("secret_key", "session_token", "access_key")]
+        for secret in (self.uri if self.uri != self.location else "", *secrets):
+            text = text.replace(secret, "...") if secret else text
+        return text
+
+
+@attrs.frozen(kw_only=True)
 class ReadOptions:
-    """What is read, from where to where. path: of the directory, "" for brokers. brokers: None for a path."""
+    """What is read, from where to where. path: of the directory; "" where brokers or store is not None."""
 
     path: str
     brokers: Brokers | None
+    store: Store | None
     subscribe: tuple[str, ...] | None
     pattern: str | None
     assign: tuple[tuple[str, int], ...] | None
@@ -237,8 +274,14 @@ def parse_stream(given: Mapping[str, str]) -> StreamOptions:
     if commits and not group:
         raise InvalidConfigError("commitOffsets=true needs the option kafka.group.id, the group to commit to")
     location = options.text("checkpointLocation")
+    read = _read_options(options, _start(options, moving=True), At("latest"))
+    if read.store is not None:
+        raise InvalidConfigError(
+            "a stream reads a log directory or a broker; an object store holds archives, which a batch read takes",
+            found=read.store.location,
+        )
     return StreamOptions(
-        read=_read_options(options, _start(options, moving=True), At("latest")),
+        read=read,
         max_offsets=most,
         min_offsets=least,
         max_delay_seconds=options.duration("maxTriggerDelay", 900.0),
@@ -265,9 +308,11 @@ def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
             raise InvalidConfigError(f"option subscribePattern: {error}", found=repr(pattern)) from error
     isolation = options.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed"))
     brokers = options.brokers()
+    store = None if brokers is not None else options.store()
     return ReadOptions(
-        path="" if brokers is not None else options.path(),
+        path=options.path() if brokers is None and store is None else "",
         brokers=brokers,
+        store=store,
         subscribe=topics,
         pattern=pattern,
         assign=_assignment(options),
@@ -298,6 +343,13 @@ def parse_stream_write(given: Mapping[str, str]) -> WriteOptions:
 def parse_write(given: Mapping[str, str]) -> WriteOptions:
     """Checks the options of a write; raises InvalidConfigError for the first that is wrong."""
     options = _Options(given, WRITE_OPTIONS)
+    scheme = re.match(_SCHEME, options.text("path") or "")
+    if scheme and scheme[1].lower() != "file":
+        raise InvalidConfigError(
+            "an object store is only read. Write to a log directory of a file system, and copy its files there when "
+            "they do not change any more",
+            found=f"a path that begins with {scheme[1]}:/",
+        )
     app_id = options.text("txnAppId")
     version = options.number("txnVersion", None, 0)
     if (app_id is None) != (version is None):
@@ -407,6 +459,48 @@ class _Options:
             settings["ssl_check_hostname"] = False
         timeout_ms = self.number("kafkaConsumer.pollTimeoutMs", 120_000, 1)
         return Brokers(servers=servers, settings=settings, timeout_seconds=timeout_ms / 1000)
+
+    def store(self) -> Store | None:
+        """The object store that path names; None where it names a directory. Raises InvalidConfigError."""
+        given = self.text("path") or ""
+        scheme = re.match(_SCHEME, given)
+        if scheme is None or scheme[1].lower() == "file":
+            for name in STORE_OPTIONS:
+                if self.text(name) is not None:
+                    raise InvalidConfigError(f"option {name} is for object stores; the path is no URI of one")
+            return None
+        parts = urllib.parse.urlsplit(given)
+        is_s3 = scheme[1].lower() in ("s3", "s3a", "s3n")
+        host = parts.hostname or ""
+        location = f"{'s3' if is_s3 else parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        if is_s3 and (parts.username is not None or parts.query or parts.fragment or not host):
+            raise InvalidConfigError(
+                "credentials and settings of an object store are options: store.accessKey, store.secretKey, "
+                "store.region, store.endpoint",
+                expected="s3://bucket/path",
+                found="a URI with more in it, which is not shown",
+            )
+        settings: dict[str, Any] = {}
+        for name, ours in _STORE_SETTINGS.items():
+            text = self.text(name)
+            if text is not None and not is_s3:
+                raise InvalidConfigError(f"option {name} is for s3; give it in the environment or the URI of this one")
+            if text is not None:
+                settings[ours] = text
+        if ("access_key" in settings) != ("secret_key" in settings):
+            raise InvalidConfigError("store.accessKey and store.secretKey go together; only one of them was given")
+        endpoint = settings.get("endpoint_override")
+        if endpoint is not None:
+            found = re.fullmatch(r"(?:(https?)://)?([^/?#@\s]+)/?", endpoint)
+            if found is None:
+                raise InvalidConfigError(
+                    "option store.endpoint", expected="an address such as http://127.0.0.1:9000", found="something else"
+                )
+            settings["endpoint_override"] = found[2]
+            settings["scheme"] = found[1] or "https"
+        if self.boolean("store.anonymous", False):
+            settings["anonymous"] = True
+        return Store(location=location, uri=given, is_s3=is_s3, settings=settings)
 
     def path(self) -> str:
         """The log directory: path, or what stands in for Kafka's servers."""

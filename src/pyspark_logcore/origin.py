@@ -3,6 +3,7 @@
 | origin | given as | |
 |---|---|---|
 | `directory.DirectoryOrigin` | a path | a log directory of this machine |
+| `stores.StoreOrigin` | a URI such as s3://bucket/logs | a copy of a log directory in an object store |
 | `brokers.BrokerOrigin` | `kafka.bootstrap.servers=host:port`, and no path | a cluster of brokers |
 
 An origin is made in each process that needs one, from the options, and opens what it needs when it is asked.
@@ -77,6 +78,10 @@ def origin_of(options: ReadOptions) -> Origin:
         from pyspark_logcore.brokers import BrokerOrigin
 
         return BrokerOrigin(options)
+    if options.store is not None:
+        from pyspark_logcore.stores import StoreOrigin
+
+        return StoreOrigin(options)
     from pyspark_logcore.directory import DirectoryOrigin
 
     return DirectoryOrigin(options)

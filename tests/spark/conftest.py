@@ -1,10 +1,13 @@
-"""One Spark for all tests that need a JVM."""
+"""One Spark for all tests that need a JVM, and one S3 server for all that need one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from support.s3 import serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,3 +21,10 @@ def spark_settings() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def spark(spark_session: SparkSession) -> SparkSession:
     return spark_session
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[dict[str, str]]:
+    """An S3 server for all tests; its options."""
+    with serving() as options:
+        yield options

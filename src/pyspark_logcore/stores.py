@@ -1,0 +1,393 @@
+"""Logs in an object store, read only: a URI such as s3://bucket/logs as the origin of a query.
+
+Rules:
+- This is for archives: copies of log directories whose files do not change any more. A listing is made once for each
+  directory and process, and nothing is locked, followed or written.
+- Objects are read in ranges, with a read-ahead of at most 8 MiB, and a few such blocks are kept. They are decoded as
+  the files of a directory are.
+- An object that is shorter than its listing said is an error. So is a log that ends before its own notes say.
+- Credentials come from options or from the environment. They are in no text: no error, no plan, no repr.
+
+This module decides nothing about offsets (planning.py) and knows no column (columns.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+import logcore
+from logcore import checkpoint
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    LogNotFoundError,
+    MissingDependencyError,
+    ReadOnlyLogError,
+    ResourceError,
+    StorageReadError,
+)
+from logcore.format.columns import RecordColumns
+from logcore.names import partition_name
+from logcore.reader import avoid_mapping
+from pyspark_logcore.identity import Identity, check_identity
+from pyspark_logcore.logs import columns_of, marks_of
+from pyspark_logcore.options import ReadOptions, Store
+from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
+from pyspark_logcore.tasks import Marks
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pyarrow.fs
+
+#: One request for bytes that follow those read before, and for others.
+_AHEAD_BYTES: Final = 8 << 20
+_APART_BYTES: Final = 128 << 10
+_BLOCKS: Final = 3
+#: An index file at most; segments are read in pieces.
+_MOST_MAPPED: Final = 64 << 20
+_REFUSED: Final = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "FORBIDDEN")
+
+
+def open_store(store: Store) -> tuple[pyarrow.fs.FileSystem, str]:
+    """The file system that a URI names, and the path in it. Raises LogcoreError."""
+    try:
+        import pyarrow
+        from pyarrow import fs
+    except ImportError as error:
+        raise MissingDependencyError("object stores need pyarrow: pip install 'logcore[spark]'") from error
+    try:
+        if not store.is_s3:
+            found: tuple[pyarrow.fs.FileSystem, str] = fs.FileSystem.from_uri(store.uri)
+            return found
+        settings = dict(store.settings)
+        bucket = store.location.split("/")[2]
+        if "region" not in settings and "endpoint_override" not in settings:
+            with contextlib.suppress(OSError):  # one that cannot be asked may be the default one
+                settings["region"] = fs.resolve_s3_region(bucket)
+        return fs.S3FileSystem(**settings), store.location.split("://", 1)[1]
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ImportError, ValueError) as error:
+        raise InvalidConfigError(
+            f"pyarrow knows no such file system: {store.hide(str(error))}", path=store.location
+        ) from None
+    except OSError as error:
+        _fail(error, store, store.location)
+
+
+def _fail(error: OSError, store: Store, path: str) -> NoReturn:
+    """Raises what an error of pyarrow's means."""
+    text = store.hide(str(error))
+    if any(sign in text for sign in _REFUSED):
+        raise StorageReadError(
+            "the object store refuses access; check the options store.accessKey and store.secretKey, or what the "
+            f"environment gives, and the rights to list and to read: {text}",
+            path=path,
+        ) from None
+    raise StorageReadError(f"the object store failed: {text}", path=path) from None
+
+
+@attrs.define
+class _Open:
+    """An object that is open. end: behind the last byte that was read."""
+
+    path: str
+    size: int
+    file: Any = None
+    end: int = 0
+
+
+class StoreFS:
+    """What the library asks of a disk (logcore.fs.FS), answered from an object store. Lives in one thread."""
+
+    forks = 0
+
+    def __init__(self, store: Store, opened: tuple[Any, str] | None = None) -> None:
+        """opened: the file system of pyarrow's and the path in it, instead of those that the URI names."""
+        self._store = store
+        self._system, self._root = opened or open_store(store)
+        self._listings: dict[str, dict[str, Any]] = {}
+        self._handles: dict[int, _Open] = {}
+        self._next = 1
+        self._blocks: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self.requests = 0  # listings and reads
+
+    def _key(self, path: str) -> str:
+        return posixpath.join(self._root, path[len(self._store.location) :].lstrip("/")).rstrip("/")
+
+    def _listing(self, path: str) -> dict[str, Any]:
+        """What lies in a directory, by names; nothing for one that is not there."""
+        path = path.rstrip("/")
+        if path not in self._listings:
+            from pyarrow import fs
+
+            self.requests += 1
+            try:
+                found = self._system.get_file_info(fs.FileSelector(self._key(path), allow_not_found=True))
+            except OSError as error:
+                _fail(error, self._store, path)
+            self._listings[path] = {one.base_name: one for one in found}
+        return self._listings[path]
+
+    def _info(self, path: str) -> Any:
+        """Raises FileNotFoundError."""
+        info = self._listing(os.path.dirname(path)).get(os.path.basename(path))
+        if info is None:
+            raise FileNotFoundError(path)
+        return info
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int:
+        if write or create or exclusive:
+            self._refuse(path)
+        info = self._info(path)
+        handle = self._next
+        self._next += 1
+        self._handles[handle] = _Open(path, int(info.size or 0))
+        return handle
+
+    def close(self, handle: int) -> None:
+        one = self._handles.pop(handle)
+        self._blocks.pop(handle, None)
+        if one.file is not None:
+            one.file.close()
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        one = self._handles[handle]
+        stop = min(position + size, one.size)
+        if stop <= position:
+            return b""
+        start, block = self._blocks.get(handle, (0, b""))
+        if not (start <= position and stop <= start + len(block)):
+            follows = start <= position <= one.end and one.end > 0
+            wanted = max(stop - position, _AHEAD_BYTES if follows else _APART_BYTES)
+            start = position
+            block = self._fetch(one, position, min(wanted, one.size - position))
+            self._blocks[handle] = start, block
+            if len(self._blocks) > _BLOCKS:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(handle)
+        one.end = max(one.end, start + len(block))
+        return block[position - start : stop - start]
+
+    def _fetch(self, one: _Open, position: int, size: int) -> bytes:
+        self.requests += 1
+        try:
+            if one.file is None:
+                one.file = self._system.open_input_file(self._key(one.path))
+            data: bytes = one.file.read_at(size, position)
+        except FileNotFoundError:
+            raise StorageReadError("the object is gone since it was listed", path=one.path) from None
+        except OSError as error:
+            _fail(error, self._store, one.path)
+        if len(data) < size:
+            raise StorageReadError(
+                "the object is shorter than it was when it was listed",
+                path=one.path,
+                position=position,
+                expected=f"{one.size} bytes",
+                found=f"{position + len(data)} bytes",
+            )
+        return data
+
+    def map(self, handle: int, size: int) -> memoryview:
+        """Read as a whole; ResourceError for what is no index file."""
+        if size > _MOST_MAPPED:
+            raise ResourceError("too large to be read as a whole", path=self._handles[handle].path)
+        return memoryview(self.pread(handle, size, 0))
+
+    def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
+        return True
+
+    def size(self, handle: int) -> int:
+        return self._handles[handle].size
+
+    def drop_cache(self, handle: int, position: int) -> bool:
+        return False
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def file_size(self, path: str) -> int:
+        return int(self._info(path).size or 0)
+
+    def identity(self, path_or_handle: str | int) -> tuple[int, int]:
+        path = path_or_handle if isinstance(path_or_handle, str) else self._handles[path_or_handle].path
+        info = self._info(path)
+        return int(info.size or 0), int(info.mtime_ns or 0)
+
+    def exists(self, path: str) -> bool:
+        return self._is_root(path) or os.path.basename(path) in self._listing(os.path.dirname(path))
+
+    def is_directory(self, path: str) -> bool:
+        if self._is_root(path):
+            return bool(self._listing(path))
+        from pyarrow import fs
+
+        info = self._listing(os.path.dirname(path)).get(os.path.basename(path))
+        return info is not None and info.type == fs.FileType.Directory
+
+    def _is_root(self, path: str) -> bool:
+        return path.rstrip("/") == self._store.location
+
+    def listdir(self, path: str) -> list[str]:
+        return list(self._listing(path))
+
+    def modified_ms(self, path: str) -> int:
+        newest = max((int(one.mtime_ns or 0) for one in self._listing(path).values()), default=0)
+        return newest // 1_000_000
+
+    def real_path(self, path: str) -> str:
+        return path
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def thread_us(self) -> int:
+        return time.thread_time_ns() // 1_000
+
+    def random_bytes(self, size: int) -> bytes:
+        return os.urandom(size)
+
+    def yield_thread(self) -> None:
+        pass
+
+    def after_fork(self, forget: Callable[[], None]) -> None:
+        """Nothing to do: no object of this module lives across a fork."""
+
+    # -- what an object store is not asked for -------------------------------------------------------------------
+
+    def _refuse(self, *given: object) -> NoReturn:
+        raise ReadOnlyLogError("an object store is only read", path=self._store.location)
+
+    pwrite = truncate = fdatasync = fsync = _refuse
+    mkdir = rename = link = unlink = rmdir = sync_dir = _refuse
+    free_bytes = total_bytes = lock = watch = _refuse
+
+
+class StoreOrigin:
+    """See origin.Origin. Lives in one thread of one process."""
+
+    def __init__(self, options: ReadOptions, opened: tuple[Any, str] | None = None) -> None:
+        """opened: see StoreFS."""
+        assert options.store is not None
+        self._options = options
+        self._store = options.store
+        self._given = opened
+        self._fs: StoreFS | None = None
+        self._directory: logcore.LogDir | None = None
+        self._logs: dict[TopicPartition, logcore.Log] = {}
+
+    @property
+    def location(self) -> str:
+        return self._store.location
+
+    @property
+    def fs(self) -> StoreFS:
+        """Raises LogNotFoundError when nothing lies at the URI."""
+        if self._fs is None:
+            fs = StoreFS(self._store, self._given)
+            if not fs.is_directory(self.location):
+                raise LogNotFoundError(
+                    "there is no such bucket, or nothing in it at this path",
+                    path=self.location,
+                    expected="orders-0/...",
+                )
+            self._fs = fs
+        return self._fs
+
+    def _opened(self) -> logcore.LogDir:
+        if self._directory is None:
+            self._directory = logcore.open_dir(self.location, read_only=True, fs=self.fs)
+        return self._directory
+
+    def refresh(self) -> bool:
+        return False
+
+    def topics(self) -> list[str]:
+        return sorted(self._opened().topics())
+
+    def partitions(self, topic: str) -> tuple[int, ...]:
+        return self._opened().partitions(topic)
+
+    def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        found = {}
+        for key in wanted:
+            with contextlib.suppress(LogNotFoundError):
+                log = self._log(key)
+                committed = self._options.isolation == "read_committed"
+                found[key] = Bounds(log.log_start_offset, log.last_stable_offset if committed else log.high_watermark)
+        return found
+
+    def _log(self, key: TopicPartition) -> logcore.Log:
+        """A log, opened once. Raises LogNotFoundError, and CorruptLogError for one whose end is missing."""
+        if key not in self._logs:
+            path = f"{self.location}/{partition_name(*key)}"
+            log = logcore.open(path, read_only=True, fs=self.fs)
+            avoid_mapping(log)
+            noted = checkpoint.read_shown_end(self.fs, path)
+            if noted is not None and noted.offset > log.log_end_offset:
+                log.close()
+                raise CorruptLogError(
+                    "the copy of this log is not whole: it ends before its own note says",
+                    path=path,
+                    expected=f"records up to offset {noted.offset}",
+                    found=f"an end at offset {log.log_end_offset}",
+                )
+            self._logs[key] = log
+        return self._logs[key]
+
+    def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        return {key: self._log(key).offset_for_timestamp(time_ms) for key, time_ms in times_ms.items()}
+
+    def marks(self, one: OffsetRange) -> Marks:
+        return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
+
+    def identity(self, topic: str, partition: int) -> Identity:
+        return Identity.of(self.location, topic, partition, self.fs)
+
+    def read(self, one: OffsetRange, identity: Identity) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+        fail = self._options.fail_on_data_loss
+        changed = check_identity(identity, self.location, one.topic, one.partition, self.fs)
+        if changed is not None:
+            report_loss(fail, self.location, one.topic, one.partition, changed)
+            return
+        try:
+            log = self._log((one.topic, one.partition))
+        except LogNotFoundError as error:
+            report_loss(fail, self.location, one.topic, one.partition, error.reason)
+            return
+        yield from columns_of(log, one, self._options, self.location, self.fs)
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        raise InvalidConfigError(
+            "commitOffsets needs a broker: read through kafka.bootstrap.servers", path=self.location
+        )
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.close()
+        self._logs = {}
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,349 @@
+"""Reads from object stores without a JVM: over a local file system of pyarrow's, and over a real S3 server."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs as arrow_fs
+
+import logcore
+from logcore import checkpoint
+from logcore.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    InvalidConfigError,
+    LogcoreError,
+    LogNotFoundError,
+    ReadOnlyLogError,
+    StorageReadError,
+)
+from logcore.names import LOG, file_name
+from pyspark_logcore import options, stores
+from pyspark_logcore.identity import OtherDirectoryError
+from pyspark_logcore.options import Store
+from pyspark_logcore.ranges import DataLossError
+from pyspark_logcore.stores import StoreFS
+from support.s3 import upload
+from support.tasks import source
+
+T0 = 1_700_000_000_000
+URI = "s3://bucket/logs"
+STORE = Store(location=URI, uri=URI, is_s3=True, settings={})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two partitions in some segments each, with headers, keys and null values; one of them compressed."""
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        config = {"segment.bytes": 6000, "index.interval.bytes": 300, "batch.size": 400}
+        directory.create_topic("plain", 2, config)
+        directory.create_topic("packed", 1, {**config, "compression.type": "zstd"})
+        for topic, number in (("plain", 0), ("plain", 1), ("packed", 0)):
+            directory.partition(topic, number).append_many(
+                [
+                    (b"k%d" % row, None if row % 7 == 3 else b"value-%d-%d" % (number, row), [("h", b"x")], T0 + row)
+                    for row in range(600)
+                ]
+            )
+    return path
+
+
+@pytest.fixture
+def store(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory, as what lies at the URI."""
+    monkeypatch.setattr(stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(data)))
+    return data
+
+
+def rows(path: str, **given: object) -> list[tuple[Any, ...]]:
+    """What a query reads; what crosses processes goes through pickle."""
+    data_source = source(Path("x"), **{"includeHeaders": True, **given})
+    data_source.options["path"] = path
+    reader = data_source.reader(data_source.schema())
+    copy = pickle.loads(pickle.dumps(reader))
+    found = []
+    for partition in pickle.loads(pickle.dumps(reader.partitions())):
+        for batch in copy.read(partition):
+            found += [tuple(row.values()) for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: (row[2], row[3], row[4]))
+
+
+def segment(data: Path, name: str, number: int) -> Path:
+    return sorted((data / name).glob(f"*{LOG}"))[number]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"subscribe": "plain,packed"},
+        {"subscribePattern": "p.*", "maxPartitionBytes": 3000},
+        {"subscribe": "plain", "minPartitions": 9, "startingOffsets": '{"plain": {"0": 17, "1": -2}}'},
+        {"subscribe": "packed", "startingTimestamp": T0 + 333, "endingTimestamp": T0 + 555},
+        {"assign": '{"plain": [1]}', "kafka.isolation.level": "read_committed"},
+    ],
+)
+def test_the_rows_are_those_of_the_directory(store: Path, given: dict[str, object]) -> None:
+    found = rows(URI, **given)
+    assert found == rows(str(store), **given)
+    assert found
+
+
+def test_a_scan_asks_for_much_at_once_and_keeps_little(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    plain = StoreFS._fetch
+
+    def fetch(fs: StoreFS, one: Any, position: int, size: int) -> bytes:
+        asked.append(size)
+        assert len(fs._blocks) <= 3
+        return plain(fs, one, position, size)
+
+    monkeypatch.setattr(StoreFS, "_fetch", fetch)
+    with logcore.open_dir(store) as directory:
+        directory.create_topic("large")
+        directory.partition("large", 0).append_many([(None, bytes(100_000)) for _ in range(200)])
+    assert len(rows(URI, subscribe="large", includeHeaders=False)) == 200
+    assert max(asked) <= 8 << 20
+    assert sum(asked) < 24 << 20, "20 MB are read once, and little beside them"
+    assert len(asked) < 30
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.binary(max_size=400),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 450), st.integers(0, 200)), max_size=30),
+    st.integers(1, 64),
+    st.integers(1, 16),
+)
+def test_ranges_are_those_of_the_object(
+    content: bytes, reads: list[tuple[int, int, int]], ahead: int, apart: int
+) -> None:
+    system = arrow_fs._MockFileSystem()
+    contents = [content, content[::-1]]
+    system.create_dir("logs")
+    for number, one in enumerate(contents):
+        with system.open_output_stream(f"logs/{number}") as stream:
+            stream.write(one)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stores, "_AHEAD_BYTES", ahead)
+        patch.setattr(stores, "_APART_BYTES", apart)
+        fs = StoreFS(STORE, (system, "logs"))
+        handles = [fs.open(f"{URI}/{number}") for number in range(2)]
+        for which, position, size in reads:
+            assert fs.pread(handles[which], size, position) == contents[which][position : position + size]
+        for handle in handles:
+            fs.close(handle)
+
+
+def test_what_is_not_there(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LogcoreError, match="nosuch"):
+        rows(URI, subscribe="nosuch")
+    monkeypatch.setattr(stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "none")))
+    with pytest.raises(LogNotFoundError, match="no such bucket, or nothing in it") as caught:
+        rows(URI, subscribe="plain")
+    assert caught.value.path == URI
+
+
+def refusing(text: str) -> Any:
+    """A store that fails with a text of pyarrow's."""
+
+    class Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        def get_type_name(self) -> str:
+            return "refusing"
+
+        def get_file_info_selector(self, selector: Any) -> Any:
+            raise OSError(text)
+
+    return arrow_fs.PyFileSystem(Handler())
+
+
+def test_a_store_that_refuses_or_fails_says_so_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"store.accessKey": "AKIAME", "store.secretKey": "hush", "store.sessionToken": "tok", "store.region": "r"}
+    for text, says in (
+        ("When listing objects: AWS Error ACCESS_DENIED for AKIAME with hush and tok", "refuses access"),
+        ("When listing objects: AWS Error NETWORK_CONNECTION for AKIAME with hush and tok", "the object store failed"),
+    ):
+        monkeypatch.setattr(stores, "open_store", lambda one, text=text: (refusing(text), "bucket/logs"))
+        with pytest.raises(StorageReadError, match=says) as caught:
+            rows(URI, subscribe="plain", **keys)
+        shown = f"{caught.value} {caught.value.__cause__} {options.parse_read({'path': URI, 'subscribe': 'a', **keys})}"
+        assert not any(secret in shown for secret in ("AKIAME", "hush", "tok and", "'tok'"))
+
+
+def test_a_copy_that_is_not_whole_is_an_error(store: Path) -> None:
+    last = segment(store, "plain-0", -1)
+    content = last.read_bytes()
+    last.write_bytes(content[: len(content) // 2])
+    with pytest.raises(LogcoreError, match="incomplete batch"):
+        rows(URI, subscribe="plain")
+    last.unlink()
+    with pytest.raises(LogcoreError, match=r"the end of the log is missing|records up to offset 600"):
+        rows(URI, subscribe="plain")
+    last.write_bytes(content)
+    assert len(rows(URI, subscribe="plain")) == 1200
+    middle = segment(store, "plain-0", 2)
+    middle.unlink()
+    with pytest.raises(CorruptLogError, match="missing") as caught:
+        rows(URI, subscribe="plain")
+    assert (caught.value.path or "").startswith(f"{URI}/plain-0/")
+    first = segment(store, "plain-1", 0)
+    first.unlink()
+    with pytest.raises((CorruptLogError, DataLossError), match=r"missing|planned"):
+        rows(URI, subscribe="plain", startingOffsets='{"plain": {"0": 590, "1": 0}}')
+
+
+def test_a_copy_made_beside_its_writer_that_lacks_the_end_is_an_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "copy")))
+    with logcore.open_dir(data) as directory:
+        directory.partition("packed", 0).append(b"late")
+        shutil.copytree(data, tmp_path / "copy")
+    assert len(rows(URI, subscribe="packed")) == 601
+    (tmp_path / "copy" / checkpoint.RECOVERY_POINT).unlink()
+    last = segment(tmp_path / "copy", "packed-0", -1)
+    last.write_bytes(b"")
+    with pytest.raises(CorruptLogError, match="ends before its own note says") as caught:
+        rows(URI, subscribe="packed")
+    assert caught.value.path == f"{URI}/packed-0"
+
+
+def test_damage_is_named_by_object_and_position(store: Path) -> None:
+    path = segment(store, "plain-1", 1)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptBatchError, match="topic plain partition 1") as caught:
+        rows(URI, subscribe="plain")
+    assert caught.value.path == f"{URI}/plain-1/{path.name}"
+    assert caught.value.position is not None
+    assert 0 <= caught.value.position <= len(content) // 2
+    assert caught.value.offset is not None
+
+
+def test_an_object_that_changes_after_it_was_listed_is_an_error(store: Path) -> None:
+    path = segment(store, "plain-0", 0)
+    fs = StoreFS(STORE, (arrow_fs.LocalFileSystem(), str(store)))
+    handle = fs.open(f"{URI}/plain-0/{path.name}")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(StorageReadError, match="shorter than it was") as caught:
+        fs.pread(handle, 1000, 0)
+    assert caught.value.path == f"{URI}/plain-0/{path.name}"
+    fs.close(handle)
+    gone = fs.open(f"{URI}/plain-1/{file_name(0, LOG)}")
+    (store / "plain-1" / file_name(0, LOG)).unlink()
+    with pytest.raises(StorageReadError, match="gone since"):
+        fs.pread(gone, 10, 0)
+    fs.close(gone)
+
+
+def test_a_task_that_sees_another_archive_fails(store: Path) -> None:
+    one = source(Path("x"), subscribe="plain")
+    one.options["path"] = URI
+    reader = one.reader(one.schema())
+    planned = reader.partitions()
+    properties = store / "meta.properties"
+    properties.write_text(properties.read_text().replace("directory.id=", "directory.id=X"))
+    with pytest.raises(OtherDirectoryError):
+        list(reader.read(planned[0]))
+
+
+def test_nothing_is_written_or_followed(store: Path) -> None:
+    one = source(Path("x"), topic="t", subscribe="t")
+    for path in (URI, "gs://bucket/logs", "abfs://container@account/logs"):
+        one.options["path"] = path
+        with pytest.raises(InvalidConfigError, match="Write to a log directory of a file system"):
+            options.parse_write({"path": path, "topic": "t"})
+        with pytest.raises(InvalidConfigError, match="which a batch read takes"):
+            options.parse_stream({"path": path, "subscribe": "t"})
+    fs = StoreFS(STORE, (arrow_fs.LocalFileSystem(), str(store)))
+    for work in (
+        lambda: fs.open(f"{URI}/x", write=True, create=True),
+        lambda: fs.unlink(f"{URI}/plain-0"),
+        lambda: fs.mkdir(f"{URI}/x"),
+        lambda: fs.lock(URI, "."),
+    ):
+        with pytest.raises(ReadOnlyLogError, match="only read"):
+            work()
+
+
+def test_which_options_a_store_takes() -> None:
+    def parse(**given: str) -> Store:
+        texts = {name.replace("_", "."): value for name, value in given.items()}
+        found = options.parse_read({"path": URI, "subscribe": "a", **texts}).store
+        assert found is not None
+        return found
+
+    assert parse(path="s3a://bucket/a/b/").location == "s3://bucket/a/b"
+    assert parse(store_endpoint="http://127.0.0.1:9000/").settings == {
+        "endpoint_override": "127.0.0.1:9000",
+        "scheme": "http",
+    }
+    assert parse(store_anonymous="true", store_region="eu-1").settings == {"anonymous": True, "region": "eu-1"}
+    for wrong, says in (
+        ({"store_accessKey": "a"}, "go together"),
+        ({"store_endpoint": "http://u:p@h"}, "store.endpoint"),
+        ({"path": "s3://key:hush@bucket/x"}, "are options"),
+        ({"path": "s3://bucket/x?secret=hush"}, "are options"),
+        ({"path": "gs://bucket/x", "store_region": "r"}, "is for s3"),
+        ({"path": "/data", "store_region": "r"}, "is for object stores"),
+    ):
+        with pytest.raises(InvalidConfigError, match=says) as caught:
+            parse(**wrong)
+        assert "hush" not in str(caught.value)
+    with pytest.raises(InvalidConfigError, match="no such file system") as caught:
+        stores.open_store(attrs.evolve(STORE, location="nosuch://h", uri="nosuch://u:hush@h", is_s3=False))
+    assert "hush" not in str(caught.value)
+
+
+# -- a real S3 server ------------------------------------------------------------------------------------------------
+
+
+def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> None:
+    system = upload(s3_server, data, "bucket/logs")
+    for asked in ({"subscribePattern": "p.*"}, {"subscribe": "plain", "startingTimestamp": T0 + 500}):
+        assert rows(URI, **asked, **s3_server) == rows(str(data), **asked)
+    with pytest.raises(LogNotFoundError, match="no such bucket, or nothing in it"):
+        rows("s3://elsewhere/logs", subscribe="plain", **s3_server)
+    name = f"plain-0/{segment(data, 'plain-0', 1).name}"
+    with system.open_output_stream(f"bucket/logs/{name}") as stream:
+        stream.write(b"\0" * 5000)
+    with pytest.raises(LogcoreError) as caught:
+        rows(URI, subscribe="plain", **s3_server)
+    assert caught.value.path == f"{URI}/{name}"
+    assert "hush" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = options.parse_read(
+        {
+            "path": URI,
+            "subscribe": "a",
+            "store.endpoint": "http://127.0.0.1:1",
+            "store.accessKey": "a",
+            "store.secretKey": "hush",
+        }
+    ).store
+    assert found is not None
+    plain = arrow_fs.S3FileSystem
+    retries = arrow_fs.AwsStandardS3RetryStrategy(max_attempts=1)
+    monkeypatch.setattr(arrow_fs, "S3FileSystem", lambda **given: plain(**given, retry_strategy=retries))
+    with pytest.raises(StorageReadError, match="the object store failed") as caught:
+        StoreFS(found).is_directory(URI)
+    assert "hush" not in str(caught.value)
+    assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None
