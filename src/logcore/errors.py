@@ -241,5 +241,32 @@ class InvalidConfigError(LogcoreError):
     """An unknown config name or a value out of range. Kafka: INVALID_CONFIG."""
 
 
+class ConsumerStateError(LogcoreError):
+    """A call that a consumer cannot carry out as it stands: it is closed, used by another thread, or has no group."""
+
+
+class CommitFailedError(LogcoreError):
+    """Offsets were not committed: the consumer is no member of this generation any more, or the disk failed.
+
+    What came after the last commit is processed again by whoever has the partitions now.
+    """
+
+
+class RebalanceInProgressError(LogcoreError):
+    """Offsets were not committed while the group divides its partitions: poll, then commit. Kafka:
+    REBALANCE_IN_PROGRESS.
+    """
+
+    retriable = True
+
+
+class FencedInstanceError(LogcoreError):
+    """Another consumer with this group_instance_id took this one's place. Kafka: FENCED_INSTANCE_ID."""
+
+
+class NoOffsetError(LogcoreError):
+    """There is no committed offset, and auto_offset_reset="none" names no other beginning."""
+
+
 class MissingDependencyError(LogcoreError):
     """An optional package is needed for this call."""

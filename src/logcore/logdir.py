@@ -6,7 +6,7 @@ Rules:
 - All methods may be called from several threads; one lock orders what changes topics or opens logs.
 
 Topics are kept by directory/topics.py, and tick() is the work of directory/upkeep.py. This module appends and reads
-nothing itself (log.py), starts no thread, and has no notion of a consumer.
+nothing itself (log.py), and starts no thread. consumer/ reads topics for members of a group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import attrs
 
@@ -83,6 +83,11 @@ from logcore.recordbatch import time_ms
 from logcore.staging import applying
 from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic, TopicRecord
+
+if TYPE_CHECKING:
+    from logcore.consumer.assignors import Assignor
+    from logcore.consumer.consumer import Consumer
+    from logcore.consumer.groups import Groups
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
@@ -228,6 +233,7 @@ class LogDir:
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
+        self._groups: Groups | None = None  # of consumers; made by the first that has a group, under the lock
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
         self._properties = self._read_properties()
@@ -752,6 +758,61 @@ class LogDir:
             return {}
         logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self.partitions(OFFSETS_TOPIC)]
         return committed_in(logs).get((topic, number), {})
+
+    def consumer(
+        self,
+        *,
+        group_id: str | None = None,
+        group_instance_id: str | None = None,
+        client_id: str = "",
+        auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
+        enable_auto_commit: bool = True,
+        auto_commit_interval_ms: int = 5_000,
+        isolation_level: Isolation = "read_uncommitted",
+        max_poll_records: int = 500,
+        max_poll_interval_ms: int = 300_000,
+        assignors: Iterable[str | Assignor] = ("cooperative-sticky",),
+        key_deserializer: Callable[[bytes], Any] | None = None,
+        value_deserializer: Callable[[bytes], Any] | None = None,
+    ) -> Consumer:
+        """A consumer of topics of this directory, alone or as a member of a group; see docs/consumer.md.
+
+        group_id: whose members divide the partitions, and which keeps what was committed. group_instance_id: of a
+        static member, whose partitions wait for it when it is gone. auto_offset_reset: where reading begins without a
+        committed offset; "none" raises. enable_auto_commit, auto_commit_interval_ms: poll() commits what is finished so
+        often. isolation_level: see Log.read(). max_poll_records: of one poll(). max_poll_interval_ms: who polls no more
+        for so long loses its partitions. assignors: names of range, roundrobin, sticky, cooperative-sticky, or objects;
+        all members need one in common. key_deserializer, value_deserializer: called with bytes, never with null.
+
+        The members of a group are consumers of one opened directory. Raises InvalidConfigError, ReadOnlyLogError for a
+        group in a directory opened with read_only=True, and what reading `__consumer_offsets` raises.
+        """
+        from logcore.consumer.consumer import Consumer, ConsumerSettings, chosen_assignors
+        from logcore.consumer.groups import Groups
+
+        self._check_open()
+        settings = ConsumerSettings(
+            group_id=group_id,
+            group_instance_id=group_instance_id,
+            client_id=client_id,
+            auto_offset_reset=auto_offset_reset,
+            enable_auto_commit=enable_auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            isolation_level=isolation_level,
+            max_poll_records=max_poll_records,
+            max_poll_interval_ms=max_poll_interval_ms,
+            assignors=chosen_assignors(assignors),
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+        )
+        groups = None
+        if group_id is not None:
+            with self._lock:
+                self._check_writable()
+                if self._groups is None:
+                    self._groups = Groups(self._fs, self)
+                groups = self._groups
+        return Consumer(self._fs, self, self._claim is None, groups, settings)
 
     def close_logs(self, topics: Collection[str]) -> None:
         """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""

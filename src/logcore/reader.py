@@ -767,6 +767,14 @@ class _Tailed:
         return found.offset == last.offset and found != last
 
 
+def listen_to(log: LogReader, listener: Callable[[], None]) -> Callable[[], None]:
+    """Calls listener, in the thread at work, when this process makes records visible or closes the log; returns a
+    function that ends this.
+    """
+    log._state.listen(listener)
+    return functools.partial(log._state.forget, listener)
+
+
 def tail_together(
     logs: Sequence[LogReader], offsets: Sequence[int], timeout: float | None
 ) -> Iterator[tuple[int, list[Record]]]:

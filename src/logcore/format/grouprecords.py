@@ -9,13 +9,14 @@ Rules:
 - A record that is not understood reads as None; nothing is raised for it.
 - Nothing here knows a log. Which record of a key counts is decided in logcore.groupoffsets.
 
-What a member subscribes to is a blob inside a group's record, and is read here too.
+What a member subscribes to, and what it is assigned, are blobs inside a group's record. They are read and written here
+too, in version 3 of Kafka's consumer protocol.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
 import attrs
@@ -329,33 +330,93 @@ def _read_member(fields: _Fields, version: int) -> StoredMember:
     return member
 
 
-def subscribed_topics(subscription: bytes) -> list[str] | None:
-    """The topics a consumer subscribes to, by the bytes it joined with; None when they are no subscription.
-
-    A newer version than the known ones is read as the newest known one, as Kafka's clients do.
+class Subscription(NamedTuple):
+    """What a consumer tells its group. owned: (topic, partition) pairs that it still has. generation: in which it got
+    them, -1 when it does not say.
     """
-    return _understood(_read_subscription, subscription)
+
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
+    owned: tuple[tuple[str, int], ...] = ()
+    generation: int = -1
 
 
-def _read_subscription(subscription: bytes) -> list[str] | None:
-    fields = _Fields(subscription)
+def subscription_value(subscription: Subscription) -> bytes:
+    """As Kafka's clients join with it, without a rack."""
+    parts = [b"\0\3", _INT.pack(len(subscription.topics)), *map(_text, subscription.topics)]
+    parts.append(_nullable_blob(subscription.user_data))
+    parts.append(_partitions(subscription.owned))
+    parts += (_INT.pack(subscription.generation), _text(None))
+    return b"".join(parts)
+
+
+def assignment_value(partitions: Iterable[tuple[str, int]]) -> bytes:
+    """What the leader of a group hands to a member."""
+    return b"\0\3" + _partitions(partitions) + _nullable_blob(None)
+
+
+def _nullable_blob(data: bytes | None) -> bytes:
+    return b"\xff\xff\xff\xff" if data is None else _blob(data)
+
+
+def _partitions(partitions: Iterable[tuple[str, int]]) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    parts = [_INT.pack(len(by_topic))]
+    for topic, numbers in by_topic.items():
+        parts += (_text(topic), _INT.pack(len(numbers)), *map(_INT.pack, numbers))
+    return b"".join(parts)
+
+
+def subscribed_topics(subscription: bytes) -> list[str] | None:
+    """The topics a consumer subscribes to, by the bytes it joined with; None when they are no subscription."""
+    found = read_subscription(subscription)
+    return None if found is None else list(found.topics)
+
+
+def read_subscription(data: bytes) -> Subscription | None:
+    """None for bytes that are none. A newer version than the known ones is read as the newest known one, as Kafka's
+    clients do.
+    """
+    return _understood(_read_subscription, data)
+
+
+def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
+    """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all are one of nothing."""
+    return _understood(_read_assignment, data) if data else ()
+
+
+def _read_subscription(data: bytes) -> Subscription | None:
+    fields = _Fields(data)
     version = fields.number(_SHORT)
     if version < 0:
         return None
     version = min(version, _SUBSCRIPTION_VERSION)
-    topics = [fields.text() for _ in range(fields.count())]
-    fields.nullable_blob()  # user data
-    # The rest is of no use here. It is read because bytes that break off in it are no subscription.
-    if version >= 1:
-        for _ in range(fields.count()):
-            fields.text()
-            for _ in range(fields.count()):
-                fields.number(_INT)
-    if version >= 2:
-        fields.number(_INT)
+    topics = tuple(fields.text() for _ in range(fields.count()))
+    user_data = fields.nullable_blob()
+    owned = _read_partitions(fields) if version >= 1 else ()
+    generation = fields.number(_INT) if version >= 2 else -1
     if version >= 3:
-        fields.nullable_text()
-    return topics
+        fields.nullable_text()  # the rack
+    return Subscription(topics, user_data, owned, generation)
+
+
+def _read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
+    fields = _Fields(data)
+    if fields.number(_SHORT) < 0:
+        return None
+    found = _read_partitions(fields)
+    fields.nullable_blob()  # user data
+    return found
+
+
+def _read_partitions(fields: _Fields) -> tuple[tuple[str, int], ...]:
+    found = []
+    for _ in range(fields.count()):
+        topic = fields.text()
+        found += [(topic, fields.number(_INT)) for _ in range(fields.count())]
+    return tuple(found)
 
 
 def described(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:

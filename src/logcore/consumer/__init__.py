@@ -1,0 +1,18 @@
+"""Consumers of a log directory, and the groups they form in this process.
+
+See docs/consumer.md. Made by LogDir.consumer(); what is here is for annotations, listeners and assignors.
+"""
+
+from logcore.consumer.assignors import Assignor
+from logcore.consumer.consumer import Consumer, ConsumerRecords, OffsetAndMetadata, RebalanceListener
+from logcore.consumer.membership import Member, TopicPartition
+
+__all__ = [
+    "Assignor",
+    "Consumer",
+    "ConsumerRecords",
+    "Member",
+    "OffsetAndMetadata",
+    "RebalanceListener",
+    "TopicPartition",
+]

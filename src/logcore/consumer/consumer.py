@@ -1,0 +1,856 @@
+"""A consumer: reads the partitions of topics, alone or as a member of a group, and keeps how far it came.
+
+Rules (clients reference 5):
+- Two numbers for each partition: position, behind the last record handed out, and finished, behind the last record
+  whose processing is over. A list of poll() is finished when poll() is called again; a record of the iteration, when
+  the loop asks for the next. A with block that ends without an exception finishes all.
+- commit() stores positions, because the caller says so. Auto-commit stores only what is finished.
+- A commit is on disk when it returns. One of a consumer that lost its partitions is refused and changes nothing.
+- A consumer starts no thread. It keeps its place in the group by calling poll(), at least every max_poll_interval_ms.
+
+Not here: how a group divides partitions (member.py, assignors.py), and where offsets are stored (groups.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, Protocol, Self
+
+import attrs
+
+from logcore.consumer.assignors import ASSIGNORS, Assignor
+from logcore.consumer.groups import Directory as GroupDirectory
+from logcore.consumer.groups import Groups
+from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
+from logcore.consumer.membership import TopicPartition
+from logcore.coordination.effects import GroupError
+from logcore.errors import (
+    CommitFailedError,
+    ConsumerStateError,
+    FencedInstanceError,
+    InvalidConfigError,
+    NoOffsetError,
+    OffsetOutOfRangeError,
+    RebalanceInProgressError,
+    TopicNotFoundError,
+)
+from logcore.format.columns import RecordColumns
+from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
+from logcore.fs import FS
+from logcore.kernels import Record
+from logcore.log import Log
+from logcore.reader import listen_to
+from logcore.topic import TopicRecord
+
+Reset = Literal["latest", "earliest", "none"]
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+#: How long a consumer waits without looking, in case nobody wakes it.
+_LOOK_SECONDS: Final = 1.0
+_METADATA_CHARACTERS: Final = 4096
+Deserializer = Callable[[bytes], Any]
+
+
+class Directory(GroupDirectory, Protocol):
+    """What is asked of the LogDir."""
+
+    def topics(self) -> list[str]: ...
+    def refresh(self) -> None: ...
+
+
+class RebalanceListener:
+    """Is told what a consumer gets and gives up, in the thread that calls poll(). Override what is of interest."""
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are new; positions may be set with seek()."""
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are to be given up, and may still be committed."""
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """These may be another's already; commits are refused."""
+        self.on_partitions_revoked(partitions)
+
+
+@attrs.frozen
+class OffsetAndMetadata:
+    """What is committed for a partition: the next offset to process."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+@attrs.define
+class _Reading:
+    """How far one partition is read. position, finished: None before the first poll has settled where it begins."""
+
+    log: Log
+    position: int | None = None
+    finished: int | None = None
+    stored: int | None = None  # what was committed last
+    is_paused: bool = False
+    records: Iterator[Record] | None = None
+    end: int = 0  # of those records
+
+    def drop(self) -> None:
+        self.records = None
+
+    def place(self, offset: int) -> None:
+        """From a new position on, which nothing was processed before."""
+        self.position = offset
+        self.finished = offset
+        self.records = None
+
+
+class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
+    """What one poll() found: lists of records by partition, each in the order of offsets."""
+
+    def __init__(self, found: dict[TopicPartition, list[TopicRecord]]) -> None:
+        self._found = found
+
+    def __getitem__(self, partition: TopicPartition) -> Sequence[TopicRecord]:
+        return self._found[partition]
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return f"<ConsumerRecords {self.count} of {len(self)} partitions>"
+
+    @property
+    def count(self) -> int:
+        """How many records there are in all."""
+        return sum(map(len, self._found.values()))
+
+    def records(self) -> Iterator[TopicRecord]:
+        """All of them, one partition after the other."""
+        return itertools.chain.from_iterable(self._found.values())
+
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        """The offsets behind them, as commit() takes them."""
+        return {partition: records[-1].offset + 1 for partition, records in self._found.items()}
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerSettings:
+    """See LogDir.consumer()."""
+
+    group_id: str | None
+    group_instance_id: str | None
+    client_id: str
+    auto_offset_reset: Reset
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    isolation_level: IsolationLevel
+    max_poll_records: int
+    max_poll_interval_ms: int
+    assignors: tuple[Assignor, ...]
+    key_deserializer: Deserializer | None
+    value_deserializer: Deserializer | None
+
+    def __attrs_post_init__(self) -> None:
+        if self.group_id == "" or self.group_instance_id == "":
+            raise InvalidConfigError("an id is not empty", expected="a text, or None", found="''")
+        if self.group_instance_id is not None and self.group_id is None:
+            raise InvalidConfigError("group_instance_id needs a group_id")
+        choices: dict[str, tuple[str, ...]] = {
+            "auto_offset_reset": ("latest", "earliest", "none"),
+            "isolation_level": ("read_uncommitted", "read_committed"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidConfigError(name, expected=f"one of {', '.join(allowed)}", found=repr(getattr(self, name)))
+        for name in ("auto_commit_interval_ms", "max_poll_records", "max_poll_interval_ms"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidConfigError(name, expected="a whole number above 0", found=repr(value))
+
+
+def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
+    """Assignors by their names, or as objects of the caller's. Raises InvalidConfigError."""
+    if isinstance(given, str):
+        raise InvalidConfigError("assignors is a list of names", expected=f"[{given!r}]", found=repr(given))
+    found = []
+    for one in given:
+        known = ASSIGNORS.get(one) if isinstance(one, str) else one
+        if known is None:
+            raise InvalidConfigError("unknown assignor", expected=f"one of {', '.join(ASSIGNORS)}", found=repr(one))
+        found.append(known)
+    if not found:
+        raise InvalidConfigError(
+            "a consumer needs an assignor", expected=f"some of {', '.join(ASSIGNORS)}", found="none"
+        )
+    if len({one.is_cooperative for one in found}) > 1:
+        raise InvalidConfigError("cooperative assignors and others cannot be offered together", found=str(found))
+    return tuple(found)
+
+
+class Consumer:
+    """Made by LogDir.consumer(). A with block closes it; used by one thread at a time, but for wakeup()."""
+
+    def __init__(
+        self, fs: FS, directory: Directory, is_read_only: bool, groups: Groups | None, settings: ConsumerSettings
+    ) -> None:
+        """Not for users."""
+        self._fs = fs
+        self._directory = directory
+        self._is_read_only = is_read_only
+        self._groups = groups
+        self._settings = settings
+        self._member: GroupMember | None = None
+        self._topics: frozenset[str] = frozenset()
+        self._pattern: re.Pattern[str] | None = None
+        self._listener = RebalanceListener()
+        self._readings: dict[TopicPartition, _Reading] = {}
+        self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first looked at
+        self._turn = 0  # where the next poll begins
+        self._commit_due_ms = 0
+        self._is_closed = False
+        self._using = threading.Lock()
+        self._moved = threading.Condition()
+        self._has_moved = False
+        self._is_woken = False
+        self._forgets: dict[TopicPartition, Callable[[], None]] = {}
+        if groups is not None:
+            groups.listen(self._wake)
+
+    # -- opening and closing -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(is_done=kind is None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self._readings)} partitions"
+        return f"<Consumer of group {self._settings.group_id}, {state}>"
+
+    def close(self) -> None:
+        """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group."""
+        self._close(is_done=True)
+
+    def _close(self, *, is_done: bool) -> None:
+        with self._alone():
+            if self._is_closed:
+                return
+            if is_done:
+                self._finish()
+            try:
+                if self._settings.enable_auto_commit:
+                    with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
+                        self._commit_finished()
+                self._revoke(frozenset(self._readings))
+                if self._member is not None:
+                    self._member.leave()
+            finally:
+                self._is_closed = True
+                for forget in self._forgets.values():
+                    forget()
+                if self._groups is not None:
+                    self._groups.forget(self._wake)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Generator[None, None, None]:
+        if not self._using.acquire(blocking=False):
+            raise ConsumerStateError("a consumer is used by one thread at a time, and another uses this one")
+        try:
+            yield
+        finally:
+            self._using.release()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConsumerStateError("the consumer is closed")
+
+    def _group(self) -> Groups:
+        if self._groups is None:
+            raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
+        return self._groups
+
+    # -- what is read --------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: Iterable[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Reads these topics, divided among the members of the group; without a group, all their partitions.
+
+        pattern: instead, all topics whose whole name matches; those of Kafka's own are left out. Replaces what was
+        subscribed before. Topics that are missing are read once they are there.
+        """
+        if isinstance(topics, str):
+            raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
+        wanted = frozenset(topics)
+        if bool(wanted) == (pattern is not None):
+            raise InvalidConfigError("either topics or a pattern is subscribed to")
+        with self._alone():
+            self._check_open()
+            self._drop_assigned()
+            self._topics = wanted
+            self._pattern = None if pattern is None else re.compile(pattern)
+            self._listener = listener or RebalanceListener()
+            if self._groups is not None and self._member is None:
+                settings = self._settings
+                assert settings.group_id is not None
+                self._member = GroupMember(
+                    self._groups,
+                    settings.group_id,
+                    instance_id=settings.group_instance_id,
+                    client_id=settings.client_id,
+                    assignors=settings.assignors,
+                    max_poll_interval_ms=settings.max_poll_interval_ms,
+                    partitions_of=self._count,
+                )
+
+    def unsubscribe(self) -> None:
+        """Gives up all partitions and leaves the group."""
+        with self._alone():
+            self._check_open()
+            self._drop_assigned()
+            if self._member is not None:
+                if self._settings.enable_auto_commit:
+                    self._commit_finished()
+                self._revoke(frozenset(self._readings))
+                self._member.leave()
+                self._member = None
+            self._set_readings(frozenset())
+            self._topics = frozenset()
+            self._pattern = None
+
+    def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Reads these partitions, whatever a group does. Raises TopicNotFoundError."""
+        wanted = frozenset(TopicPartition(*one) for one in partitions)
+        with self._alone():
+            self._check_open()
+            if self._topics or self._pattern is not None:
+                raise ConsumerStateError("this consumer has subscribed to topics", expected="unsubscribe() first")
+            for one in wanted:
+                if one.partition not in self._directory.partitions(one.topic):
+                    raise TopicNotFoundError(f"topic {one.topic!r} has no such partition", found=one.partition)
+            self._set_readings(wanted)
+
+    def _drop_assigned(self) -> None:
+        if self._readings and not self._topics and self._pattern is None:
+            self._set_readings(frozenset())
+
+    def subscription(self) -> frozenset[str]:
+        """The topics that are subscribed to; with a pattern, those that match now."""
+        if self._pattern is None:
+            return self._topics
+        names = self._directory.topics()
+        return frozenset(name for name in names if name != OFFSETS_TOPIC and self._pattern.fullmatch(name))
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that this consumer reads now."""
+        return frozenset(self._readings)
+
+    def pause(self, *partitions: tuple[str, int]) -> None:
+        """poll() passes them over until resume()."""
+        for one in partitions:
+            self._reading(one).is_paused = True
+
+    def resume(self, *partitions: tuple[str, int]) -> None:
+        for one in partitions:
+            self._reading(one).is_paused = False
+
+    def paused(self) -> frozenset[TopicPartition]:
+        return frozenset(one for one, reading in self._readings.items() if reading.is_paused)
+
+    def _reading(self, partition: tuple[str, int]) -> _Reading:
+        self._check_open()
+        found = self._readings.get(TopicPartition(*partition))
+        if found is None:
+            raise ConsumerStateError(
+                "this consumer does not read that partition",
+                expected=f"one of {sorted(self._readings)}",
+                found=tuple(partition),
+            )
+        return found
+
+    # -- positions -----------------------------------------------------------------------------------------------
+
+    def position(self, partition: tuple[str, int]) -> int:
+        """The next offset that poll() hands out. Raises NoOffsetError."""
+        with self._alone():
+            self._settle([TopicPartition(*partition)])
+            found = self._reading(partition).position
+            assert found is not None
+            return found
+
+    def seek(self, partition: tuple[str, int], offset: int) -> None:
+        """Goes on from an offset. It is looked for when poll() comes to it."""
+        if offset < 0:
+            raise InvalidConfigError("an offset is not negative", found=offset)
+        with self._alone():
+            self._reading(partition).place(offset)
+
+    def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
+        """Of all partitions that are read, when none is named."""
+        with self._alone():
+            for one in partitions or tuple(self._readings):
+                reading = self._reading(one)
+                reading.place(reading.log.log_start_offset)
+
+    def seek_to_end(self, *partitions: tuple[str, int]) -> None:
+        with self._alone():
+            for one in partitions or tuple(self._readings):
+                reading = self._reading(one)
+                reading.place(self._end(reading.log))
+
+    def lag(self, partition: tuple[str, int] | None = None) -> int:
+        """How many offsets lie between the position and the end, of one partition or of all."""
+        with self._alone():
+            wanted = list(self._readings) if partition is None else [TopicPartition(*partition)]
+            self._settle(wanted)
+            found = 0
+            for one in wanted:
+                reading = self._reading(one)
+                found += max(0, self._end(reading.log) - (reading.position or 0))
+            return found
+
+    def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
+        return {TopicPartition(*one): self._log(TopicPartition(*one)).log_start_offset for one in partitions}
+
+    def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
+        """Up to where this consumer may read, by its isolation level."""
+        return {TopicPartition(*one): self._end(self._log(TopicPartition(*one))) for one in partitions}
+
+    def offsets_for_times(self, times_ms: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int | None]:
+        """The first offset of a record that is not older; None where all are older."""
+        return {
+            TopicPartition(*one): self._log(TopicPartition(*one)).offset_for_timestamp(time_ms)
+            for one, time_ms in times_ms.items()
+        }
+
+    def _log(self, partition: TopicPartition) -> Log:
+        self._check_open()
+        return self._directory.partition(*partition)
+
+    def _end(self, log: Log) -> int:
+        return log.last_stable_offset if self._settings.isolation_level == "read_committed" else log.high_watermark
+
+    # -- commits -------------------------------------------------------------------------------------------------
+
+    def commit(self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None) -> None:
+        """Stores how far the group came: the positions of all partitions, or these offsets. On disk when it returns.
+
+        Raises CommitFailedError when the partitions were lost meanwhile, RebalanceInProgressError while the group
+        divides them, ConsumerStateError without a group, FencedInstanceError.
+        """
+        with self._alone():
+            self._check_open()
+            if offsets is None:
+                self._finish()  # the caller says so; or auto-commit would take it back
+                positions = {one: reading.position for one, reading in self._readings.items()}
+                chosen = {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
+            else:
+                chosen = {TopicPartition(*one): _offset(given) for one, given in offsets.items()}
+            self._commit(chosen)
+
+    def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed, by whomever; None where nothing was."""
+        stored = self._group().committed(str(self._settings.group_id))
+        found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        for one in partitions:
+            each = stored.get(TopicPartition(*one))
+            found[TopicPartition(*one)] = (
+                None if each is None else OffsetAndMetadata(each.offset, each.metadata, each.leader_epoch)
+            )
+        return found
+
+    def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        groups = self._group()
+        if not chosen:
+            return
+        now_ms = self._fs.now_ms()
+        rows = {
+            tuple(one): Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
+        }
+        member = self._member
+        member_id = member.member_id if member is not None else ""
+        generation = member.generation if member is not None else -1
+        instance_id = self._settings.group_instance_id if member is not None else None
+        error = groups.commit(str(self._settings.group_id), generation, member_id, instance_id, rows)  # type: ignore[arg-type]
+        if error is not None:
+            self._refuse(error)
+        for one, each in chosen.items():
+            reading = self._readings.get(one)
+            if reading is not None:
+                reading.stored = each.offset
+
+    def _refuse(self, error: GroupError) -> None:
+        group = f"of group {self._settings.group_id!r}"
+        match error:
+            case GroupError.REBALANCE_IN_PROGRESS:
+                raise RebalanceInProgressError(f"the partitions {group} are being divided: poll, then commit again")
+            case GroupError.FENCED_INSTANCE_ID:
+                raise FencedInstanceError(f"another consumer took the place of this one {group}")
+            case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
+                raise CommitFailedError(
+                    f"this consumer is no member {group} any more, or of an older generation; it did not poll within "
+                    f"max_poll_interval_ms={self._settings.max_poll_interval_ms}, or the group has members and this "
+                    "consumer is none of them"
+                )
+            case _:
+                assert self._groups is not None
+                raise CommitFailedError(f"offsets {group} were not stored: {error.name}") from self._groups.failure
+
+    def _finish(self) -> None:
+        for reading in self._readings.values():
+            reading.finished = reading.position
+
+    def _commit_finished(self) -> None:
+        """What is finished and was not committed yet."""
+        if self._groups is None:
+            return
+        chosen = {
+            one: OffsetAndMetadata(reading.finished)
+            for one, reading in self._readings.items()
+            if reading.finished is not None and reading.finished != reading.stored
+        }
+        self._commit(chosen)
+
+    def _commit_when_due(self) -> None:
+        settings = self._settings
+        if self._groups is None or not settings.enable_auto_commit:
+            return
+        now_ms = self._fs.monotonic_ms()
+        if not self._commit_due_ms:
+            self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
+        if now_ms >= self._commit_due_ms:
+            self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
+            with contextlib.suppress(RebalanceInProgressError, CommitFailedError):  # the next poll hears why
+                self._commit_finished()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> ConsumerRecords:
+        """Records that nobody was given yet, at most max_records (max_poll_records); waits for the first of them.
+
+        The list of the call before is finished with this call. Also keeps the place in the group, and calls the
+        listener. Raises NoOffsetError, OffsetOutOfRangeError under auto_offset_reset="none", FencedInstanceError, and
+        what reading and the listener raise.
+        """
+        most = self._settings.max_poll_records if max_records is None else max_records
+        if timeout_ms < 0 or most < 1:
+            raise InvalidConfigError(
+                "poll", expected="timeout_ms from 0, max_records from 1", found=f"{timeout_ms}, {most}"
+            )
+        with self._alone():
+            self._finish()
+            found: dict[TopicPartition, list[TopicRecord]] = {}
+            deadline_ms = self._fs.monotonic_ms() + timeout_ms
+            while self._prepare(deadline_ms):
+                found = self._fetch(most)
+                if found:
+                    break
+            return ConsumerRecords(found)
+
+    def poll_columns(self, timeout_ms: int = 0) -> dict[TopicPartition, list[RecordColumns]]:
+        """The same as columns: all that there is in the partitions now, for whoever works on many records at once.
+
+        Deserializers are not called. Raises what poll() raises.
+        """
+        with self._alone():
+            self._finish()
+            found: dict[TopicPartition, list[RecordColumns]] = {}
+            deadline_ms = self._fs.monotonic_ms() + timeout_ms
+            while not found and self._prepare(deadline_ms):
+                for one, reading in self._readings.items():
+                    columns = [] if reading.is_paused else self._columns(one, reading)
+                    if columns:
+                        found[one] = columns
+            return found
+
+    def __iter__(self) -> Iterator[TopicRecord]:
+        """Records as they come, without an end: wakeup() from another thread ends it. A record is finished when the
+        loop asks for the next.
+        """
+        while True:
+            with self._alone():
+                self._finish()
+                if not self._prepare(None):
+                    return
+                found = self._fetch(1)
+            for records in found.values():
+                yield from records
+
+    def wakeup(self) -> None:
+        """May be called in any thread: the poll() that waits, or the next one, returns at once."""
+        with self._moved:
+            self._is_woken = True
+            self._moved.notify_all()
+
+    def _wake(self) -> None:
+        with self._moved:
+            self._has_moved = True
+            self._moved.notify_all()
+
+    def _prepare(self, deadline_ms: int | None) -> bool:
+        """Everything that comes before a reading; waits for news where there is nothing to read. False when the time
+        is over or somebody called wakeup().
+        """
+        while True:
+            self._check_open()
+            if not self._topics and self._pattern is None and not self._readings:
+                raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
+            with self._moved:
+                self._has_moved = False
+            self._look()
+            self._commit_when_due()
+            self._settle(list(self._readings))
+            if self._take_wakeup():
+                return False
+            if any(self._has_records(reading) for reading in self._readings.values()):
+                return True
+            now_ms = self._fs.monotonic_ms()
+            if deadline_ms is not None and now_ms >= deadline_ms:
+                return False
+            left = _LOOK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
+            self._wait(min(left, _LOOK_SECONDS))
+
+    def _take_wakeup(self) -> bool:
+        with self._moved:
+            is_woken = self._is_woken
+            self._is_woken = False
+            return is_woken
+
+    def _wait(self, seconds: float) -> None:
+        if self._is_read_only:
+            paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
+            with contextlib.closing(self._fs.watch(*paths)) as watch:
+                if not any(self._has_records(reading) for reading in self._readings.values()):
+                    watch.wait(seconds)
+            return
+        if self._groups is not None:
+            next_ms = self._groups.next_ms()
+            if next_ms is not None:
+                seconds = min(seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000))
+        with self._moved:
+            self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
+
+    def _has_records(self, reading: _Reading) -> bool:
+        if reading.is_paused:
+            return False
+        if self._is_read_only:
+            reading.log.refresh()
+        position = reading.position
+        return position is not None and (reading.records is not None or position != self._end(reading.log))
+
+    def _fetch(self, most: int) -> dict[TopicPartition, list[TopicRecord]]:
+        """Records of the partitions in turns, beginning behind the one that was served last."""
+        found: dict[TopicPartition, list[TopicRecord]] = {}
+        order = list(self._readings)
+        first = self._turn
+        left = most
+        for step in range(len(order)):
+            one = order[(first + step) % len(order)]
+            reading = self._readings[one]
+            if reading.is_paused or left == 0:
+                continue
+            records = self._take(one, reading, left)
+            if records:
+                found[one] = records
+                left -= len(records)
+                self._turn = (first + step + 1) % len(order)
+        return found
+
+    def _take(self, one: TopicPartition, reading: _Reading, most: int) -> list[TopicRecord]:
+        position = reading.position
+        assert position is not None
+        if reading.records is None:
+            reading.end = self._end(reading.log)
+            if position == reading.end:
+                return []
+            try:
+                reading.records = reading.log.read(position, reading.end, isolation=self._settings.isolation_level)
+            except OffsetOutOfRangeError as error:
+                self._reset(one, reading, error)
+                return []
+        taken = list(itertools.islice(reading.records, most))
+        if len(taken) < most:
+            reading.records = None
+            reading.position = reading.end
+        else:
+            reading.position = taken[-1].offset + 1
+        return [self._handed(one, record) for record in taken]
+
+    def _handed(self, one: TopicPartition, record: Record) -> TopicRecord:
+        key: Any = record.key
+        value: Any = record.value
+        settings = self._settings
+        if key is not None and settings.key_deserializer is not None:
+            key = settings.key_deserializer(key)
+        if value is not None and settings.value_deserializer is not None:
+            value = settings.value_deserializer(value)
+        return TopicRecord(one.topic, one.partition, record.offset, record.timestamp_ms, key, value, record.headers)
+
+    def _columns(self, one: TopicPartition, reading: _Reading) -> list[RecordColumns]:
+        position = reading.position
+        assert position is not None
+        reading.records = None
+        end = self._end(reading.log)
+        if position == end:
+            return []
+        try:
+            found = list(reading.log.scan(position, end, isolation=self._settings.isolation_level))
+        except OffsetOutOfRangeError as error:
+            self._reset(one, reading, error)
+            return []
+        reading.position = end
+        return found
+
+    # -- where reading begins ------------------------------------------------------------------------------------
+
+    def _settle(self, wanted: Sequence[TopicPartition]) -> None:
+        """Gives a position to those that have none: what the group committed, or what auto_offset_reset says."""
+        unsettled = [one for one in wanted if one in self._readings and self._readings[one].position is None]
+        if not unsettled:
+            return
+        stored: Mapping[tuple[str, int], Committed] = {}
+        if self._groups is not None:
+            stored = self._groups.committed(str(self._settings.group_id))
+        for one in unsettled:
+            reading = self._readings[one]
+            committed = stored.get(one)
+            if committed is None:
+                self._begin(one, reading)
+                continue
+            reading.place(committed.offset)
+            reading.stored = committed.offset
+            start = reading.log.log_start_offset
+            end = reading.log.high_watermark
+            if not start <= committed.offset <= end:
+                error = OffsetOutOfRangeError(
+                    "the committed offset is not in the log",
+                    path=reading.log.path,
+                    offset=committed.offset,
+                    expected=f"{start} to {end}",
+                )
+                self._reset(one, reading, error)
+
+    def _begin(self, one: TopicPartition, reading: _Reading) -> None:
+        """Where nothing was committed. A partition that was added later begins at its start, or its first records
+        would be lost.
+        """
+        rule = self._settings.auto_offset_reset
+        if rule == "none":
+            raise NoOffsetError(
+                f"nothing was committed for {one.topic}-{one.partition}",
+                expected='auto_offset_reset="earliest" or "latest", or a commit or a seek',
+            )
+        is_added = one.partition >= self._first_seen.get(one.topic, one.partition + 1)
+        is_early = rule == "earliest" or is_added
+        reading.place(reading.log.log_start_offset if is_early else self._end(reading.log))
+
+    def _reset(self, one: TopicPartition, reading: _Reading, error: OffsetOutOfRangeError) -> None:
+        """The position is not in the log: retention passed it, or the log was cut."""
+        if self._settings.auto_offset_reset == "none":
+            raise error
+        if self._settings.auto_offset_reset == "earliest":
+            reading.place(reading.log.log_start_offset)
+        else:
+            reading.place(self._end(reading.log))
+
+    # -- the group -----------------------------------------------------------------------------------------------
+
+    def _count(self, topic: str) -> int:
+        """How many partitions a topic has now."""
+        return len(self._directory.partitions(topic)) if topic in self._directory else 0
+
+    def _look(self) -> None:
+        """What has changed: topics, and the place in the group. Calls the listener."""
+        if not self._topics and self._pattern is None:
+            return
+        if self._is_read_only:
+            self._directory.refresh()
+        wanted = self.subscription()
+        for topic in wanted:
+            count = self._count(topic)
+            if count:
+                self._first_seen.setdefault(topic, count)
+            elif topic not in self._first_seen:
+                self._first_seen[topic] = 0
+        member = self._member
+        if member is None:
+            present = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
+            self._take_share(present)
+            return
+        member.subscribe(wanted)
+        self._group().look()
+        while True:
+            heard = member.step()
+            if heard is None:
+                return
+            self._hear(member, heard)
+
+    def _hear(self, member: GroupMember, heard: Heard | Share) -> None:
+        mine = frozenset(self._readings)
+        if heard is LOST:
+            self._set_readings(frozenset())
+            if mine:
+                self._listener.on_partitions_lost(mine)
+        elif heard is REJOIN:
+            if not member.is_cooperative:
+                self._give_up(mine)
+            member.join(self._readings)
+        elif isinstance(heard, Share):
+            given_up = mine - heard.partitions
+            self._take_share(heard.partitions)
+            if given_up and member.is_cooperative:
+                member.rejoin()
+
+    def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
+        """Commits what is finished of them, tells the listener, and reads them no more."""
+        if self._settings.enable_auto_commit and partitions:
+            with contextlib.suppress(CommitFailedError, RebalanceInProgressError):
+                self._commit_finished()
+        self._revoke(partitions)
+        self._set_readings(frozenset(self._readings) - partitions)
+
+    def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
+        if partitions and (self._topics or self._pattern is not None):
+            self._listener.on_partitions_revoked(partitions)
+
+    def _take_share(self, partitions: frozenset[TopicPartition]) -> None:
+        mine = frozenset(self._readings)
+        self._give_up(mine - partitions)
+        added = partitions - mine
+        self._set_readings(partitions)
+        if added:
+            self._listener.on_partitions_assigned(added)
+
+    def _set_readings(self, wanted: frozenset[TopicPartition]) -> None:
+        for one in frozenset(self._readings) - wanted:
+            del self._readings[one]
+            self._forgets.pop(one, lambda: None)()
+        for one in sorted(wanted - frozenset(self._readings)):
+            log = self._directory.partition(*one)
+            self._readings[one] = _Reading(log)
+            if not self._is_read_only:
+                self._forgets[one] = listen_to(log, self._wake)
+
+
+def _offset(given: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    found = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
+    if found.offset < 0 or len(found.metadata) > _METADATA_CHARACTERS:
+        raise InvalidConfigError(
+            "a committed offset",
+            expected=f"from 0, with at most {_METADATA_CHARACTERS} characters of metadata",
+            found=f"{found.offset}, {len(found.metadata)} characters",
+        )
+    return found

@@ -1,0 +1,270 @@
+"""The groups of a log directory whose members are consumers of this process: carries out what logcore.coordination
+decides.
+
+Rules:
+- One lock guards the groups. It is held while records are appended, so that they stand in the order of the decisions,
+  and not while the disk is waited for.
+- Who asked is told once what it caused is on disk. Threads that wait for the same log share its syncs.
+- Time is the steady clock's, counted from the wall clock at the beginning, so that no jump of that ends a session.
+- Nothing runs by itself: deadlines that have passed are noticed by whoever asks next.
+
+Not here: what happens in a group (logcore.coordination), what a consumer does with its share (consumer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.effects import (
+    At,
+    Cancel,
+    Effect,
+    GroupError,
+    Join,
+    OffsetKey,
+    Reply,
+    Rules,
+    Store,
+    Sync,
+    Timeout,
+)
+from logcore.coordination.group import Group
+from logcore.coordination.timers import Timers
+from logcore.errors import LogcoreError, TopicExistsError
+from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, partition_of
+from logcore.fs import FS
+from logcore.groupoffsets import stored_groups
+from logcore.log import Log
+
+#: How the topic is made, as netshim makes it.
+_TOPIC_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_600, "compression.type": "producer"}
+_LONGEST_MS: Final = 2**31 - 1
+
+
+class Directory(Protocol):
+    """What is asked of the LogDir."""
+
+    @property
+    def path(self) -> str: ...
+    def __contains__(self, topic: object) -> bool: ...
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+    def partition(self, topic: str, number: int) -> Log: ...
+
+
+class Answer:
+    """How a request ends. result: once is_there; set under the lock of the groups."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self.result: Any = None
+
+
+class Groups:
+    """All groups of one directory. Made by the first consumer that has a group.
+
+    All methods may be called from several threads. failure: why records were not stored the last time that they were
+    not; who waits is answered COORDINATOR_NOT_AVAILABLE then. Making it raises what reading `__consumer_offsets`
+    raises.
+    """
+
+    def __init__(self, fs: FS, directory: Directory) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._lock = threading.RLock()
+        rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
+        self._coordinator = Coordinator(rules, lambda: fs.random_bytes(16).hex())
+        self._timers: Timers[tuple[Group, Timeout]] = Timers()
+        self._effects: deque[Effect] = deque()
+        self._unsynced: deque[tuple[Log, int, Store]] = deque()  # in the order of their appends
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self.failure: Exception | None = None
+        self._started_ms = fs.now_ms() - fs.monotonic_ms()
+        self._load()
+
+    def _load(self) -> None:
+        numbers = self._directory.partitions(OFFSETS_TOPIC) if OFFSETS_TOPIC in self._directory else ()
+        found = stored_groups(self._directory.partition(OFFSETS_TOPIC, number) for number in numbers)
+        self._do(lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms))
+        # This process has the directory to itself, so those of before are gone. Static members may come back.
+        for group in self._coordinator.all():
+            gone: list[tuple[str, str | None]] = [
+                (one.member_id, None) for one in group.members.values() if one.instance_id is None
+            ]
+            if gone:
+                self._do(functools.partial(self._without, group.group_id, gone))
+
+    def _without(self, group_id: str, gone: list[tuple[str, str | None]], now_ms: int) -> list[Effect]:
+        return self._coordinator.leave(group_id, gone, now_ms)[1]
+
+    def now_ms(self) -> int:
+        return self._started_ms + self._fs.monotonic_ms()
+
+    # -- listeners
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls it, in any thread, whenever a group may have changed."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+    # -- requests
+
+    def join(self, request: Join) -> Answer:
+        """The answer comes when all members have joined: Joined or JoinRefused."""
+        answer = Answer()
+        self._do(lambda now_ms: self._coordinator.join(request, answer, now_ms))
+        return answer
+
+    def sync(self, request: Sync) -> Answer:
+        """The answer comes when the leader has assigned: Synced or a GroupError."""
+        answer = Answer()
+        self._do(lambda now_ms: self._coordinator.sync(request, answer, now_ms))
+        return answer
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+        """Renews a session. None: all is as it was; else what the member has to hear."""
+        found: list[GroupError | None] = []
+
+        def beat(now_ms: int) -> list[Effect]:
+            error, effects = self._coordinator.heartbeat(group_id, member_id, instance_id, generation, now_ms)
+            found.append(error)
+            return effects
+
+        self._do(beat)
+        return found[0]
+
+    def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
+        self._do(lambda now_ms: self._coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1])
+
+    def commit(
+        self,
+        group_id: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        offsets: Mapping[OffsetKey, Committed],
+    ) -> GroupError | None:
+        """Returns when the offsets are on disk, or why they are not. The check and the append are one step: no
+        rebalance comes between them.
+        """
+        answer = Answer()
+        refused: list[GroupError] = []
+
+        def commit(now_ms: int) -> list[Effect]:
+            error, effects = self._coordinator.check_commit(group_id, generation, member_id, instance_id, now_ms)
+            if error is not None:
+                refused.append(error)
+                return effects
+            return [*effects, *self._coordinator.commit(group_id, offsets, answer)]
+
+        self._do(commit)
+        if refused:
+            return refused[0]
+        result: GroupError | None = answer.result
+        return result
+
+    def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
+        """All that a group has committed, on disk."""
+        with self._lock:
+            group = self._coordinator.get(group_id)
+            if group is None:
+                return {}
+            return {
+                (topic, partition): each
+                for topic, partitions in group.offsets.items()
+                for partition, each in partitions.items()
+            }
+
+    def look(self) -> None:
+        """Notices deadlines that have passed."""
+        self._do(lambda _: ())
+
+    def next_ms(self) -> int | None:
+        """When a deadline passes, by now_ms()."""
+        with self._lock:
+            return self._timers.next_ms
+
+    # -- effects
+
+    def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
+        now_ms = self.now_ms()
+        with self._lock:
+            for group, timeout in self._timers.due(now_ms):
+                self._act(self._coordinator.timed_out(group, timeout, now_ms))
+            self._act(step(now_ms))
+        self._settle()
+
+    def _act(self, effects: Iterable[Effect]) -> None:
+        """Under the lock. Carries out effects, behind those that came before them."""
+        self._effects.extend(effects)
+        while self._effects:
+            match self._effects.popleft():
+                case Reply(Answer() as answer, result):
+                    answer.result = result
+                    answer.is_there = True
+                case Store() as store:
+                    self._store(store)
+                case At(group, timeout, at_ms):
+                    self._timers.at(at_ms, (group, timeout))
+                case Cancel(group, timeout):
+                    self._timers.cancel((group, timeout))
+                case _:
+                    pass
+        for listener in self._listeners:
+            listener()
+
+    def _store(self, store: Store) -> None:
+        """Appends records; they are synced by _settle()."""
+        now_ms = self._fs.now_ms()
+        rows = [(key, value, (), now_ms) for key, value in store.records]
+        try:
+            log = self._log(store.group.group_id)
+            receipt = log.append_many(rows, durability="os")
+        except (LogcoreError, OSError) as error:
+            self.failure = error
+            self._effects.extend(self._coordinator.stored(store, GroupError.COORDINATOR_NOT_AVAILABLE, self.now_ms()))
+            return
+        self._unsynced.append((log, receipt.last_offset + 1, store))
+
+    def _log(self, group_id: str) -> Log:
+        if OFFSETS_TOPIC not in self._directory:
+            with contextlib.suppress(TopicExistsError):
+                self._directory.create_topic(OFFSETS_TOPIC, 1, _TOPIC_CONFIG)
+        count = self._directory.partitions(OFFSETS_TOPIC)[-1] + 1
+        return self._directory.partition(OFFSETS_TOPIC, partition_of(group_id, count))
+
+    def _settle(self) -> None:
+        """Waits for the disk, without the lock, until nothing that was stored before waits for it any more."""
+        while True:
+            with self._lock:
+                if not self._unsynced:
+                    return
+                log = self._unsynced[-1][0]
+            error: LogcoreError | None = None
+            try:
+                log.flush()
+            except LogcoreError as failure:
+                error = failure
+                self.failure = failure
+            with self._lock:
+                end = log.durable_end_offset
+                waiting = list(self._unsynced)
+                self._unsynced.clear()
+                for one in waiting:
+                    if one[0] is log and one[1] <= end:
+                        self._act(self._coordinator.stored(one[2], None, self.now_ms()))
+                    elif one[0] is log and error is not None:
+                        refused = GroupError.COORDINATOR_NOT_AVAILABLE
+                        self._act(self._coordinator.stored(one[2], refused, self.now_ms()))
+                    else:
+                        self._unsynced.append(one)

@@ -1,0 +1,265 @@
+"""One consumer's place in its group: it joins, divides the partitions when it leads, and hears of rebalances.
+
+    step() --> None      nothing to do: it waits for others, or all is as it was
+               LOST      it is no member any more, and what it had may be another's
+               REJOIN    the group divides its partitions; join() follows, when what is to be given up was given up
+               Share     what it has in this generation
+
+Rules:
+- A member never waits in here. It is asked again when the groups say that something has changed.
+- The leader runs the assignor without any lock, and the result is checked before others see it.
+
+Not here: positions, commits and listeners (consumer.py), what the group decides (logcore.coordination).
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+import attrs
+
+from logcore.consumer.assignors import Assignor
+from logcore.consumer.groups import Answer, Groups
+from logcore.consumer.membership import Member, TopicPartition
+from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Sync, Synced
+from logcore.errors import ConsumerStateError, FencedInstanceError, InvalidConfigError
+from logcore.format.grouprecords import (
+    Subscription,
+    assignment_value,
+    read_assignment,
+    read_subscription,
+    subscription_value,
+)
+
+_TYPE: Final = "consumer"
+
+
+class Heard(enum.Enum):
+    LOST = enum.auto()
+    REJOIN = enum.auto()
+
+
+LOST: Final = Heard.LOST
+REJOIN: Final = Heard.REJOIN
+
+
+@attrs.frozen
+class Share:
+    partitions: frozenset[TopicPartition]
+
+
+class GroupMember:
+    """partitions_of: topic -> how many partitions it has, 0 for one that there is not."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        group_id: str,
+        *,
+        instance_id: str | None,
+        client_id: str,
+        assignors: Sequence[Assignor],
+        max_poll_interval_ms: int,
+        partitions_of: Callable[[str], int],
+    ) -> None:
+        self.group_id = group_id
+        self.instance_id = instance_id
+        self.member_id = ""
+        self.generation = -1
+        self._groups = groups
+        self._client_id = client_id
+        self._assignors = {assignor.name: assignor for assignor in assignors}
+        self._interval_ms = max_poll_interval_ms
+        self._partitions_of = partitions_of
+        self._topics: tuple[str, ...] = ()
+        self._protocol = ""
+        self._divided: dict[str, int] | None = None  # the topics as they were when this member divided them
+        self._joining: Answer | None = None
+        self._syncing: Answer | None = None
+        self._is_stable = False
+        self._wants_to_join = False
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether it keeps what it has while a rebalance goes on. Before the first one that is the first choice's."""
+        chosen = self._assignors.get(self._protocol) or next(iter(self._assignors.values()))
+        return chosen.is_cooperative
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether it has its share of the present generation, as far as it has heard."""
+        return self._is_stable
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """What it wants from now on; it joins again when that is new."""
+        wanted = tuple(sorted(topics))
+        if wanted != self._topics:
+            self._topics = wanted
+            self._wants_to_join = True
+
+    def rejoin(self) -> None:
+        """It has given something up that another waits for."""
+        self._wants_to_join = True
+
+    def join(self, owned: Iterable[TopicPartition]) -> None:
+        """Asks for a place in the next generation. owned: what it keeps meanwhile."""
+        had = self.generation if self._protocol else -1
+        subscription = subscription_value(Subscription(self._topics, None, tuple(sorted(owned)), had))
+        request = Join(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id=self._client_id,
+            client_host=f"/pid-{os.getpid()}",
+            protocol_type=_TYPE,
+            protocols=tuple((name, subscription) for name in self._assignors),
+            session_timeout_ms=self._interval_ms,
+            rebalance_timeout_ms=self._interval_ms,
+            takes_id_first=False,
+            may_skip_assignment=False,
+        )
+        self._wants_to_join = False
+        self._is_stable = False
+        self._syncing = None
+        self._joining = self._groups.join(request)
+
+    def leave(self) -> None:
+        """Gives its place up; a static member keeps it for a while."""
+        if self.member_id and self.instance_id is None:
+            self._groups.leave(self.group_id, self.member_id, None)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.member_id = ""
+        self.generation = -1
+        self._joining = None
+        self._syncing = None
+        self._is_stable = False
+        self._divided = None
+        self._wants_to_join = True
+
+    def step(self) -> Heard | Share | None:
+        """The next thing that the consumer has to know. Raises FencedInstanceError, InvalidConfigError."""
+        if self._joining is not None:
+            if not self._joining.is_there:
+                return None
+            result = self._joining.result
+            self._joining = None
+            return self._joined(result)
+        if self._syncing is not None:
+            if not self._syncing.is_there:
+                return self._beat()
+            result = self._syncing.result
+            self._syncing = None
+            return self._synced(result)
+        if self._wants_to_join or not self._is_stable:
+            return REJOIN
+        if self._divided is not None and self._divided != {name: self._partitions_of(name) for name in self._divided}:
+            return REJOIN
+        return self._beat()
+
+    def _beat(self) -> Heard | None:
+        error = self._groups.heartbeat(self.group_id, self.member_id, self.instance_id, self.generation)
+        return None if error is None else self._refused(error)
+
+    def _refused(self, error: GroupError) -> Heard | None:
+        match error:
+            case GroupError.REBALANCE_IN_PROGRESS:
+                return REJOIN
+            case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
+                self._forget()
+                return LOST
+            case GroupError.FENCED_INSTANCE_ID:
+                raise FencedInstanceError(
+                    "another consumer with this group_instance_id took this one's place",
+                    found=f"{self.instance_id} in group {self.group_id}",
+                )
+            case GroupError.INCONSISTENT_GROUP_PROTOCOL:
+                raise InvalidConfigError(
+                    f"no assignor of this consumer is one that all members of group {self.group_id!r} know",
+                    found=", ".join(self._assignors),
+                )
+            case _:
+                failure = self._groups.failure
+                raise ConsumerStateError(f"group {self.group_id!r} refused: {error.name}") from failure
+
+    def _joined(self, result: Joined | JoinRefused) -> Heard | Share | None:
+        if isinstance(result, JoinRefused):
+            if result.error is GroupError.REBALANCE_IN_PROGRESS:
+                self._wants_to_join = True
+                return REJOIN
+            return self._refused(result.error)
+        self.member_id = result.member_id
+        self.generation = result.generation
+        self._protocol = result.protocol
+        self._divided = None
+        assignments: Mapping[str, bytes] = {}
+        if result.leader == result.member_id:
+            assignments = self._divide(result)
+        self._syncing = self._groups.sync(
+            Sync(
+                group_id=self.group_id,
+                member_id=self.member_id,
+                instance_id=self.instance_id,
+                generation=self.generation,
+                protocol_type=_TYPE,
+                protocol=result.protocol,
+                assignments=assignments,
+            )
+        )
+        return self.step()
+
+    def _divide(self, joined: Joined) -> dict[str, bytes]:
+        members = []
+        for one in joined.members:
+            told = read_subscription(one.metadata) or Subscription(())
+            owned = tuple(TopicPartition(*each) for each in told.owned)
+            members.append(Member(one.member_id, frozenset(told.topics), one.instance_id, owned, told.generation))
+        topics = sorted({topic for member in members for topic in member.topics})
+        counts = {topic: self._partitions_of(topic) for topic in topics}
+        self._divided = counts
+        assignor = self._assignors[joined.protocol]
+        found = assignor.assign({topic: count for topic, count in counts.items() if count}, members)
+        check_assignment(assignor, counts, members, found)
+        return {member.member_id: assignment_value(found.get(member.member_id, ())) for member in members}
+
+    def _synced(self, result: Synced | GroupError) -> Heard | Share | None:
+        if isinstance(result, GroupError):
+            if result is GroupError.REBALANCE_IN_PROGRESS:
+                self._wants_to_join = True
+            return self._refused(result)
+        self._is_stable = True
+        pairs = read_assignment(result.assignment) or ()
+        return Share(frozenset(TopicPartition(*pair) for pair in pairs))
+
+
+def check_assignment(
+    assignor: Assignor,
+    counts: Mapping[str, int],
+    members: Sequence[Member],
+    found: Mapping[str, Sequence[TopicPartition]],
+) -> None:
+    """Raises InvalidConfigError for what an assignor may not do: hand out what there is not, or the same twice."""
+    subscribed = {member.member_id: member.topics for member in members}
+    owners: dict[TopicPartition, str] = {}
+    for member_id, those in found.items():
+        for one in those:
+            problem: Literal["nobody", "missing", "foreign", "twice"] | None = None
+            if member_id not in subscribed:
+                problem = "nobody"
+            elif not 0 <= one[1] < counts.get(one[0], 0):
+                problem = "missing"
+            elif one[0] not in subscribed[member_id]:
+                problem = "foreign"
+            elif one in owners:
+                problem = "twice"
+            if problem is not None:
+                raise InvalidConfigError(
+                    f"the assignor {assignor.name!r} gave {one[0]}-{one[1]} to {member_id!r}",
+                    expected="each partition of a subscribed topic once, to a member of the group",
+                    found=problem,
+                )
+            owners[one] = member_id

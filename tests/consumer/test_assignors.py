@@ -1,0 +1,138 @@
+"""Assignors against what Kafka's own classes gave (tests/data/vectors/assignors.json); the bytes of its protocol."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logcore.consumer.assignors import ASSIGNORS, COOPERATIVE_STICKY, STICKY
+from logcore.consumer.membership import Member, TopicPartition
+from logcore.format.grouprecords import (
+    Subscription,
+    assignment_value,
+    read_assignment,
+    read_subscription,
+    subscription_value,
+)
+from support.vectors import VECTORS
+
+MADE: dict[str, Any] = json.loads((VECTORS / "assignors.json").read_text())
+CASES = [case for case in MADE["cases"] if case["assignor"] in ASSIGNORS]
+
+
+def member(told: dict[str, Any]) -> Member:
+    owned = [TopicPartition(topic, number) for topic, numbers in told.get("owned", {}).items() for number in numbers]
+    topics = frozenset(told["topics"])
+    return Member(told["id"], topics, told.get("instance_id"), tuple(owned), told.get("generation", -1))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
+def test_as_kafka_divides(case: dict[str, Any]) -> None:
+    members = [member(told) for told in case["members"]]
+    found = ASSIGNORS[case["assignor"]].assign(case["topics"], members)
+    if case["exact"]:
+        expected = {
+            member_id: sorted(TopicPartition(topic, number) for topic, numbers in those.items() for number in numbers)
+            for member_id, those in case["assignment"].items()
+        }
+        assert {member_id: sorted(those) for member_id, those in found.items()} == expected
+        return
+    assert sorted(map(len, found.values())) in case["sizes"]
+    kept = sum(len(set(found[one.member_id]) & set(one.owned)) for one in members)
+    assert kept in case["kept"]
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[dict[str, int], list[Member]]:
+    counts = draw(st.dictionaries(NAMES, st.integers(1, 6), min_size=1))
+    members = []
+    for number in range(draw(st.integers(1, 5))):
+        topics = draw(st.frozensets(st.sampled_from([*counts, "missing"]), min_size=1))
+        every = [TopicPartition(topic, one) for topic, count in counts.items() for one in range(count)]
+        owned = draw(st.lists(st.sampled_from(every), unique=True, max_size=5))
+        members.append(Member(f"m{number}", topics, None, tuple(owned), draw(st.integers(1, 3)) if owned else -1))
+    return counts, members
+
+
+@given(groups(), st.sampled_from(sorted(ASSIGNORS)))
+def test_each_partition_has_one_owner(group: tuple[dict[str, int], list[Member]], name: str) -> None:
+    counts, members = group
+    found = ASSIGNORS[name].assign(counts, members)
+    given_out = [one for those in found.values() for one in those]
+    assert len(given_out) == len(set(given_out))
+    topics = {one.member_id: one.topics for one in members}
+    assert all(one.topic in topics[member_id] for member_id, those in found.items() for one in those)
+    wanted = {
+        TopicPartition(topic, number)
+        for topic, count in counts.items()
+        for number in range(count)
+        if any(topic in one.topics for one in members)
+    }
+    if name != "cooperative-sticky":
+        assert set(given_out) == wanted
+
+
+@given(groups())
+def test_a_second_division_moves_nothing(group: tuple[dict[str, int], list[Member]]) -> None:
+    counts, members = group
+    first = STICKY.assign(counts, members)
+    again = [Member(one.member_id, one.topics, None, tuple(first[one.member_id]), 7) for one in members]
+    second = STICKY.assign(counts, again)
+    assert {name: sorted(those) for name, those in second.items()} == {n: sorted(those) for n, those in first.items()}
+
+
+@given(groups())
+def test_cooperative_rounds_end(group: tuple[dict[str, int], list[Member]]) -> None:
+    """Nobody gets what another still has; when those have given it up, all is given out."""
+    counts, members = group
+    owned = {one.member_id: frozenset(one.owned) for one in members}
+    generation = 7
+    for _ in range(3):
+        found = COOPERATIVE_STICKY.assign(counts, members)
+        for member_id, those in found.items():
+            for one in those:
+                newest = max((other.generation for other in members if one in other.owned), default=-1)
+                others = {o.member_id for o in members if one in o.owned and o.generation == newest}
+                assert others <= {member_id}
+        generation += 1
+        owned = {member_id: frozenset(those) for member_id, those in found.items()}
+        members = [Member(o.member_id, o.topics, None, tuple(owned[o.member_id]), generation) for o in members]
+    every = {
+        TopicPartition(topic, number)
+        for topic, count in counts.items()
+        for number in range(count)
+        if any(topic in one.topics for one in members)
+    }
+    assert set().union(*owned.values()) == every
+
+
+def test_the_bytes_of_a_subscription_are_kafkas() -> None:
+    told = MADE["protocol"]
+    owned = (("a", 0), ("a", 2), ("b", 1))
+    for version in range(4):
+        found = read_subscription(bytes.fromhex(told[f"subscription_v{version}"]))
+        assert found is not None
+        assert (found.topics, found.user_data) == (("a", "b"), b"\1\2")
+        assert found.owned == (owned if version >= 1 else ())
+        assert found.generation == (7 if version >= 2 else -1)
+    assert subscription_value(Subscription(("a",))).hex() == told["subscription_v3_minimal"]
+    whole = subscription_value(Subscription(("a", "b"), b"\1\2", owned, 7)).hex()
+    assert whole == told["subscription_v3"].removesuffix("00057261636b31") + "ffff"
+
+
+def test_the_bytes_of_an_assignment_are_kafkas() -> None:
+    told = MADE["protocol"]
+    owned = (("a", 0), ("a", 2), ("b", 1))
+    for version in range(4):
+        assert read_assignment(bytes.fromhex(told[f"assignment_v{version}"])) == owned
+    assert assignment_value(owned).hex() == told["assignment_v3"]
+    assert assignment_value(()).hex() == told["assignment_empty"]
+    assert read_assignment(b"") == ()
+    assert read_assignment(b"\0\3\0\0") is None

@@ -1,0 +1,275 @@
+"""Consumers alone: what they read, where they begin, what is committed when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import logcore
+from logcore.consumer import OffsetAndMetadata, TopicPartition
+from logcore.errors import (
+    CommitFailedError,
+    ConsumerStateError,
+    InvalidConfigError,
+    NoOffsetError,
+    OffsetOutOfRangeError,
+    ReadOnlyLogError,
+    TopicNotFoundError,
+)
+from logcore.logdir import LogDir
+from logcore.recordbatch import encode
+from support.pages import run_blocks
+
+ONE = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[LogDir]:
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as directory:
+        directory.create_topic("t", 2)
+        yield directory
+
+
+def fill(data: LogDir, partition: int, count: int) -> None:
+    log = data.partition("t", partition)
+    end = log.log_end_offset
+    log.append_many([(None, b"%d-%d" % (partition, number)) for number in range(end, end + count)])
+
+
+def offsets(found: object) -> list[tuple[int, int]]:
+    return [(record.partition, record.offset) for record in found.records()]  # type: ignore[attr-defined]
+
+
+def test_a_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
+    fill(data, 0, 3)
+    fill(data, 1, 2)
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        assert offsets(consumer.poll()) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+        assert not consumer.poll()
+        fill(data, 1, 1)
+        assert offsets(consumer.poll()) == [(1, 2)]
+        assert consumer.poll().next_offsets() == {}
+
+
+def test_latest_begins_at_the_end_but_for_partitions_that_are_added(data: LogDir) -> None:
+    fill(data, 0, 3)
+    with data.consumer() as consumer:
+        consumer.subscribe(["t"])
+        assert not consumer.poll()
+        data.add_partitions("t", 3)
+        fill(data, 2, 2)
+        fill(data, 0, 1)
+        assert sorted(offsets(consumer.poll())) == [(0, 3), (2, 0), (2, 1)]
+
+
+def test_partitions_are_served_in_turns(data: LogDir) -> None:
+    fill(data, 0, 4)
+    fill(data, 1, 4)
+    with data.consumer(auto_offset_reset="earliest", max_poll_records=3) as consumer:
+        consumer.assign([("t", 0), ("t", 1)])
+        found = [offsets(consumer.poll()) for _ in range(4)]
+        assert found == [[(0, 0), (0, 1), (0, 2)], [(1, 0), (1, 1), (1, 2)], [(0, 3), (1, 3)], []]
+
+
+def test_positions_are_set(data: LogDir) -> None:
+    fill(data, 0, 10)
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([ONE])
+        assert consumer.position(ONE) == 0
+        consumer.seek(ONE, 7)
+        assert offsets(consumer.poll()) == [(0, 7), (0, 8), (0, 9)]
+        consumer.seek_to_beginning()
+        assert (consumer.position(ONE), consumer.lag()) == (0, 10)
+        consumer.seek_to_end(ONE)
+        assert (consumer.position(ONE), consumer.lag(ONE)) == (10, 0)
+        assert consumer.beginning_offsets([ONE]) == {ONE: 0}
+        assert consumer.end_offsets([ONE]) == {ONE: 10}
+        consumer.seek(ONE, 2)
+        consumer.pause(ONE)
+        assert not consumer.poll() and consumer.paused() == {ONE}
+        consumer.resume(ONE)
+        assert offsets(consumer.poll(max_records=1)) == [(0, 2)]
+        columns = consumer.poll_columns()[ONE]
+        assert [int(offset) for one in columns for offset in one.offsets] == list(range(3, 10))
+
+
+def test_an_offset_that_is_not_in_the_log(data: LogDir) -> None:
+    fill(data, 0, 10)
+    data.partition("t", 0).delete_records(4)
+    for rule, expected in (("earliest", [4]), ("latest", [])):
+        with data.consumer(auto_offset_reset=rule) as consumer:  # type: ignore[arg-type]
+            consumer.assign([ONE])
+            consumer.seek(ONE, 2)
+            assert [offset for _, offset in offsets(consumer.poll(max_records=1))] == expected
+    with data.consumer(auto_offset_reset="none") as consumer:
+        consumer.assign([ONE])
+        with pytest.raises(NoOffsetError, match="nothing was committed for t-0"):
+            consumer.poll()
+        consumer.seek(ONE, 2)
+        with pytest.raises(OffsetOutOfRangeError):
+            consumer.poll()
+
+
+def test_a_commit_is_found_by_the_next_consumer(data: LogDir) -> None:
+    fill(data, 0, 6)
+    with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll(max_records=4)
+        consumer.commit()
+        consumer.poll()
+    with data.consumer(group_id="g", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"])
+        assert offsets(consumer.poll()) == [(0, 4), (0, 5)]
+        consumer.commit({ONE: OffsetAndMetadata(5, "here")})
+        assert consumer.committed([ONE, ("t", 1)]) == {
+            ONE: OffsetAndMetadata(5, "here"),
+            TopicPartition("t", 1): OffsetAndMetadata(0),
+        }
+
+
+def test_auto_commit_stores_what_is_finished(data: LogDir) -> None:
+    fill(data, 0, 6)
+
+    def stored() -> int | None:
+        with data.consumer(group_id="g") as looking:
+            found = looking.committed([ONE])[ONE]
+            return None if found is None else found.offset
+
+    def consume(count: int, *, fails: bool) -> None:
+        with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["t"])
+            for number, _ in enumerate(consumer, 1):
+                if number == count:
+                    if fails:
+                        raise ZeroDivisionError
+                    return
+
+    with pytest.raises(ZeroDivisionError):
+        consume(3, fails=True)
+    assert stored() == 2, "the record in hand is not finished"
+    consume(2, fails=False)
+    assert stored() == 4, "a block that ends well has finished all"
+    with pytest.raises(ZeroDivisionError), data.consumer(group_id="g") as consumer:
+        consumer.subscribe(["t"])
+        assert offsets(consumer.poll()) == [(0, 4), (0, 5)]
+        raise ZeroDivisionError
+    assert stored() == 4, "a list in hand is not finished"
+
+
+def test_a_poll_waits_for_records(data: LogDir) -> None:
+    found: list[list[tuple[int, int]]] = []
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        thread = threading.Thread(target=lambda: found.append(offsets(consumer.poll(60_000))))
+        thread.start()
+        fill(data, 1, 1)
+        thread.join(60)
+        assert found == [[(1, 0)]]
+        thread = threading.Thread(target=lambda: found.append(offsets(consumer.poll(60_000))))
+        thread.start()
+        consumer.wakeup()
+        thread.join(60)
+        assert found[1] == []
+
+
+def test_deserializers_are_not_called_with_null(data: LogDir) -> None:
+    data.append("t", b"7", key=b"k", partition=0)
+    data.append("t", None, partition=0)
+    with data.consumer(auto_offset_reset="earliest", key_deserializer=bytes.decode, value_deserializer=int) as consumer:
+        consumer.subscribe(["t"])
+        assert [(record.key, record.value) for record in consumer.poll().records()] == [("k", 7), (None, None)]
+
+
+def test_a_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:
+    with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(pattern="t.?")
+        consumer.poll()
+        consumer.commit()
+        data.create_topic("t1")
+        data.create_topic("other")
+        data.append("t1", b"x")
+        while not (found := consumer.poll(1000)):
+            pass
+        assert [record.topic for record in found.records()] == ["t1"]
+        assert consumer.subscription() == {"t", "t1"}
+
+
+def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:
+    log = data.partition("t", 0)
+    fill(data, 0, 2)
+    producer = data.next_producer_id()
+    open_one = encode([(None, b"open")], producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+    log.append_batch(open_one)
+    fill(data, 0, 1)
+    with data.consumer(auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
+        consumer.assign([ONE])
+        assert offsets(consumer.poll()) == [(0, 0), (0, 1)]
+        log.end_transaction(producer, 0, commit=False)
+        assert offsets(consumer.poll()) == [(0, 3)]
+        assert consumer.lag() == 0
+
+
+def test_a_read_only_directory_is_read_and_not_committed_to(data: LogDir) -> None:
+    fill(data, 0, 2)
+    with logcore.open_dir(data.path, read_only=True) as reading:
+        with pytest.raises(ReadOnlyLogError):
+            reading.consumer(group_id="g")
+        with reading.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["t"])
+            assert len(offsets(consumer.poll())) == 2
+            fill(data, 1, 1)
+            assert offsets(consumer.poll(60_000)) == [(1, 0)]
+
+
+def test_what_cannot_be_asked(data: LogDir) -> None:
+    for wrong in (
+        {"group_id": ""},
+        {"group_instance_id": "i"},
+        {"auto_offset_reset": "smallest"},
+        {"max_poll_records": 0},
+        {"assignors": "range"},
+        {"assignors": ["nearest"]},
+        {"assignors": ["range", "cooperative-sticky"]},
+        {"isolation_level": "serializable"},
+    ):
+        with pytest.raises(InvalidConfigError):
+            data.consumer(**wrong)  # type: ignore[arg-type]
+    with data.consumer() as consumer:
+        with pytest.raises(ConsumerStateError, match="nothing to read"):
+            consumer.poll()
+        with pytest.raises(ConsumerStateError, match="has no group"):
+            consumer.commit({ONE: 1})
+        with pytest.raises(TopicNotFoundError):
+            consumer.assign([("t", 9)])
+        consumer.assign([ONE])
+        with pytest.raises(ConsumerStateError, match="does not read that partition"):
+            consumer.seek(("t", 1), 0)
+        with pytest.raises(InvalidConfigError):
+            consumer.seek(ONE, -1)
+        with pytest.raises(InvalidConfigError):
+            consumer.poll(-1)
+    with pytest.raises(ConsumerStateError, match="closed"):
+        consumer.poll()
+
+
+def test_who_is_no_member_commits_only_to_an_empty_group(data: LogDir) -> None:
+    fill(data, 0, 2)
+    with data.consumer(group_id="g", auto_offset_reset="earliest") as alone:
+        alone.assign([ONE])
+        alone.poll()
+        alone.commit()
+        with data.consumer(group_id="g") as member:
+            member.subscribe(["t"])
+            member.poll()
+            with pytest.raises(CommitFailedError, match="none of them"):
+                alone.commit({ONE: 1})
+            assert member.committed([ONE])[ONE] == OffsetAndMetadata(2)
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_blocks(Path(__file__).resolve().parents[2] / "docs" / "consumer.md", tmp_path)

@@ -1,0 +1,429 @@
+"""Groups of consumers in one process: who owns what, what a commit is worth, and what a crash leaves.
+
+The random lives play several consumers over one directory on the simulated disk, with its clock: they poll, process,
+commit, are stopped for long, close, and end without a word; topics grow. After each step a model checks what must hold.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.consumer import Consumer, RebalanceListener, TopicPartition
+from logcore.errors import (
+    CommitFailedError,
+    ConsumerStateError,
+    DiskFullError,
+    FencedInstanceError,
+    InvalidConfigError,
+    RebalanceInProgressError,
+)
+from logcore.logdir import LogDir
+from logcore.testing import SimulatedDisk
+
+SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_125
+INTERVAL_MS = 10_000
+ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
+
+
+def opened(disk: SimulatedDisk) -> LogDir:
+    return logcore.open_dir("/data", create=True, fs=disk)
+
+
+class Told(RebalanceListener):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("assigned", sorted(one.partition for one in partitions)))
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("revoked", sorted(one.partition for one in partitions)))
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("lost", sorted(one.partition for one in partitions)))
+
+
+def consumers(data: LogDir, count: int, **given: Any) -> list[Consumer]:
+    made = []
+    for _ in range(count):
+        consumer = data.consumer(group_id="g", auto_offset_reset="earliest", max_poll_interval_ms=INTERVAL_MS, **given)
+        consumer.subscribe(["t"], listener=Told())
+        made.append(consumer)
+    return made
+
+
+def poll_all(members: list[Consumer], rounds: int = 4) -> None:
+    for _ in range(rounds):
+        for member in members:
+            member.poll()
+
+
+def shares(members: list[Consumer]) -> list[list[int]]:
+    return [sorted(one.partition for one in member.assignment()) for member in members]
+
+
+@pytest.mark.parametrize("name", ASSIGNORS)
+def test_members_divide_the_partitions_and_take_over(name: str) -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 4)
+        members = consumers(data, 2, assignors=[name])
+        poll_all(members)
+        first = shares(members)
+        assert sorted(first[0] + first[1]) == [0, 1, 2, 3] and len(first[0]) == 2
+        members[0].close()
+        poll_all(members[1:])
+        assert shares(members[1:]) == [[0, 1, 2, 3]]
+        data.add_partitions("t", 6)
+        disk.advance(1000)
+        poll_all(members[1:])
+        assert shares(members[1:]) == [[0, 1, 2, 3, 4, 5]]
+        members[1].close()
+
+
+def test_cooperative_members_keep_what_stays_theirs() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 4)
+        first, second = consumers(data, 2)
+        first.poll()
+        poll_all([first, second])
+        told = first._listener.calls  # type: ignore[attr-defined]
+        assert told == [("assigned", [0, 1, 2, 3]), ("revoked", [2, 3])] or told[1][0] == "revoked"
+        assert len(told) == 2, "what it keeps was never taken from it"
+        first.close()
+        second.close()
+
+
+def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        data.partition("t", 0).append_many([(None, b"x")] * 10)
+        data.partition("t", 1).append_many([(None, b"x")] * 10)
+        slow, quick = consumers(data, 2, enable_auto_commit=False)
+        poll_all([slow, quick])
+        mine = next(iter(slow.assignment()))
+        disk.advance(INTERVAL_MS * 2 // 3)
+        poll_all([quick])
+        assert len(quick.assignment()) == 1, "not before its time is over"
+        disk.advance(INTERVAL_MS)
+        poll_all([quick])
+        assert shares([quick]) == [[0, 1]]
+        quick.commit({mine: 9})
+        with pytest.raises(CommitFailedError, match="max_poll_interval_ms"):
+            slow.commit()
+        assert quick.committed([mine])[mine].offset == 9  # type: ignore[union-attr]
+        slow.poll()
+        assert ("lost", [mine.partition]) in slow._listener.calls  # type: ignore[attr-defined]
+        poll_all([slow, quick])
+        assert sorted(map(len, shares([slow, quick]))) == [1, 1]
+        slow.close()
+        quick.close()
+
+
+def test_a_jump_of_the_wall_clock_expels_nobody() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        members = consumers(data, 2)
+        poll_all(members)
+        before = shares(members)
+        disk.set_wall_clock(disk.now_ms() + 10 * 24 * 3_600_000)
+        poll_all(members[1:])
+        disk.set_wall_clock(disk.now_ms() - 20 * 24 * 3_600_000)
+        poll_all(members[1:])
+        poll_all(members)
+        assert shares(members) == before
+        for member in members:
+            member.close()
+
+
+def test_a_static_member_comes_back_to_its_share() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        (other,) = consumers(data, 1)
+        (static,) = consumers(data, 1, group_instance_id="i")
+        poll_all([other, static])
+        mine = shares([static])
+        static.close()
+        poll_all([other])
+        assert len(other.assignment()) == 1, "nobody takes its place at once"
+        (again,) = consumers(data, 1, group_instance_id="i")
+        poll_all([other, again])
+        assert shares([again]) == mine
+        (thief,) = consumers(data, 1, group_instance_id="i")
+        poll_all([other, thief])
+        with pytest.raises(FencedInstanceError):
+            again.commit({("t", mine[0][0]): 0})
+        for one in (other, thief, again):
+            one.close()
+
+
+def test_members_need_an_assignor_in_common() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        (first,) = consumers(data, 1, assignors=["range"])
+        first.poll()
+        (second,) = consumers(data, 1, assignors=["roundrobin"])
+        with pytest.raises(InvalidConfigError, match="no assignor"):
+            second.poll()
+        first.close()
+
+
+def test_an_assignor_of_ones_own_is_checked() -> None:
+    class Greedy:
+        name = "greedy"
+        is_cooperative = False
+
+        def assign(self, partitions: Any, members: Any) -> dict[str, list[TopicPartition]]:
+            return {one.member_id: [TopicPartition("t", 0)] for one in members}
+
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 1)
+        members = consumers(data, 2, assignors=[Greedy()])
+        members[0].poll()
+        with pytest.raises(InvalidConfigError, match="gave t-0"):
+            poll_all(members)
+
+
+def test_a_full_disk_refuses_a_commit_and_loses_none() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 1)
+        data.append("t", b"x")
+        (one,) = consumers(data, 1, enable_auto_commit=False)
+        one.poll()
+        one.commit({("t", 0): 0})
+        disk.capacity_bytes = 0
+        with pytest.raises(CommitFailedError) as raised:
+            one.commit()
+        assert isinstance(raised.value.__cause__, DiskFullError)
+        disk.capacity_bytes = None
+        assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 0  # type: ignore[union-attr]
+        one.commit()
+        assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
+        one.close()
+
+
+def test_threads_divide_the_work(tmp_path: Path) -> None:
+    """Each record once, by consumers of several threads that come and go."""
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
+        data.create_topic("t", 6)
+        for partition in range(6):
+            data.partition("t", partition).append_many([(None, b"%d" % number) for number in range(200)])
+        seen: Counter[tuple[int, int]] = Counter()
+        guard = threading.Lock()
+        failures: list[BaseException] = []
+
+        def work(most: int) -> None:
+            try:
+                with data.consumer(group_id="g", auto_offset_reset="earliest", max_poll_records=50) as consumer:
+                    consumer.subscribe(["t"])
+                    for _ in range(most):
+                        found = consumer.poll(50)
+                        with guard:
+                            seen.update((record.partition, record.offset) for record in found.records())
+                            if len(seen) == 1200:
+                                return
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(most,)) for most in (5, 2000, 2000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not failures
+        assert len(seen) == 1200
+        assert set(seen.values()) == {1}, "what was finished was committed before it was given up"
+
+
+def test_one_thread_at_a_time() -> None:
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t")
+        with data.consumer() as consumer:
+            consumer.subscribe(["t"])
+            with consumer._alone(), pytest.raises(ConsumerStateError, match="one thread"):
+                consumer.poll()
+
+
+# -- random lives -----------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A consumer and what it knows. hand: what it was given and has not processed."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.hand: list[Any] = []
+
+
+class Life:
+    """A group through its days; see the module."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk()
+        self.data = opened(self.disk)
+        self.partitions = 3
+        self.data.create_topic("t", self.partitions)
+        self.assignor = self.rng.choice(ASSIGNORS)
+        self.workers: list[Worker] = []
+        self.processed: Counter[tuple[int, int]] = Counter()
+        self.committed: dict[int, int] = {}  # acknowledged
+        self.log: list[str] = []
+
+    def step(self) -> None:
+        steps = [self.start, self.poll, self.poll, self.poll, self.append, self.commit, self.end, self.wait, self.crash]
+        chosen = self.rng.choices(steps, [2, 8, 8, 8, 5, 4, 1.5, 3, 0.5])[0]
+        self.log.append(chosen.__name__)
+        chosen()
+        self.check()
+
+    def start(self) -> None:
+        if len(self.workers) < 4:
+            consumer = self.data.consumer(
+                group_id="g",
+                auto_offset_reset="earliest",
+                max_poll_interval_ms=INTERVAL_MS,
+                max_poll_records=3,
+                enable_auto_commit=self.rng.random() < 0.7,
+                auto_commit_interval_ms=1000,
+                assignors=[self.assignor],
+            )
+            consumer.subscribe(["t"])
+            self.workers.append(Worker(consumer))
+
+    def poll(self) -> None:
+        if self.workers:
+            worker = self.rng.choice(self.workers)
+            self.process(worker)
+            worker.hand = list(worker.consumer.poll().records())
+            places = [(record.partition, record.offset) for record in worker.hand]
+            assert places == sorted(
+                places, key=lambda place: [one[0] for one in places].index(place[0]) * 10**6 + place[1]
+            )
+
+    def process(self, worker: Worker) -> None:
+        self.processed.update((record.partition, record.offset) for record in worker.hand)
+        worker.hand = []
+
+    def append(self) -> None:
+        if self.rng.random() < 0.1 and self.partitions < 6:
+            self.partitions += 1
+            self.data.add_partitions("t", self.partitions)
+        partition = self.rng.randrange(self.partitions)
+        self.data.partition("t", partition).append_many([(None, b"x")] * self.rng.randrange(1, 6))
+        self.data.partition("t", partition).flush()
+
+    def commit(self) -> None:
+        if not self.workers:
+            return
+        worker = self.rng.choice(self.workers)
+        self.process(worker)
+        positions = {
+            one.partition: reading.position
+            for one, reading in worker.consumer._readings.items()
+            if reading.position is not None
+        }
+        try:
+            worker.consumer.commit()
+        except (CommitFailedError, RebalanceInProgressError):
+            return
+        for partition, offset in positions.items():
+            assert offset >= self.committed.get(partition, 0), "an acknowledged commit moved back"
+            self.committed[partition] = offset
+
+    def end(self) -> None:
+        if self.workers:
+            worker = self.workers.pop(self.rng.randrange(len(self.workers)))
+            if self.rng.random() < 0.5:
+                self.process(worker)
+                worker.consumer.close()
+            else:
+                worker.consumer._close(is_done=False)
+
+    def wait(self) -> None:
+        self.disk.advance(self.rng.choice([100, 1000, INTERVAL_MS // 2, INTERVAL_MS + 1000]))
+        if self.rng.random() < 0.2:
+            self.disk.set_wall_clock(self.disk.now_ms() + self.rng.choice([-1, 1]) * 3_600_000)
+
+    def crash(self) -> None:
+        """The power fails: all consumers are gone, and what was acknowledged is there."""
+        states = list(self.disk.after_crash(limit=6, seed=self.rng.randrange(1000)))
+        self.disk.crash()
+        self.disk = self.rng.choice(states)
+        self.workers = []
+        self.data = opened(self.disk)
+
+    def check(self) -> None:
+        owners: dict[TopicPartition, list[int]] = {}
+        generations = {}
+        for number, worker in enumerate(self.workers):
+            member = worker.consumer._member
+            if member is not None and member.is_stable:
+                generations[number] = member.generation
+        newest = max(generations.values(), default=-1)
+        for number, worker in enumerate(self.workers):
+            if generations.get(number) == newest:
+                for one in worker.consumer.assignment():
+                    owners.setdefault(one, []).append(number)
+        assert all(len(those) == 1 for those in owners.values()), f"two owners in generation {newest}: {owners}"
+        stored = self.stored()
+        for partition, offset in self.committed.items():
+            assert stored.get(partition, -1) >= offset, f"a commit of {partition} is gone: {stored}, {self.committed}"
+        for partition, offset in stored.items():
+            missing = [one for one in range(offset) if not self.processed[partition, one]]
+            assert not missing, f"committed past records that nobody has processed: {partition}, {missing}"
+
+    def stored(self) -> dict[int, int]:
+        return {
+            partition: offsets["g"]
+            for partition in range(self.partitions)
+            if "g" in (offsets := self.data.committed_offsets("t", partition))
+        }
+
+    def finish(self) -> None:
+        """With no more disturbances every record is processed, and somebody owns each partition."""
+        self.disk.advance(2 * INTERVAL_MS)
+        self.start()
+        for _ in range(300):
+            for worker in self.workers:
+                self.process(worker)
+                worker.hand = list(worker.consumer.poll().records())
+            self.disk.advance(100)
+        for worker in self.workers:
+            self.process(worker)
+        owned = [one.partition for worker in self.workers for one in worker.consumer.assignment()]
+        assert sorted(owned) == list(range(self.partitions))
+        for partition in range(self.partitions):
+            end = self.data.partition("t", partition).high_watermark
+            assert all(self.processed[partition, offset] for offset in range(end))
+        for worker in self.workers:
+            worker.consumer.close()
+        self.data.close()
+
+
+@pytest.mark.parametrize("lives", [40, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_random_lives(lives: int) -> None:
+    for number in range(lives):
+        life = Life(SEED + number)
+        try:
+            for _ in range(60):
+                life.step()
+            life.finish()
+        except BaseException:
+            print(f"LOGCORE_TEST_SEED={SEED + number}, {life.assignor}:", *life.log)
+            raise
