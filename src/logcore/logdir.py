@@ -181,8 +181,9 @@ def _check_kind(fs: FS, real: str, create: bool) -> None:
             "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
             path=real,
         )
-    # The reserve is the first file that a directory gets, and all that a crash may leave of one that was being made.
-    if create or not names or any(name in (*DIRECTORY_FILES, checkpoint.RESERVE) for name in names):
+    # The reserve, and a file that has not got its name yet, may be all that a crash left of one that was being made.
+    ours = (*DIRECTORY_FILES, checkpoint.RESERVE)
+    if create or not names or any(name.removesuffix(".tmp") in ours for name in names):
         return
     if not any(
         (partition_of(name) is not None or is_deleted_partition(name)) and fs.is_directory(os.path.join(real, name))

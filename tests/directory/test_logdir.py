@@ -658,8 +658,9 @@ def test_a_directory_of_something_else_is_not_one_without_topics(tmp_path: Path,
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_directory_whose_making_was_cut_off_is_one_without_topics(tmp_path: Path, read_only: bool) -> None:
-    (tmp_path / checkpoint.RESERVE).write_bytes(b"")
+@pytest.mark.parametrize("left", [checkpoint.RESERVE, checkpoint.META_PROPERTIES + ".tmp"])
+def test_a_directory_whose_making_was_cut_off_is_one_without_topics(tmp_path: Path, left: str, read_only: bool) -> None:
+    (tmp_path / left).write_bytes(b"")
     with logcore.open_dir(tmp_path, read_only=read_only) as logdir:
         assert logdir.topics() == []
 
