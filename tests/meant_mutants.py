@@ -316,6 +316,58 @@ MISTAKES: Final = (
         "                    targets[key].hold_back()\n", "                    pass\n",
         "spark/test_sink_kills.py -k killed_at_any",
     ),
+    # -- local writes, gathered
+    Mistake(
+        "receipt_before_its_name_is_synced", "pyspark_logcore/local.py",
+        "                fs.sync_dir(parent)\n                self._remove_leftovers(fs, final)\n",
+        "                self._remove_leftovers(fs, final)\n",
+        "spark/test_local_crashes.py",
+    ),
+    Mistake(
+        "gathered_rows_go_before_they_are_there", "pyspark_logcore/gathering.py",
+        "            done.append(self._bring(batch))\n",
+        "            for one in batch.receipts if remove else ():\n                self._remove(one)\n"
+        "            done.append(self._bring(batch))\n",
+        "spark/test_local_crashes.py",
+    ),
+    Mistake(
+        "each_gather_has_a_name_of_its_own", "pyspark_logcore/gathering.py",
+        'f"write_local {batch.job} {batch.topic} {topic}"', 'f"write_local {batch.receipts[0].run} {topic}"',
+        "spark/test_local_plain.py -k 'second_run or run_again or in_order'",
+    ),
+    Mistake(
+        "batch_behind_a_later_one_is_overlooked", "pyspark_logcore/gathering.py",
+        "if batch.number != expected:", "if batch.number < expected:",
+        "spark/test_local_plain.py -k not_all_of_it",
+    ),
+    Mistake(
+        "rows_of_two_runs_are_mixed", "pyspark_logcore/gathering.py",
+        "        if note.run != one.run:\n            raise", "        if note.run == '':\n            raise",
+        "spark/test_local_plain.py -k run_again",
+    ),
+    Mistake(
+        "shipped_bytes_are_not_compared", "logcore/staging/shipping.py",
+        "        _compare(source, one, len(data), crc32c(data))\n", "",
+        "spark/test_local_plain.py -k damage",
+    ),
+    Mistake(
+        "twin_takes_the_winners_place", "pyspark_logcore/local.py",
+        "            if note is not None and note.run == self.run:\n                remove_directory(fs, part)",
+        "            if note is None:\n                remove_directory(fs, part)",
+        "spark/test_local_plain.py -k twins",
+    ),
+    # -- object stores
+    Mistake(
+        "short_object_is_an_end", "pyspark_logcore/stores.py",
+        "        if len(data) < size:\n", "        if len(data) > size:\n",
+        "spark/test_stores_plain.py -k after_it_was_listed",
+    ),
+    Mistake(
+        "copy_without_its_end_is_whole", "pyspark_logcore/stores.py",
+        "if noted is not None and noted.offset > log.log_end_offset:",
+        "if noted is not None and noted.offset < log.log_start_offset:",
+        "spark/test_stores_plain.py -k beside_its_writer",
+    ),
     # -- groups
     Mistake(
         "assignment_of_an_older_generation", "logcore/coordination/membership.py",
