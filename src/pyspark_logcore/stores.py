@@ -269,7 +269,7 @@ class StoreFS:
 
     # -- what an object store is not asked for -------------------------------------------------------------------
 
-    def _refuse(self, *given: object) -> NoReturn:
+    def _refuse(self, *args: Any, **named: Any) -> NoReturn:
         raise ReadOnlyLogError("an object store is only read", path=self._store.location)
 
     pwrite = truncate = fdatasync = fsync = _refuse
