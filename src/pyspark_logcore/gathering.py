@@ -276,7 +276,11 @@ class Gathering:
 def _batches_of(receipts: Iterable[Receipt]) -> list[_Batch]:
     """Receipts by batches, which must each be whole and of one run. Raises MissingReceiptsError."""
     found: dict[tuple[str, str, int], dict[tuple[int, int], Receipt]] = {}
+    paths: dict[tuple[str, str, int, str, int], str] = {}
     for one in receipts:
+        # Paths may hold what two attempts of a task wrote on two machines. Each is whole, so one of them is taken.
+        if paths.setdefault((one.job, one.topic, one.batch, one.run, one.task), one.path) != one.path:
+            continue
         mine = found.setdefault((one.job, one.topic, one.batch), {})
         before = mine.setdefault((one.task, one.partition), one)
         if before.run != one.run:

@@ -249,6 +249,7 @@ class LocalWriter:
         settings = {name: _text(value) for name, value in (config or {}).items()}
         if parsed.codec is not None:
             settings.setdefault("compression.type", parsed.codec)
+        settings.setdefault("batch.size", str(parsed.batch_bytes))
         LogConfig.parse(settings)
         if not job or batch < 0:
             raise InvalidConfigError("a local write needs a name", expected="a job, and a batch from 0 on", found=batch)

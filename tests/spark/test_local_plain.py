@@ -13,13 +13,20 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import logcore
 from logcore.errors import CorruptLogError, InvalidConfigError, LogNotFoundError
+from logcore.fs import OS
 from logcore.inspect.verify import verify
+from logcore.staging import shipping
+from logcore.staging.publishing import Staging
+from logcore.testing import SimulatedDisk
 from pyspark_logcore import gather, gathering, local
-from pyspark_logcore.gathering import MissingReceiptsError
+from pyspark_logcore.gathering import Gathering, MissingReceiptsError
 from pyspark_logcore.local import Receipt
+from pyspark_logcore.staged import PublishTimeoutError
 from support.local import facts, rows, values, write, writer
 from support.tasks import frame
 
@@ -161,6 +168,92 @@ def test_gather_by_paths_needs_the_number_of_tasks(tmp_path: Path) -> None:
     gather(str(tmp_path / "local"), str(tmp_path / "into"), tasks=2)
     gather([one.path for one in receipts], str(tmp_path / "into"), tasks=2)
     assert values(tmp_path / "into") == {0: everything(1)}
+
+
+def test_of_two_attempts_on_two_machines_one_is_gathered(tmp_path: Path) -> None:
+    planned = writer(tmp_path / "a", partitions=2)
+    other = attrs.evolve(planned, options=attrs.evolve(planned.options, path=str(tmp_path / "b")))
+    planned.write(iter([frame(value=[b"0"], partition=[0])]), 0, 1)
+    # Another order of rows may come to a second attempt, and go elsewhere.
+    other.write(iter([frame(value=[b"0"], partition=[1])]), 0, 2)
+    gather([tmp_path / "b", tmp_path / "a"], str(tmp_path / "into"), tasks=1)
+    assert [value for found in values(tmp_path / "into").values() for value in found] == [b"0"]
+
+
+def test_a_directory_that_another_holds_gets_it_or_keeps_as_it_is(tmp_path: Path) -> None:
+    into = str(tmp_path / "into")
+    receipts = write(tmp_path / "local")
+    with logcore.open_dir(into, create=True) as holder:
+        with pytest.raises(PublishTimeoutError):
+            gather(receipts, into, publish_timeout=0.05)
+        holder.tick()
+        assert holder.topics() == []
+        assert not [name for name in os.listdir(f"{into}.staging") if not name.startswith("logcore")]
+    gather(receipts, into)
+    assert values(into) == {0: everything(1)}
+
+
+def test_what_is_held_of_a_shipment_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "_HELD_BYTES", 2000)
+    shares = [frame(value=rows(0, task)) for task in range(8)]
+    receipts = write(tmp_path / "local", 0, shares)
+    staging = Staging(OS, str(tmp_path / "into"))
+    (tmp_path / "into").mkdir()
+    staging.begin("x")
+    shipment = shipping.Shipment(OS, str(tmp_path / "into"), "x")
+    kinds = []
+    for one in receipts:
+        note = local.read_note(OS, one.path)
+        assert note is not None
+        kinds += [
+            type(made).__name__ for made in shipment.add(f"{one.path}/t-0", note.partitions[0], "t", 0, str(one.task))
+        ]
+    shipment.close()
+    assert kinds[0] == "Carried"
+    assert kinds[-1] == "StagedFile"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:
+    """Batches with any number of tasks and rows, runs again, in gathers of several batches that are repeated."""
+    disk = SimulatedDisk()
+    partitions = data.draw(st.integers(1, 2))
+    config = data.draw(st.sampled_from([{}, {"segment.bytes": 900, "batch.size": 200}]))
+    carry_bytes = data.draw(st.sampled_from([0, 400, 1 << 20]))
+    plain = shipping.Shipment
+    held: dict[int, list[Receipt]] = {}
+    model: dict[int, list[bytes]] = {number: [] for number in range(partitions)}
+    done = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathering, "Shipment", lambda fs, into, txid: plain(fs, into, txid, carry_bytes=carry_bytes))
+        rounds = data.draw(st.integers(1, 4))
+        for batch in range(rounds):
+            for run in range(data.draw(st.integers(1, 2))):
+                shares = []
+                wanted: dict[int, list[bytes]] = {number: [] for number in range(partitions)}
+                for task in range(data.draw(st.integers(1, 3))):
+                    counts = data.draw(st.lists(st.integers(0, 25), min_size=partitions, max_size=partitions))
+                    numbers = [number for number, count in enumerate(counts) for _ in range(count)]
+                    made = [b"%d.%d.%d.%d" % (batch, run, task, row) for row in range(len(numbers))]
+                    for number, value in zip(numbers, made, strict=True):
+                        wanted[number].append(value)
+                    shares.append(frame(value=made, partition=numbers))
+                held[batch] = write("/local", batch, shares, fs=disk, partitions=partitions, config=config)
+            for number in range(partitions):
+                model[number] += wanted[number]
+            if data.draw(st.booleans()) or batch == rounds - 1:
+                first = data.draw(st.integers(0, done))
+                receipts = data.draw(st.permutations([one for which in range(first, batch + 1) for one in held[which]]))
+                found = Gathering(disk, "/into", None, None, 1.0).run(receipts)
+                assert [(one.batch, one.is_new) for one in found] == [
+                    (which, which >= done) for which in range(first, batch + 1)
+                ]
+                done = batch + 1
+                shown = values("/into", fs=disk)
+                assert shown == {number: model[number] for number in shown}
+                assert sum(map(len, shown.values())) == sum(map(len, model.values()))
+    assert not disk.open_handles
 
 
 def test_gather_refuses_what_is_not_all_of_it(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from logcore.partition.segmentfiles import list_bases
 from logcore.staging.manifest import Carried, StagedFile, check_txid, staging_path
 
 _PIECE_BYTES: Final = 1 << 20
+#: What is held of all small segments of a shipment; those behind it get a file each.
+_HELD_BYTES: Final = 64 << 20
 #: Why the batches of a log cannot get other offsets.
 _TIED: Final = layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
 
@@ -94,6 +96,7 @@ class Shipment:
         self._txid = txid
         self._directory = os.path.join(staging_path(fs.real_path(directory)), check_txid(txid))
         self._carry_bytes = carry_bytes
+        self._held_bytes = 0
         self._is_changed = False
 
     def add(
@@ -107,8 +110,9 @@ class Shipment:
         found: list[StagedFile | Carried] = []
         for number, one in enumerate(sealed):
             source = os.path.join(path, file_name(one.base_offset, LOG))
-            if one.size_bytes <= self._carry_bytes:
+            if one.size_bytes <= self._carry_bytes and self._held_bytes + one.size_bytes <= _HELD_BYTES:
                 data = self._read(source, one)
+                self._held_bytes += len(data)
                 facts = (one.count, one.batches, one.max_timestamp, one.crc)
                 found.append(Carried(topic, partition, data, *facts))
                 continue
