@@ -44,7 +44,7 @@ from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
 from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions, control_types
 from logcore.recordbatch import SLICE_ROWS, RecordBatch, time_ms
-from logcore.segment import GrowingSegment, Segment
+from logcore.segment import GrowingSegment, PiecedSegment, Segment
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -169,7 +169,7 @@ class LogReader:
             segments.append(kept)
         if bases:
             last = known.get(bases[-1])
-            if not isinstance(last, GrowingSegment):
+            if not isinstance(last, GrowingSegment) or isinstance(last, PiecedSegment):
                 last = GrowingSegment(self._fs, self.path, bases[-1])
             segments.append(last)
         for one, _ in swapped:
@@ -534,7 +534,7 @@ class LogReader:
 
         Raises CorruptBatchError when the growing segment is damaged below the high watermark.
         """
-        if isinstance(segment, GrowingSegment):
+        if isinstance(segment, GrowingSegment) and not isinstance(segment, PiecedSegment):
             is_end_noted = self._is_end_noted or self._is_writing
             return check_growing(segment, visible, self._state.gaps.dense_from, is_end_noted=is_end_noted)
         _ = segment.max_timestamp()
@@ -660,7 +660,7 @@ def avoid_mapping(log: LogReader) -> None:
     log.refresh()  # a compaction may have replaced files since
     try:
         log._state.segments = [
-            one if isinstance(one, GrowingSegment) else GrowingSegment(log._fs, log.path, one.base_offset)
+            one if isinstance(one, GrowingSegment) else PiecedSegment(log._fs, log.path, one.base_offset)
             for one in log._state.segments
         ]
     except FileNotFoundError:

@@ -458,6 +458,13 @@ class GrowingSegment(Segment):
         return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
 
 
+class PiecedSegment(GrowingSegment):
+    """A sealed segment that is read with pread, for a process that may not map it, or cannot."""
+
+    def max_timestamp(self) -> int:
+        return Segment.max_timestamp(self)
+
+
 def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes:
     try:
         with opened(fs, path) as handle:

@@ -34,6 +34,7 @@ from pyspark_logcore import options, stores
 from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.options import Store
 from pyspark_logcore.ranges import DataLossError
+from pyspark_logcore.reader import RangePartition
 from pyspark_logcore.stores import StoreFS
 from support.s3 import upload
 from support.tasks import source
@@ -118,6 +119,29 @@ def test_a_scan_asks_for_much_at_once_and_keeps_little(store: Path, monkeypatch:
     assert max(asked) <= 8 << 20
     assert sum(asked) < 24 << 20, "20 MB are read once, and little beside them"
     assert len(asked) < 30
+
+
+def test_a_search_by_time_reads_little_of_what_is_older(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    plain = StoreFS._fetch
+
+    def fetch(fs: StoreFS, one: Any, position: int, size: int) -> bytes:
+        asked.append(size)
+        return plain(fs, one, position, size)
+
+    with logcore.open_dir(store) as directory:
+        directory.create_topic("long", 1, {"segment.bytes": 1 << 20})
+        for second in range(120):
+            directory.partition("long", 0).append_many([(None, bytes(10_000), [], T0 + second * 1000)] * 10)
+    monkeypatch.setattr(StoreFS, "_fetch", fetch)
+    given = {"subscribe": "long", "startingTimestamp": T0 + 95_000, "includeHeaders": False}
+    one = source(Path("x"), **given)
+    one.options["path"] = URI
+    (partition,) = one.reader(one.schema()).partitions()
+    assert isinstance(partition, RangePartition)
+    assert [piece.start for piece, _ in partition.pieces] == [950]
+    assert sum(asked) < 6 << 20, "of 12 MB"
+    assert len(asked) < 80
 
 
 @settings(max_examples=60, deadline=None)
