@@ -503,7 +503,7 @@ MISTAKES: Final = (
         "given_up_without_a_commit", "logcore/consumer/consumer.py",
         "        if self._settings.enable_auto_commit and partitions:\n",
         "        if False:\n",
-        "consumer/test_groups.py::test_threads_divide_the_work",
+        "consumer/test_groups.py",
     ),
     # -- requests
     Mistake(

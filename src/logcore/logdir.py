@@ -38,6 +38,7 @@ from logcore.directory.topicfile import (
 from logcore.directory.topics import TopicRegistry
 from logcore.directory.upkeep import Upkeep, Upkeeper, high_watermarks
 from logcore.errors import (
+    ConsumerStateError,
     CorruptBatchError,
     CorruptLogError,
     DiskFullError,
@@ -202,7 +203,8 @@ class LogDir:
     """A directory of partition logs. Made by logcore.open_dir(); a with block closes it.
 
     All methods may be called from several threads. path: of the directory. config: what topics that set nothing get.
-    cluster_id: the text in meta.properties; node_id: the number there.
+    cluster_id: the text in meta.properties; node_id: the number there. has_coordinator: set by a broker of this
+    process, which looks after groups then.
     """
 
     def __init__(
@@ -234,7 +236,8 @@ class LogDir:
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
-        self._groups: Groups | None = None  # of consumers; made by the first that has a group, under the lock
+        self._groups: Groups | None = None  # made by whoever asks first, under the lock
+        self.has_coordinator = False
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
         self._properties = self._read_properties()
@@ -602,6 +605,24 @@ class LogDir:
             tell("topics", INFO, "%s: topic %s deleted", self.path, name)
             claims.close()
             self._registry.finish_deleting()
+        # A new topic of that name begins without them. Not under the lock, which groups take while theirs is held.
+        if self._groups is not None or (OFFSETS_TOPIC in self and not self.has_coordinator):
+            self._own_groups().forget_topics({name})
+
+    def _own_groups(self) -> Groups:
+        """The groups whose members are consumers of this object; read when they are first asked for."""
+        from logcore.consumer.groups import Groups
+
+        with self._lock:
+            self._check_writable()
+            if self.has_coordinator:
+                raise ConsumerStateError(
+                    "a broker of this process serves the directory, and the groups are its: use a Kafka client",
+                    path=self.path,
+                )
+            if self._groups is None:
+                self._groups = Groups(self._fs, self)
+            return self._groups
 
     def next_producer_id(self) -> int:
         """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""
@@ -785,11 +806,12 @@ class LogDir:
         for so long loses its partitions. assignors: names of range, roundrobin, sticky, cooperative-sticky, or objects;
         all members need one in common. key_deserializer, value_deserializer: called with bytes, never with null.
 
-        The members of a group are consumers of one opened directory. Raises InvalidConfigError, ReadOnlyLogError for a
-        group in a directory opened with read_only=True, and what reading `__consumer_offsets` raises.
+        The members of a group are consumers of one opened directory. Raises InvalidConfigError; for a group,
+        ReadOnlyLogError in a directory opened with read_only=True, ConsumerStateError in one that a broker of this
+        process serves, and what reading `__consumer_offsets` raises.
         """
-        from logcore.consumer.consumer import Consumer, ConsumerSettings, chosen_assignors
-        from logcore.consumer.groups import Groups
+        from logcore.consumer.consumer import Consumer
+        from logcore.consumer.values import ConsumerSettings, chosen_assignors
 
         self._check_open()
         settings = ConsumerSettings(
@@ -806,13 +828,7 @@ class LogDir:
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
         )
-        groups = None
-        if group_id is not None:
-            with self._lock:
-                self._check_writable()
-                if self._groups is None:
-                    self._groups = Groups(self._fs, self)
-                groups = self._groups
+        groups = None if group_id is None else self._own_groups()
         return Consumer(self._fs, self, self._claim is None, groups, settings)
 
     def close_logs(self, topics: Collection[str]) -> None:

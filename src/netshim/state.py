@@ -60,6 +60,7 @@ class State:
     """One broker's state. logdir: opened for writing; submit: how to run work that may wait for the disk."""
 
     def __init__(self, logdir: LogDir, settings: Settings, submit: Submit) -> None:
+        logdir.has_coordinator = True
         self.logdir = logdir
         self.settings = settings
         self.submit = submit

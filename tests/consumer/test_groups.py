@@ -6,6 +6,7 @@ commit, are stopped for long, close, and end without a word; topics grow. After 
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import logcore
+import netshim
 from logcore.consumer import Consumer, RebalanceListener, TopicPartition
 from logcore.errors import (
     CommitFailedError,
@@ -130,6 +132,40 @@ def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
         quick.close()
 
 
+@pytest.mark.parametrize("name", ASSIGNORS)
+def test_what_is_finished_is_committed_before_it_is_given_up(name: str) -> None:
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t", 4)
+        for partition in range(4):
+            data.partition("t", partition).append_many([(None, b"x")] * 20)
+        members = consumers(data, 1, assignors=[name], max_poll_records=7)
+        seen: Counter[tuple[int, int]] = Counter()
+        for step in range(60):
+            if step in (3, 5):
+                members += consumers(data, 1, assignors=[name], max_poll_records=7)
+            for member in members:
+                seen.update((record.partition, record.offset) for record in member.poll().records())
+        assert seen == Counter({(partition, offset): 1 for partition in range(4) for offset in range(20)})
+        for member in members:
+            member.close()
+
+
+def test_a_stuck_member_holds_a_rebalance_up_no_longer_than_its_interval() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        stuck, other = consumers(data, 2, assignors=["range"])
+        poll_all([stuck, other])
+        (third,) = consumers(data, 1, assignors=["range"])
+        poll_all([third, other])
+        assert shares([third, other]) == [[], []], "they wait for the third of them"
+        disk.advance(INTERVAL_MS + 1)
+        poll_all([third, other])
+        assert sorted(shares([third, other])) == [[0], [1]]
+        for member in (stuck, other, third):
+            member.close()
+
+
 def test_a_jump_of_the_wall_clock_expels_nobody() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
@@ -215,6 +251,63 @@ def test_a_full_disk_refuses_a_commit_and_loses_none() -> None:
         one.commit()
         assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
         one.close()
+
+
+def test_offsets_end_with_their_topic() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 1)
+        data.partition("t", 0).append_many([(None, b"old")] * 5)
+        (one,) = consumers(data, 1)
+        one.poll()
+        one.commit()
+        data.delete_topic("t")
+        assert not one.poll()
+        data.create_topic("t", 1)
+        data.append("t", b"new")
+        disk.advance(1000)
+        found = [record.value for _ in range(4) for record in one.poll().records()]
+        assert found == [b"new"]
+        one.close()
+    with opened(disk) as data:  # and where no consumer was there when it was deleted
+        data.delete_topic("t")
+        data.create_topic("t", 1)
+        data.append("t", b"newer")
+        (one,) = consumers(data, 1)
+        assert [record.value for record in one.poll().records()] == [b"newer"]
+        one.close()
+
+
+def test_members_that_wait_do_not_wake_one_another() -> None:
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t", 2)
+        members = consumers(data, 2)
+        poll_all(members)
+        woken: list[int] = []
+        groups = data._groups
+        assert groups is not None
+        groups.listen(lambda: woken.append(1))
+        poll_all(members, 20)
+        assert not woken
+        for member in members:
+            member.close()
+
+
+def test_a_consumer_that_is_forgotten_is_told_of() -> None:
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t", 2)
+        members = consumers(data, 1)
+        poll_all(members)
+        with pytest.warns(ResourceWarning, match="not closed"):
+            members.clear()
+            gc.collect()
+
+
+def test_a_broker_has_the_groups_of_the_directory_it_serves(tmp_path: Path) -> None:
+    with netshim.serve(tmp_path / "data") as server:
+        logdir = server.server.logdir
+        with pytest.raises(ConsumerStateError, match="use a Kafka client"):
+            logdir.consumer(group_id="g")
 
 
 def test_threads_divide_the_work(tmp_path: Path) -> None:

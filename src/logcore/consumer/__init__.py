@@ -4,8 +4,9 @@ See docs/consumer.md. Made by LogDir.consumer(); what is here is for annotations
 """
 
 from logcore.consumer.assignors import Assignor
-from logcore.consumer.consumer import Consumer, ConsumerRecords, OffsetAndMetadata, RebalanceListener
+from logcore.consumer.consumer import Consumer
 from logcore.consumer.membership import Member, TopicPartition
+from logcore.consumer.values import ConsumerRecords, OffsetAndMetadata, RebalanceListener
 
 __all__ = [
     "Assignor",

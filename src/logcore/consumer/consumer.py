@@ -14,20 +14,30 @@ Not here: how a group divides partitions (member.py, assignors.py), and where of
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Final, Protocol, Self
 
 import attrs
 
-from logcore.consumer.assignors import ASSIGNORS, Assignor
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
 from logcore.consumer.membership import TopicPartition
+from logcore.consumer.values import (
+    ConsumerRecords,
+    ConsumerSettings,
+    Deserializer,
+    OffsetAndMetadata,
+    RebalanceListener,
+    checked_offset,
+)
 from logcore.coordination.effects import GroupError
 from logcore.errors import (
     CommitFailedError,
@@ -47,12 +57,10 @@ from logcore.log import Log
 from logcore.reader import listen_to
 from logcore.topic import TopicRecord
 
-Reset = Literal["latest", "earliest", "none"]
-IsolationLevel = Literal["read_uncommitted", "read_committed"]
 #: How long a consumer waits without looking, in case nobody wakes it.
 _LOOK_SECONDS: Final = 1.0
-_METADATA_CHARACTERS: Final = 4096
-Deserializer = Callable[[bytes], Any]
+#: How long the iteration goes on before it looks after the group.
+_LOOK_WHILE_ITERATING_MS: Final = 100
 
 
 class Directory(GroupDirectory, Protocol):
@@ -60,29 +68,6 @@ class Directory(GroupDirectory, Protocol):
 
     def topics(self) -> list[str]: ...
     def refresh(self) -> None: ...
-
-
-class RebalanceListener:
-    """Is told what a consumer gets and gives up, in the thread that calls poll(). Override what is of interest."""
-
-    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are new; positions may be set with seek()."""
-
-    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are to be given up, and may still be committed."""
-
-    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """These may be another's already; commits are refused."""
-        self.on_partitions_revoked(partitions)
-
-
-@attrs.frozen
-class OffsetAndMetadata:
-    """What is committed for a partition: the next offset to process."""
-
-    offset: int
-    metadata: str = ""
-    leader_epoch: int = -1
 
 
 @attrs.define
@@ -105,92 +90,6 @@ class _Reading:
         self.position = offset
         self.finished = offset
         self.records = None
-
-
-class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
-    """What one poll() found: lists of records by partition, each in the order of offsets."""
-
-    def __init__(self, found: dict[TopicPartition, list[TopicRecord]]) -> None:
-        self._found = found
-
-    def __getitem__(self, partition: TopicPartition) -> Sequence[TopicRecord]:
-        return self._found[partition]
-
-    def __iter__(self) -> Iterator[TopicPartition]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __repr__(self) -> str:
-        return f"<ConsumerRecords {self.count} of {len(self)} partitions>"
-
-    @property
-    def count(self) -> int:
-        """How many records there are in all."""
-        return sum(map(len, self._found.values()))
-
-    def records(self) -> Iterator[TopicRecord]:
-        """All of them, one partition after the other."""
-        return itertools.chain.from_iterable(self._found.values())
-
-    def next_offsets(self) -> dict[TopicPartition, int]:
-        """The offsets behind them, as commit() takes them."""
-        return {partition: records[-1].offset + 1 for partition, records in self._found.items()}
-
-
-@attrs.frozen(kw_only=True)
-class ConsumerSettings:
-    """See LogDir.consumer()."""
-
-    group_id: str | None
-    group_instance_id: str | None
-    client_id: str
-    auto_offset_reset: Reset
-    enable_auto_commit: bool
-    auto_commit_interval_ms: int
-    isolation_level: IsolationLevel
-    max_poll_records: int
-    max_poll_interval_ms: int
-    assignors: tuple[Assignor, ...]
-    key_deserializer: Deserializer | None
-    value_deserializer: Deserializer | None
-
-    def __attrs_post_init__(self) -> None:
-        if self.group_id == "" or self.group_instance_id == "":
-            raise InvalidConfigError("an id is not empty", expected="a text, or None", found="''")
-        if self.group_instance_id is not None and self.group_id is None:
-            raise InvalidConfigError("group_instance_id needs a group_id")
-        choices: dict[str, tuple[str, ...]] = {
-            "auto_offset_reset": ("latest", "earliest", "none"),
-            "isolation_level": ("read_uncommitted", "read_committed"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise InvalidConfigError(name, expected=f"one of {', '.join(allowed)}", found=repr(getattr(self, name)))
-        for name in ("auto_commit_interval_ms", "max_poll_records", "max_poll_interval_ms"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InvalidConfigError(name, expected="a whole number above 0", found=repr(value))
-
-
-def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
-    """Assignors by their names, or as objects of the caller's. Raises InvalidConfigError."""
-    if isinstance(given, str):
-        raise InvalidConfigError("assignors is a list of names", expected=f"[{given!r}]", found=repr(given))
-    found = []
-    for one in given:
-        known = ASSIGNORS.get(one) if isinstance(one, str) else one
-        if known is None:
-            raise InvalidConfigError("unknown assignor", expected=f"one of {', '.join(ASSIGNORS)}", found=repr(one))
-        found.append(known)
-    if not found:
-        raise InvalidConfigError(
-            "a consumer needs an assignor", expected=f"some of {', '.join(ASSIGNORS)}", found="none"
-        )
-    if len({one.is_cooperative for one in found}) > 1:
-        raise InvalidConfigError("cooperative assignors and others cannot be offered together", found=str(found))
-    return tuple(found)
 
 
 class Consumer:
@@ -219,8 +118,12 @@ class Consumer:
         self._has_moved = False
         self._is_woken = False
         self._forgets: dict[TopicPartition, Callable[[], None]] = {}
+        self._forks = fs.forks
+        # Those who call it live longer than a consumer that was forgotten.
+        myself = weakref.WeakMethod(self._wake)
+        self._listening = functools.partial(_call, myself)
         if groups is not None:
-            groups.listen(self._wake)
+            groups.listen(self._listening)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -231,6 +134,15 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(is_done=kind is None)
+
+    def __del__(self) -> None:
+        is_open = not getattr(self, "_is_closed", True)
+        if is_open and self._groups is not None and self._readings and self._fs.forks == self._forks:
+            what = f"a consumer of group {self._settings.group_id!r} was not closed"
+            warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+            for forget in self._forgets.values():
+                forget()
+            self._groups.forget(self._listening)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._readings)} partitions"
@@ -258,7 +170,7 @@ class Consumer:
                 for forget in self._forgets.values():
                     forget()
                 if self._groups is not None:
-                    self._groups.forget(self._wake)
+                    self._groups.forget(self._listening)
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None, None, None]:
@@ -458,7 +370,7 @@ class Consumer:
                 positions = {one: reading.position for one, reading in self._readings.items()}
                 chosen = {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
             else:
-                chosen = {TopicPartition(*one): _offset(given) for one, given in offsets.items()}
+                chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
             self._commit(chosen)
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -585,9 +497,36 @@ class Consumer:
                 self._finish()
                 if not self._prepare(None):
                     return
-                found = self._fetch(1)
-            for records in found.values():
-                yield from records
+                chosen = self._opened()
+            if chosen is not None:
+                yield from self._one_by_one(*chosen)
+
+    def _opened(self) -> tuple[TopicPartition, _Reading] | None:
+        """The next partition in turn that has records, with those of them that there are now."""
+        order = list(self._readings)
+        for step in range(len(order)):
+            at = (self._turn + step) % len(order)
+            reading = self._readings[order[at]]
+            if not reading.is_paused and self._open(order[at], reading):
+                self._turn = (at + 1) % len(order)
+                return order[at], reading
+        return None
+
+    def _one_by_one(self, one: TopicPartition, reading: _Reading) -> Iterator[TopicRecord]:
+        """Until the records end, somebody moves the position, or the group has to be looked at."""
+        look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
+        records = reading.records
+        while records is not None and records is reading.records and not reading.is_paused:
+            record = next(records, None)
+            if record is None:
+                reading.position = reading.end
+                reading.records = None
+                return
+            reading.finished = reading.position
+            reading.position = record.offset + 1
+            yield self._handed(one, [record])[0]
+            if self._is_closed or self._readings.get(one) is not reading or self._fs.monotonic_ms() >= look_ms:
+                return
 
     def wakeup(self) -> None:
         """May be called in any thread: the poll() that waits, or the next one, returns at once."""
@@ -644,7 +583,7 @@ class Consumer:
             self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
 
     def _has_records(self, reading: _Reading) -> bool:
-        if reading.is_paused:
+        if reading.is_paused or reading.log.is_closed:
             return False
         if self._is_read_only:
             reading.log.refresh()
@@ -670,34 +609,41 @@ class Consumer:
         return found
 
     def _take(self, one: TopicPartition, reading: _Reading, most: int) -> list[TopicRecord]:
-        position = reading.position
-        assert position is not None
-        if reading.records is None:
-            reading.end = self._end(reading.log)
-            if position == reading.end:
-                return []
-            try:
-                reading.records = reading.log.read(position, reading.end, isolation=self._settings.isolation_level)
-            except OffsetOutOfRangeError as error:
-                self._reset(one, reading, error)
-                return []
+        if not self._open(one, reading):
+            return []
+        assert reading.records is not None
         taken = list(itertools.islice(reading.records, most))
         if len(taken) < most:
             reading.records = None
             reading.position = reading.end
         else:
             reading.position = taken[-1].offset + 1
-        return [self._handed(one, record) for record in taken]
+        return self._handed(one, taken)
 
-    def _handed(self, one: TopicPartition, record: Record) -> TopicRecord:
-        key: Any = record.key
-        value: Any = record.value
+    def _open(self, one: TopicPartition, reading: _Reading) -> bool:
+        """Whether there are records behind the position; reading.records are those."""
+        if reading.records is not None:
+            return True
+        position = reading.position
+        assert position is not None
+        reading.end = self._end(reading.log)
+        if position == reading.end:
+            return False
+        try:
+            reading.records = reading.log.read(position, reading.end, isolation=self._settings.isolation_level)
+        except OffsetOutOfRangeError as error:
+            self._reset(one, reading, error)
+            return False
+        return True
+
+    def _handed(self, one: TopicPartition, records: list[Record]) -> list[TopicRecord]:
+        topic, partition = one
+        found = [TopicRecord(topic, partition, *record) for record in records]
         settings = self._settings
-        if key is not None and settings.key_deserializer is not None:
-            key = settings.key_deserializer(key)
-        if value is not None and settings.value_deserializer is not None:
-            value = settings.value_deserializer(value)
-        return TopicRecord(one.topic, one.partition, record.offset, record.timestamp_ms, key, value, record.headers)
+        for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
+            if function is not None:
+                found = [_with(record, name, function) for record in found]
+        return found
 
     def _columns(self, one: TopicPartition, reading: _Reading) -> list[RecordColumns]:
         position = reading.position
@@ -842,15 +788,16 @@ class Consumer:
             log = self._directory.partition(*one)
             self._readings[one] = _Reading(log)
             if not self._is_read_only:
-                self._forgets[one] = listen_to(log, self._wake)
+                self._forgets[one] = listen_to(log, self._listening)
 
 
-def _offset(given: int | OffsetAndMetadata) -> OffsetAndMetadata:
-    found = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
-    if found.offset < 0 or len(found.metadata) > _METADATA_CHARACTERS:
-        raise InvalidConfigError(
-            "a committed offset",
-            expected=f"from 0, with at most {_METADATA_CHARACTERS} characters of metadata",
-            found=f"{found.offset}, {len(found.metadata)} characters",
-        )
-    return found
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    found = method()
+    if found is not None:
+        found()
+
+
+def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
+    """A record with its key or value as the function gives it; null stays null."""
+    given = getattr(record, name)
+    return record if given is None else record._replace(**{name: function(given)})

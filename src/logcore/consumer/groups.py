@@ -92,6 +92,9 @@ class Groups:
         numbers = self._directory.partitions(OFFSETS_TOPIC) if OFFSETS_TOPIC in self._directory else ()
         found = stored_groups(self._directory.partition(OFFSETS_TOPIC, number) for number in numbers)
         self._do(lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms))
+        missing = {topic for topics in found.offsets.values() for topic in topics if topic not in self._directory}
+        if missing:
+            self.forget_topics(missing)
         # This process has the directory to itself, so those of before are gone. Static members may come back.
         for group in self._coordinator.all():
             gone: list[tuple[str, str | None]] = [
@@ -185,6 +188,10 @@ class Groups:
                 for partition, each in partitions.items()
             }
 
+    def forget_topics(self, names: set[str]) -> None:
+        """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
+        self._do(lambda _: self._coordinator.forget_topics(names))
+
     def look(self) -> None:
         """Notices deadlines that have passed."""
         self._do(lambda _: ())
@@ -207,11 +214,13 @@ class Groups:
     def _act(self, effects: Iterable[Effect]) -> None:
         """Under the lock. Carries out effects, behind those that came before them."""
         self._effects.extend(effects)
+        is_news = False
         while self._effects:
             match self._effects.popleft():
                 case Reply(Answer() as answer, result):
                     answer.result = result
                     answer.is_there = True
+                    is_news = True
                 case Store() as store:
                     self._store(store)
                 case At(group, timeout, at_ms):
@@ -219,9 +228,10 @@ class Groups:
                 case Cancel(group, timeout):
                     self._timers.cancel((group, timeout))
                 case _:
-                    pass
-        for listener in self._listeners:
-            listener()
+                    is_news = True
+        if is_news:  # else members that wait would wake one another for ever, by looking
+            for listener in self._listeners:
+                listener()
 
     def _store(self, store: Store) -> None:
         """Appends records; they are synced by _settle()."""
