@@ -8,8 +8,11 @@ default. All of it is in the page cache. The sides take turns, and of three samp
 - Group: groupBy("partition") and the sum of length(value), with .schema("partition INT, value BINARY").
 - Write: key and value, read from the Parquet files, into a new directory each time, beside uncompressed Parquet.
   logcore syncs what it writes, and publishes it at once. Parquet does not sync; in one row its files are synced behind.
+- Commit: the driver's part of a write of 1 GiB that tasks have staged in four files, beside reading these and checking
+  their CRC. No Spark runs for it, nor for the next.
+- Idle: a streaming query's look at 500 partitions where nothing happens, in CPU time, beside one at one partition.
 
-Not shown: cold files, clusters, and streaming.
+Not shown: cold files, clusters, and streaming; connector.py measures beside Spark's Kafka connector.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,13 @@ import numpy as np
 from common import Result, Settings, Side
 
 import logcore
+from logcore.format.columns import input_column
+from logcore.fs import OS
+from logcore.kernels.checksum import crc32c
+from logcore.staging.applying import apply_ready
+from logcore.staging.manifest import Manifest, staging_path
+from logcore.staging.publishing import Staging
+from logcore.staging.writing import StagedWriter
 
 ROWS_PER_CALL = 100_000
 PARTITIONS = 2
@@ -35,6 +47,10 @@ REPEATS = 3
 def run(settings: Settings) -> Iterator[Result]:
     if common.peer("pyspark", "Spark") is None:
         return
+    with common.scratch(settings, "spark-commit") as path:
+        yield commit(path, (128 if settings.quick else 1024) << 20)
+    with common.scratch(settings, "spark-idle") as path:
+        yield idle(path)
     from pyspark.sql import SparkSession
 
     import pyspark_logcore
@@ -118,6 +134,97 @@ def beside(question: str, count: int, ours: Side, theirs: Side, target: float, m
         ratio=seconds["Parquet"] / seconds["logcore"],
         target=target,
         method=method,
+    )
+
+
+def commit(path: Path, size_bytes: int) -> Result:
+    """One sample of each side in turns; a commit needs files that were staged for it."""
+    samples: dict[str, list[float]] = {"commit": [], "read": []}
+    for number in range(REPEATS):
+        where = str(path / f"commit{number}")
+        manifest = stage(where, size_bytes)
+        staged = [f"{staging_path(where)}/{file.name}.log" for file in manifest.files]
+        started = time.perf_counter()
+        for name in staged:
+            with open(name, "rb") as handle:
+                crc32c(handle.read())
+        samples["read"].append(time.perf_counter() - started)
+        started = time.perf_counter()
+        Staging(OS, where).publish(manifest)
+        with logcore.open_dir(where) as directory:
+            apply_ready(OS, directory)
+        samples["commit"].append(time.perf_counter() - started)
+        with logcore.open_dir(where, read_only=True) as directory:
+            count = sum(directory.partition("rows", number).high_watermark for number in range(PARTITIONS))
+        assert count == sum(file.count for file in manifest.files), "what was committed is there"
+        shutil.rmtree(where)
+        shutil.rmtree(staging_path(where))
+    ours = min(samples["commit"])
+    theirs = min(samples["read"])
+    return Result(
+        question="commit of a staged write",
+        unit="ms",
+        ours=ours * 1000,
+        peer_name="one reading",
+        peer=theirs * 1000,
+        ratio=ours / theirs,
+        target=1.0,
+        bound="at most",
+        method="Its files, read once and checked.",
+    )
+
+
+def stage(where: str, size_bytes: int) -> Manifest:
+    """What two tasks leave, each with a file for each partition."""
+    with logcore.open_dir(where, create=True) as directory:
+        directory.create_topic("rows", PARTITIONS)
+    txid = uuid.uuid4().hex
+    Staging(OS, where).begin(txid)
+    values = np.random.default_rng(7).bytes(ROWS_PER_CALL * common.VALUE_SIZE)
+    column = input_column((values, np.arange(ROWS_PER_CALL + 1) * common.VALUE_SIZE), "values")
+    files = []
+    for task in range(2):
+        for partition in range(PARTITIONS):
+            writer = StagedWriter(OS, where, txid, "rows", partition, f"{task}.0", logcore.LogConfig())
+            for _ in range(size_bytes // (2 * PARTITIONS * len(values))):
+                writer.append_columns(None, column, None, ROWS_PER_CALL)
+            files += writer.close()
+    return Manifest(app_id="benchmark", version=0, txid=txid, files=files, topics={}, query=None)
+
+
+def idle(path: Path) -> Result:
+    """CPU time of a look, when nothing has moved for a while."""
+    from pyspark_logcore.options import parse_stream
+    from pyspark_logcore.streamreader import LogcoreStreamReader
+
+    many = 500
+    with logcore.open_dir(path / "log", create=True) as directory:
+        directory.create_topic("many", many)
+        directory.create_topic("one", 1)
+    seconds = {}
+    for topic in ("many", "one"):
+        options = parse_stream({"path": str(path / "log"), "subscribe": topic, "startingoffsets": "earliest"})
+        reader = LogcoreStreamReader(options, ("value",))
+        at = reader.initialOffset()
+        samples = []
+        deadline = time.monotonic() + 2.5  # partitions that have just changed are looked at closely for a second
+        while time.monotonic() < deadline or len(samples) < 20:
+            started = time.process_time()
+            at = reader.latestOffset(at, reader.getDefaultReadLimit())
+            samples.append(time.process_time() - started)
+        reader.stop()
+        seconds[topic] = min(samples)
+    return Result(
+        question="idle look at 500 partitions",
+        unit="ms",
+        ours=seconds["many"] * 1000,
+        peer_name="one partition",
+        peer=seconds["one"] * 1000,
+        ratio=seconds["many"] * 1000,
+        target=5.0,
+        bound="at most",
+        ratio_unit=" ms",
+        method="CPU time.",
     )
 
 
