@@ -59,6 +59,8 @@ from logcore.topic import TopicRecord
 
 #: How long a consumer waits without looking, in case nobody wakes it.
 _LOOK_SECONDS: Final = 1.0
+#: Half the time of TopicRecord(...), which is a function in Python.
+_MAKE: Final = functools.partial(tuple.__new__, TopicRecord)
 #: How long the iteration goes on before it looks after the group.
 _LOOK_WHILE_ITERATING_MS: Final = 100
 
@@ -516,6 +518,7 @@ class Consumer:
         """Until the records end, somebody moves the position, or the group has to be looked at."""
         look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
         records = reading.records
+        is_plain = self._settings.key_deserializer is None and self._settings.value_deserializer is None
         while records is not None and records is reading.records and not reading.is_paused:
             record = next(records, None)
             if record is None:
@@ -524,7 +527,7 @@ class Consumer:
                 return
             reading.finished = reading.position
             reading.position = record.offset + 1
-            yield self._handed(one, [record])[0]
+            yield _MAKE((*one, *record)) if is_plain else self._handed(one, [record])[0]
             if self._is_closed or self._readings.get(one) is not reading or self._fs.monotonic_ms() >= look_ms:
                 return
 
@@ -637,8 +640,7 @@ class Consumer:
         return True
 
     def _handed(self, one: TopicPartition, records: list[Record]) -> list[TopicRecord]:
-        topic, partition = one
-        found = [TopicRecord(topic, partition, *record) for record in records]
+        found = list(map(_MAKE, [(*one, *record) for record in records]))
         settings = self._settings
         for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
             if function is not None:
