@@ -13,7 +13,9 @@ from logcore.consumer import OffsetAndMetadata, TopicPartition
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
+    CorruptBatchError,
     InvalidConfigError,
+    LogClosedError,
     NoOffsetError,
     OffsetOutOfRangeError,
     ReadOnlyLogError,
@@ -182,6 +184,64 @@ def test_deserializers_are_not_called_with_null(data: LogDir) -> None:
     with data.consumer(auto_offset_reset="earliest", key_deserializer=bytes.decode, value_deserializer=int) as consumer:
         consumer.subscribe(["t"])
         assert [(record.key, record.value) for record in consumer.poll().records()] == [("k", 7), (None, None)]
+
+
+def test_damage_passes_no_record_over(data: LogDir) -> None:
+    fill(data, 0, 5)
+    fill(data, 1, 5)
+    fill(data, 1, 5)
+    path = next(Path(data.partition("t", 1).path).glob("*.log"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 + 80] ^= 1
+    path.write_bytes(content)
+    for ask in ("poll", "poll_columns"):
+        with data.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["t"])
+            first = getattr(consumer, ask)()
+            assert ("t", 0) in first, "what is whole is handed out first"
+            for _ in range(3):
+                with pytest.raises(CorruptBatchError):
+                    for _ in range(3):
+                        getattr(consumer, ask)()
+            assert consumer.position(("t", 1)) in (0, 5)
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([("t", 1)])
+        found = []
+        for _ in range(3):
+            with pytest.raises(CorruptBatchError):
+                found += [record.offset for record in consumer]
+        assert found in ([], list(range(5)))
+
+
+def test_a_deserializer_that_fails_passes_no_record_over(data: LogDir) -> None:
+    for value in (b"1", b"two", b"3"):
+        data.append("t", value, partition=0)
+    with data.consumer(auto_offset_reset="earliest", value_deserializer=int) as consumer:
+        consumer.assign([ONE])
+        for _ in range(2):
+            with pytest.raises(ValueError, match="two"):
+                consumer.poll()
+        assert consumer.position(ONE) == 0
+        taken = []
+        for _ in range(2):
+            with pytest.raises(ValueError, match="two"):
+                for record in consumer:
+                    taken.append(record.value)
+        assert taken == [1]
+        consumer.seek(ONE, 2)
+        assert [record.value for record in consumer.poll().records()] == [3]
+
+
+def test_a_directory_that_is_closed_ends_the_wait(data: LogDir) -> None:
+    for group in (None, "g"):
+        consumer = data.consumer(group_id=group)
+        consumer.subscribe(["t"])
+        consumer.poll()
+        if group:
+            data.close()
+            with pytest.raises(LogClosedError):
+                consumer.poll(60_000)
+        consumer.close()
 
 
 def test_a_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:

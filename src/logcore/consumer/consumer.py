@@ -54,6 +54,7 @@ from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
 from logcore.fs import FS
 from logcore.kernels import Record
 from logcore.log import Log
+from logcore.notices import ERROR, tell
 from logcore.reader import listen_to
 from logcore.topic import TopicRecord
 
@@ -161,18 +162,25 @@ class Consumer:
             if is_done:
                 self._finish()
             try:
-                if self._settings.enable_auto_commit:
-                    with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
-                        self._commit_finished()
-                self._revoke(frozenset(self._readings))
                 if self._member is not None:
-                    self._member.leave()
+                    self._leave(self._member)
+                elif self._settings.enable_auto_commit:
+                    self._commit_quietly()
             finally:
                 self._is_closed = True
                 for forget in self._forgets.values():
                     forget()
                 if self._groups is not None:
                     self._groups.forget(self._listening)
+
+    def _leave(self, member: GroupMember) -> None:
+        """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises."""
+        try:
+            if self._settings.enable_auto_commit:
+                self._commit_quietly()
+            self._revoke(frozenset(self._readings))
+        finally:
+            member.leave()
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None, None, None]:
@@ -236,10 +244,7 @@ class Consumer:
             self._check_open()
             self._drop_assigned()
             if self._member is not None:
-                if self._settings.enable_auto_commit:
-                    self._commit_finished()
-                self._revoke(frozenset(self._readings))
-                self._member.leave()
+                self._leave(self._member)
                 self._member = None
             self._set_readings(frozenset())
             self._topics = frozenset()
@@ -427,8 +432,10 @@ class Consumer:
         for reading in self._readings.values():
             reading.finished = reading.position
 
-    def _commit_finished(self) -> None:
-        """What is finished and was not committed yet."""
+    def _commit_quietly(self) -> None:
+        """What is finished and was not committed yet. Where that is refused, it is processed again by its next owner; a
+        disk that fails is in the log, and whoever asks for a commit is told.
+        """
         if self._groups is None:
             return
         chosen = {
@@ -436,7 +443,11 @@ class Consumer:
             for one, reading in self._readings.items()
             if reading.finished is not None and reading.finished != reading.stored
         }
-        self._commit(chosen)
+        try:
+            self._commit(chosen)
+        except (CommitFailedError, RebalanceInProgressError, FencedInstanceError) as error:
+            if error.__cause__ is not None:
+                tell("consumer", ERROR, "offsets of group %s were not committed: %s", self._settings.group_id, error)
 
     def _commit_when_due(self) -> None:
         settings = self._settings
@@ -447,8 +458,7 @@ class Consumer:
             self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
         if now_ms >= self._commit_due_ms:
             self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
-            with contextlib.suppress(RebalanceInProgressError, CommitFailedError):  # the next poll hears why
-                self._commit_finished()
+            self._commit_quietly()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -485,7 +495,12 @@ class Consumer:
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while not found and self._prepare(deadline_ms):
                 for one, reading in self._readings.items():
-                    columns = [] if reading.is_paused else self._columns(one, reading)
+                    try:
+                        columns = [] if reading.is_paused else self._columns(one, reading)
+                    except Exception:
+                        if found:  # as in poll()
+                            break
+                        raise
                     if columns:
                         found[one] = columns
             return found
@@ -520,14 +535,19 @@ class Consumer:
         records = reading.records
         is_plain = self._settings.key_deserializer is None and self._settings.value_deserializer is None
         while records is not None and records is reading.records and not reading.is_paused:
-            record = next(records, None)
+            try:
+                record = next(records, None)
+                handed = None if record is None or is_plain else self._handed(one, [record])[0]
+            except BaseException:
+                reading.drop()
+                raise
             if record is None:
                 reading.position = reading.end
-                reading.records = None
+                reading.drop()
                 return
             reading.finished = reading.position
             reading.position = record.offset + 1
-            yield _MAKE((*one, *record)) if is_plain else self._handed(one, [record])[0]
+            yield handed or _MAKE((*one, *record))
             if self._is_closed or self._readings.get(one) is not reading or self._fs.monotonic_ms() >= look_ms:
                 return
 
@@ -553,6 +573,7 @@ class Consumer:
             with self._moved:
                 self._has_moved = False
             self._look()
+            self._open_again()
             self._commit_when_due()
             self._settle(list(self._readings))
             if self._take_wakeup():
@@ -564,6 +585,22 @@ class Consumer:
                 return False
             left = _LOOK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
             self._wait(min(left, _LOOK_SECONDS))
+
+    def _open_again(self) -> None:
+        """A log that failed was closed, and the directory has another. Raises LogClosedError when that is closed."""
+        for one, reading in self._readings.items():
+            if not reading.log.is_closed:
+                continue
+            try:
+                reading.log = self._directory.partition(*one)
+            except TopicNotFoundError:
+                if not self._topics and self._pattern is None:
+                    raise
+                continue  # the group takes it away
+            reading.drop()
+            if not self._is_read_only:
+                self._forgets.pop(one, lambda: None)()
+                self._forgets[one] = listen_to(reading.log, self._listening)
 
     def _take_wakeup(self) -> bool:
         with self._moved:
@@ -604,7 +641,12 @@ class Consumer:
             reading = self._readings[one]
             if reading.is_paused or left == 0:
                 continue
-            records = self._take(one, reading, left)
+            try:
+                records = self._take(one, reading, left)
+            except Exception:
+                if found:  # what others gave is handed out; the error comes again with the next call
+                    break
+                raise
             if records:
                 found[one] = records
                 left -= len(records)
@@ -615,13 +657,18 @@ class Consumer:
         if not self._open(one, reading):
             return []
         assert reading.records is not None
-        taken = list(itertools.islice(reading.records, most))
+        try:
+            taken = list(itertools.islice(reading.records, most))
+            found = self._handed(one, taken)
+        except BaseException:
+            reading.drop()  # the position stays, so that nothing is passed over
+            raise
         if len(taken) < most:
-            reading.records = None
+            reading.drop()
             reading.position = reading.end
         else:
             reading.position = taken[-1].offset + 1
-        return self._handed(one, taken)
+        return found
 
     def _open(self, one: TopicPartition, reading: _Reading) -> bool:
         """Whether there are records behind the position; reading.records are those."""
@@ -765,8 +812,7 @@ class Consumer:
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         """Commits what is finished of them, tells the listener, and reads them no more."""
         if self._settings.enable_auto_commit and partitions:
-            with contextlib.suppress(CommitFailedError, RebalanceInProgressError):
-                self._commit_finished()
+            self._commit_quietly()
         self._revoke(partitions)
         self._set_readings(frozenset(self._readings) - partitions)
 
