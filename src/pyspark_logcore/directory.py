@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import logcore
 from logcore import checkpoint
-from logcore.errors import InvalidConfigError, LogNotFoundError
+from logcore.errors import LogNotFoundError
 from logcore.format.columns import RecordColumns
 from logcore.fs import OS
 from logcore.names import partition_name
@@ -192,9 +192,11 @@ class DirectoryOrigin:
         return Identity.of(self._options.path, topic, partition)
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        raise InvalidConfigError(
-            "commitOffsets needs a broker: read through kafka.bootstrap.servers", path=self.location
-        )
+        with (
+            logcore.open_dir(self._options.path) as directory,
+            directory.consumer(group_id=group, enable_auto_commit=False) as consumer,
+        ):
+            consumer.commit(offsets)
 
     def close(self) -> None:
         for key in list(self._looks):

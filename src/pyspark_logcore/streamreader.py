@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from logcore.config import INT64_MAX
-from logcore.errors import InvalidConfigError, LogcoreError
+from logcore.errors import InvalidConfigError, LogcoreError, LogLockedError
 from pyspark_logcore import limits
 from pyspark_logcore.firstoffsets import FirstOffsets
 from pyspark_logcore.limits import Offsets
@@ -176,6 +176,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             self._origin.commit_offsets(group, limits.from_json(end))
+        except LogLockedError:
+            pass  # whoever has the directory has it for long, or for a moment: the next commit says more
         except LogcoreError as error:
             self._commits = False
             warnings.warn(f"offsets are not committed to group {group!r}: {error}", stacklevel=2)

@@ -610,6 +610,28 @@ def test_a_look_that_finds_nothing_new_reads_no_log(data: Path, monkeypatch: pyt
     assert query.rows[-1:] == expected((0, 30, 31))
 
 
+def test_offsets_are_committed_to_a_group(data: Path, recwarn: pytest.WarningsRecorder) -> None:
+    group = {"commitOffsets": "true", "kafka.group.id": "g"}
+    query = Query(data, subscribe="orders", startingOffsets="earliest", **group)
+
+    def committed() -> dict[str, int]:
+        with logcore.open_dir(data, read_only=True) as directory:
+            return directory.committed_offsets("orders", 0)
+
+    assert query.trigger()
+    append(data, "orders", 0, 3)
+    assert query.trigger()
+    assert committed() == {"g": 30}
+    with logcore.open_dir(data) as holder:
+        holder.partition("orders", 0).append(b"33")
+        assert query.trigger()
+        assert committed() == {"g": 30}, "somebody holds the directory"
+    append(data, "orders", 0, 1)
+    assert query.trigger()
+    assert committed() == {"g": 34}
+    assert not recwarn.list
+
+
 def test_through_a_broker(data: Path) -> None:
     broker = start_broker(data)
     try:
