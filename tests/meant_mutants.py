@@ -455,25 +455,25 @@ MISTAKES: Final = (
         "commit_of_a_lost_member_counts", "logcore/consumer/groups.py",
         "            if error is not None:\n                refused.append(error)\n                return effects\n",
         "",
-        "consumer/test_groups.py",
+        "consumer/test_consumer_groups.py",
     ),
     Mistake(
         "commit_answered_before_the_sync", "logcore/consumer/groups.py",
         "        self._unsynced.append((log, receipt.last_offset + 1, store))",
         "        self._effects.extend(self._coordinator.stored(store, None, self.now_ms()))",
-        "consumer/test_groups.py::test_random_lives",
+        "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
         "sessions_by_the_wall_clock", "logcore/consumer/groups.py",
         "return self._started_ms + self._fs.monotonic_ms()",
         "return self._fs.now_ms()",
-        "consumer/test_groups.py",
+        "consumer/test_consumer_groups.py",
     ),
     Mistake(
         "position_is_finished_at_once", "logcore/consumer/consumer.py",
         "            one: OffsetAndMetadata(reading.finished)\n",
         "            one: OffsetAndMetadata(reading.position or 0)\n",
-        "consumer/test_consumer.py consumer/test_groups.py",
+        "consumer/test_consumer.py consumer/test_consumer_groups.py",
     ),
     Mistake(
         "close_after_an_error_finishes_all", "logcore/consumer/consumer.py",
@@ -485,7 +485,7 @@ MISTAKES: Final = (
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
         "                self._finish()  # the caller says so; or auto-commit would take it back\n",
         "",
-        "consumer/test_groups.py::test_random_lives",
+        "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
         "partition_given_out_before_it_is_given_up", "logcore/consumer/assignors.py",
@@ -497,13 +497,13 @@ MISTAKES: Final = (
         "deadlines_are_noticed_by_nobody_who_waits", "logcore/consumer/consumer.py",
         "        self._group().look()\n",
         "",
-        "consumer/test_groups.py",
+        "consumer/test_consumer_groups.py",
     ),
     Mistake(
         "given_up_without_a_commit", "logcore/consumer/consumer.py",
         "        if self._settings.enable_auto_commit and partitions:\n",
         "        if False:\n",
-        "consumer/test_groups.py",
+        "consumer/test_consumer_groups.py",
     ),
     # -- requests
     Mistake(
