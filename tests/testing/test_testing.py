@@ -484,12 +484,14 @@ def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int) -> None:
     class Machine(LogStateMachine):
         counts: ClassVar[dict[str, int]] = {}
 
+    least = {"steps": 20, "crashes": 1, "crashes in recovery": 0.1, "transactions ended": 0.3, "refused": 0.1}
+    if part == 0:
+        least["sent again"] = 0.1
+    else:  # by chance a run may draw hardly any log that is compacted
+        Machine.configs = strategies.configs(compacted=True)
+        least["compactions"] = 0.03
     run_state_machine_as_test(Machine, settings=MACHINE)
     print(Machine.counts)
-    least = {
-        "steps": 20, "crashes": 1, "crashes in recovery": 0.1, "compactions": 0.03, "transactions ended": 0.3,
-        "sent again": 0.1, "refused": 0.1,
-    }  # fmt: skip
     assert all(Machine.counts[what] >= each * MACHINE.max_examples for what, each in least.items()), Machine.counts
 
 
