@@ -194,7 +194,7 @@ class Gathering:
         return outcome
 
     def _new_topic(self, topic: str, partitions: int) -> dict[str, int]:
-        """The topic to be made, with its partitions; {} when it is there. Raises InvalidConfigError."""
+        """The topic to create, with its partitions; {} if it exists. Raises InvalidConfigError."""
         with logcore.open_dir(self.into, read_only=True, fs=self.fs) as directory:
             if topic not in directory:
                 return {topic: partitions}

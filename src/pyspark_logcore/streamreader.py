@@ -75,6 +75,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._gave_initial = False
         self._gave_latest = False
         self._commits = options.group_id is not None
+        self._was_locked = False  # and the user was warned
 
     # -- what Spark asks on the driver -------------------------------------------------------------------------------
 
@@ -176,8 +177,10 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             self._origin.commit_offsets(group, limits.from_json(end))
-        except LogLockedError:
-            pass  # whoever has the directory has it for long, or for a moment: the next commit says more
+        except LogLockedError as error:  # perhaps only for a moment: the next commit tries again
+            if not self._was_locked:
+                self._was_locked = True
+                warnings.warn(f"offsets are not committed to group {group!r} while {error}", stacklevel=2)
         except LogcoreError as error:
             self._commits = False
             warnings.warn(f"offsets are not committed to group {group!r}: {error}", stacklevel=2)
