@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from logcore.format.grouprecords import (
     KEY_VERSIONS,
@@ -23,6 +24,9 @@ from logcore.format.grouprecords import (
     read_key,
 )
 from logcore.reader import LogReader, aborted_transactions
+
+#: Settings of the topic, for whoever creates it.
+OFFSETS_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_600, "compression.type": "producer"}
 
 
 class StoredGroups:

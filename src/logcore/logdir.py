@@ -607,7 +607,8 @@ class LogDir:
             self._registry.finish_deleting()
         # A new topic of that name begins without them. Not under the lock, which groups take while theirs is held.
         if self._groups is not None or (OFFSETS_TOPIC in self and not self.has_coordinator):
-            self._own_groups().forget_topics({name})
+            with self._incidents.going_on("deletion", OFFSETS_TOPIC):
+                self._own_groups().forget_topics({name})
 
     def _own_groups(self) -> Groups:
         """The groups whose members are consumers of this object; read when they are first asked for."""
@@ -692,6 +693,15 @@ class LogDir:
             return log
 
     # -- records -------------------------------------------------------------------------------------------------
+
+    def open_again(self, topic: str, number: int) -> Log:
+        """partition() for a log that a failed write or sync has poisoned: closes and recovers it.
+
+        Raises what partition() raises. A record that was not acknowledged may be missing afterwards.
+        """
+        with contextlib.suppress(LogcoreError):
+            self.partition(topic, number).close()
+        return self.partition(topic, number)
 
     def topic(self, name: str) -> Topic:
         """A topic to append to and to read from. Raises TopicNotFoundError."""

@@ -14,18 +14,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from logcore import Log, LogcoreError, Receipt, RecordTooLargeError, TopicExistsError
 from logcore.coordination.effects import GroupError
 from logcore.format.grouprecords import OFFSETS_TOPIC, GroupRecord, partition_of
-from logcore.groupoffsets import StoredGroups, stored_groups
+from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups, stored_groups
 from netshim.state import State
 
 _log = logging.getLogger("netshim")
-
-#: How the topic is made.
-OFFSETS_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_600, "compression.type": "producer"}
 
 
 class OffsetsTopic:

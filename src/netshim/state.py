@@ -11,7 +11,6 @@ This module speaks no protocol (handlers do) and opens no socket (server.py does
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -235,9 +234,7 @@ class State:
         log = self.logdir.partition(topic, partition)
         if log.has_failed:
             _log.error("%s: a write or sync failed; the log is opened again", log.path)
-            with contextlib.suppress(LogcoreError):
-                log.close()
-            log = self.logdir.partition(topic, partition)
+            log = self.logdir.open_again(topic, partition)
             _log.error("%s: opened again, %s", log.path, log.recovery_report)
         return log
 

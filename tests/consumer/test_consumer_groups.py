@@ -23,12 +23,14 @@ from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
     DiskFullError,
+    DurabilityUnknownError,
     FencedInstanceError,
+    ForkedWriterError,
     InvalidConfigError,
     RebalanceInProgressError,
 )
 from logcore.logdir import LogDir
-from logcore.testing import SimulatedDisk
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_125
 INTERVAL_MS = 10_000
@@ -520,3 +522,103 @@ def test_random_lives(lives: int) -> None:
         except BaseException:
             print(f"LOGCORE_TEST_SEED={SEED + number}, {life.assignor}:", *life.log)
             raise
+
+
+# -- what a reading of the whole found --------------------------------------------------------------------------------
+
+
+def test_a_failed_sync_refuses_the_commit_and_the_next_is_stored(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 1)
+        data.append("t", b"x")
+        (one,) = consumers(data, 1, enable_auto_commit=False)
+        one.poll()
+        disk.faults = FaultPlan(Fault("fdatasync", path="*__consumer_offsets*.log"))
+        with pytest.raises(CommitFailedError) as raised:
+            one.commit()
+        assert isinstance(raised.value.__cause__, DurabilityUnknownError)
+        assert "was not stored" in caplog.text
+        disk.faults = None
+        one.commit()
+        assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
+        one.close()
+    states = list(disk.after_crash(limit=2))
+    with opened(states[-1]) as data:
+        assert data.committed_offsets("t", 0) == {"g": 1}
+
+
+def test_offsets_of_topics_that_lie_elsewhere_are_kept() -> None:
+    """A broker may have several log directories, and one of them the offsets of all."""
+    disk = SimulatedDisk()
+    elsewhere = TopicPartition("elsewhere", 3)
+    for _ in range(2):
+        with opened(disk) as data, data.consumer(group_id="g") as consumer:
+            if consumer.committed([elsewhere])[elsewhere] is None:
+                consumer.commit({elsewhere: 7})
+    with opened(disk) as data, data.consumer(group_id="g") as consumer:
+        assert consumer.committed([elsewhere])[elsewhere].offset == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["range", "cooperative-sticky"])
+def test_a_listener_that_raises_keeps_no_share_and_loses_none(name: str) -> None:
+    class Rude(Told):
+        fails = True
+
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            super().on_partitions_revoked(partitions)
+            if self.fails:
+                raise ZeroDivisionError
+
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t", 4)
+        rude = Rude()
+        first = data.consumer(group_id="g", assignors=[name], max_poll_interval_ms=INTERVAL_MS)
+        first.subscribe(["t"], listener=rude)
+        first.poll()
+        (second,) = consumers(data, 1, assignors=[name])
+        failures = 0
+        for _ in range(6):
+            try:
+                first.poll()
+            except ZeroDivisionError:
+                failures += 1
+            second.poll()
+        assert failures
+        rude.fails = False
+        poll_all([first, second])
+        assert sorted(number for share in shares([first, second]) for number in share) == [0, 1, 2, 3]
+        first.close()
+        second.close()
+
+
+def test_a_forked_child_leaves_the_group_alone() -> None:
+    disk = SimulatedDisk()
+    data = opened(disk)
+    data.create_topic("t", 2)
+    (one,) = consumers(data, 1)
+    one.poll()
+    disk.forks += 1  # as in a child
+    for call in (one.poll, one.poll_columns, one.commit, one.unsubscribe):
+        with pytest.raises(ForkedWriterError):
+            call()
+    before = len(disk.operations)
+    one.close()
+    assert len(disk.operations) == before
+    disk.forks -= 1
+    data.close()
+
+
+def test_a_position_that_is_gone_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t", 1)
+        data.partition("t", 0).append_many([(None, b"x")] * 10)
+        (one,) = consumers(data, 1)
+        one.poll(max_records=2)
+        one.commit()
+        one.close()
+        data.partition("t", 0).delete_records(5)
+        (again,) = consumers(data, 1)
+        assert [record.offset for record in again.poll().records()] == list(range(5, 10))
+        assert "continues" in caplog.text and "at offset 5" in caplog.text
+        again.close()

@@ -5,7 +5,7 @@
 | `range` | of each topic a stretch for each member, in the order of members |
 | `roundrobin` | all partitions dealt out one by one |
 | `sticky` | as even as can be, and what a member had stays with it |
-| `cooperative-sticky` | the same; a partition that moves is given to nobody until its owner has given it up |
+| `cooperative-sticky` | the same; a partition that moves stays unassigned until its owner has given it up |
 
 Rules (clients reference 7.5):
 - Members are in the order of their instance ids, then of their member ids, compared as Java compares text.

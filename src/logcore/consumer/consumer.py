@@ -43,6 +43,7 @@ from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
     FencedInstanceError,
+    ForkedWriterError,
     InvalidConfigError,
     NoOffsetError,
     OffsetOutOfRangeError,
@@ -54,11 +55,11 @@ from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
 from logcore.fs import FS
 from logcore.kernels import Record
 from logcore.log import Log
-from logcore.notices import ERROR, tell
+from logcore.notices import WARNING, tell
 from logcore.reader import listen_to
 from logcore.topic import TopicRecord
 
-#: How long a consumer waits without looking, in case nobody wakes it.
+#: How long a consumer waits without looking, in case no event wakes it.
 _LOOK_SECONDS: Final = 1.0
 #: Half the time of TopicRecord(...), which is a function in Python.
 _MAKE: Final = functools.partial(tuple.__new__, TopicRecord)
@@ -92,7 +93,7 @@ class _Reading:
         """From a new position on, which nothing was processed before."""
         self.position = offset
         self.finished = offset
-        self.records = None
+        self.drop()
 
 
 class Consumer:
@@ -141,11 +142,9 @@ class Consumer:
     def __del__(self) -> None:
         is_open = not getattr(self, "_is_closed", True)
         if is_open and self._groups is not None and self._readings and self._fs.forks == self._forks:
+            # No lock is taken here: the garbage collector runs in any thread, in the middle of anything.
             what = f"a consumer of group {self._settings.group_id!r} was not closed"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
-            for forget in self._forgets.values():
-                forget()
-            self._groups.forget(self._listening)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._readings)} partitions"
@@ -158,6 +157,9 @@ class Consumer:
     def _close(self, *, is_done: bool) -> None:
         with self._alone():
             if self._is_closed:
+                return
+            if self._fs.forks != self._forks:  # the parent is the member, and commits
+                self._is_closed = True
                 return
             if is_done:
                 self._finish()
@@ -194,6 +196,8 @@ class Consumer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ConsumerStateError("the consumer is closed")
+        if self._fs.forks != self._forks:  # locks of the groups may be held by threads that this process does not have
+            raise ForkedWriterError("the consumer was opened by a parent process; make another in the child")
 
     def _group(self) -> Groups:
         if self._groups is None:
@@ -212,7 +216,7 @@ class Consumer:
         """Reads these topics, divided among the members of the group; without a group, all their partitions.
 
         pattern: instead, all topics whose whole name matches; those of Kafka's own are left out. Replaces what was
-        subscribed before. Topics that are missing are read once they are there.
+        subscribed before. Topics that do not exist yet are read once they are created.
         """
         if isinstance(topics, str):
             raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
@@ -433,8 +437,9 @@ class Consumer:
             reading.finished = reading.position
 
     def _commit_quietly(self) -> None:
-        """What is finished and was not committed yet. Where that is refused, it is processed again by its next owner; a
-        disk that fails is in the log, and whoever asks for a commit is told.
+        """Commits what is finished. If the group refuses it, the next owner processes it again.
+
+        A disk that fails is reported by groups.py.
         """
         if self._groups is None:
             return
@@ -443,11 +448,8 @@ class Consumer:
             for one, reading in self._readings.items()
             if reading.finished is not None and reading.finished != reading.stored
         }
-        try:
+        with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
             self._commit(chosen)
-        except (CommitFailedError, RebalanceInProgressError, FencedInstanceError) as error:
-            if error.__cause__ is not None:
-                tell("consumer", ERROR, "offsets of group %s were not committed: %s", self._settings.group_id, error)
 
     def _commit_when_due(self) -> None:
         settings = self._settings
@@ -463,7 +465,7 @@ class Consumer:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> ConsumerRecords:
-        """Records that nobody was given yet, at most max_records (max_poll_records); waits for the first of them.
+        """The next records of the share, at most max_records (max_poll_records); waits for the first of them.
 
         The list of the call before is finished with this call. Also keeps the place in the group, and calls the
         listener. Raises NoOffsetError, OffsetOutOfRangeError under auto_offset_reset="none", FencedInstanceError, and
@@ -697,7 +699,7 @@ class Consumer:
     def _columns(self, one: TopicPartition, reading: _Reading) -> list[RecordColumns]:
         position = reading.position
         assert position is not None
-        reading.records = None
+        reading.drop()
         end = self._end(reading.log)
         if position == end:
             return []
@@ -753,13 +755,13 @@ class Consumer:
         reading.place(reading.log.log_start_offset if is_early else self._end(reading.log))
 
     def _reset(self, one: TopicPartition, reading: _Reading, error: OffsetOutOfRangeError) -> None:
-        """The position is not in the log: retention passed it, or the log was cut."""
-        if self._settings.auto_offset_reset == "none":
+        """The position is not in the log: retention deleted it, or the log was truncated."""
+        rule = self._settings.auto_offset_reset
+        if rule == "none":
             raise error
-        if self._settings.auto_offset_reset == "earliest":
-            reading.place(reading.log.log_start_offset)
-        else:
-            reading.place(self._end(reading.log))
+        reading.place(reading.log.log_start_offset if rule == "earliest" else self._end(reading.log))
+        group = self._settings.group_id
+        tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
 
     # -- the group -----------------------------------------------------------------------------------------------
 
@@ -775,11 +777,7 @@ class Consumer:
             self._directory.refresh()
         wanted = self.subscription()
         for topic in wanted:
-            count = self._count(topic)
-            if count:
-                self._first_seen.setdefault(topic, count)
-            elif topic not in self._first_seen:
-                self._first_seen[topic] = 0
+            self._first_seen.setdefault(topic, self._count(topic))
         member = self._member
         if member is None:
             present = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
@@ -804,29 +802,33 @@ class Consumer:
                 self._give_up(mine)
             member.join(self._readings)
         elif isinstance(heard, Share):
-            given_up = mine - heard.partitions
-            self._take_share(heard.partitions)
-            if given_up and member.is_cooperative:
+            if mine - heard.partitions and member.is_cooperative:
                 member.rejoin()
+            self._take_share(heard.partitions)
 
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         """Commits what is finished of them, tells the listener, and reads them no more."""
         if self._settings.enable_auto_commit and partitions:
             self._commit_quietly()
-        self._revoke(partitions)
-        self._set_readings(frozenset(self._readings) - partitions)
+        try:
+            self._revoke(partitions)
+        finally:
+            self._set_readings(frozenset(self._readings) - partitions)
 
     def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
         if partitions and (self._topics or self._pattern is not None):
             self._listener.on_partitions_revoked(partitions)
 
     def _take_share(self, partitions: frozenset[TopicPartition]) -> None:
+        """Whatever the listener raises: the group counts on it, and would not tell of the share again."""
         mine = frozenset(self._readings)
-        self._give_up(mine - partitions)
         added = partitions - mine
-        self._set_readings(partitions)
-        if added:
-            self._listener.on_partitions_assigned(added)
+        try:
+            self._give_up(mine - partitions)
+        finally:
+            self._set_readings(partitions)
+            if added:
+                self._listener.on_partitions_assigned(added)
 
     def _set_readings(self, wanted: frozenset[TopicPartition]) -> None:
         for one in frozenset(self._readings) - wanted:

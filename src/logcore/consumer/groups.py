@@ -39,11 +39,10 @@ from logcore.coordination.timers import Timers
 from logcore.errors import LogcoreError, TopicExistsError
 from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, partition_of
 from logcore.fs import FS
-from logcore.groupoffsets import stored_groups
+from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
 from logcore.log import Log
+from logcore.notices import ERROR, tell
 
-#: How the topic is made, as netshim makes it.
-_TOPIC_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_600, "compression.type": "producer"}
 _LONGEST_MS: Final = 2**31 - 1
 
 
@@ -56,6 +55,7 @@ class Directory(Protocol):
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def partition(self, topic: str, number: int) -> Log: ...
+    def open_again(self, topic: str, number: int) -> Log: ...
 
 
 class Answer:
@@ -69,9 +69,9 @@ class Answer:
 class Groups:
     """All groups of one directory. Made by the first consumer that has a group.
 
-    All methods may be called from several threads. failure: why records were not stored the last time that they were
-    not; who waits is answered COORDINATOR_NOT_AVAILABLE then. Making it raises what reading `__consumer_offsets`
-    raises.
+    All methods may be called from several threads. failure: why records could not be stored the last time; written
+    under the lock. Requests whose records could not be stored get COORDINATOR_NOT_AVAILABLE.
+    The constructor raises what reading `__consumer_offsets` raises.
     """
 
     def __init__(self, fs: FS, directory: Directory) -> None:
@@ -92,9 +92,6 @@ class Groups:
         numbers = self._directory.partitions(OFFSETS_TOPIC) if OFFSETS_TOPIC in self._directory else ()
         found = stored_groups(self._directory.partition(OFFSETS_TOPIC, number) for number in numbers)
         self._do(lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms))
-        missing = {topic for topics in found.offsets.values() for topic in topics if topic not in self._directory}
-        if missing:
-            self.forget_topics(missing)
         # This process has the directory to itself, so those of before are gone. Static members may come back.
         for group in self._coordinator.all():
             gone: list[tuple[str, str | None]] = [
@@ -241,7 +238,7 @@ class Groups:
             log = self._log(store.group.group_id)
             receipt = log.append_many(rows, durability="os")
         except (LogcoreError, OSError) as error:
-            self.failure = error
+            self._fail(store.group.group_id, error)
             self._effects.extend(self._coordinator.stored(store, GroupError.COORDINATOR_NOT_AVAILABLE, self.now_ms()))
             return
         self._unsynced.append((log, receipt.last_offset + 1, store))
@@ -249,9 +246,15 @@ class Groups:
     def _log(self, group_id: str) -> Log:
         if OFFSETS_TOPIC not in self._directory:
             with contextlib.suppress(TopicExistsError):
-                self._directory.create_topic(OFFSETS_TOPIC, 1, _TOPIC_CONFIG)
+                self._directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
         count = self._directory.partitions(OFFSETS_TOPIC)[-1] + 1
-        return self._directory.partition(OFFSETS_TOPIC, partition_of(group_id, count))
+        number = partition_of(group_id, count)
+        log = self._directory.partition(OFFSETS_TOPIC, number)
+        return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
+
+    def _fail(self, group_id: str, error: Exception) -> None:
+        self.failure = error
+        tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
 
     def _settle(self) -> None:
         """Waits for the disk, without the lock, until nothing that was stored before waits for it any more."""
@@ -265,7 +268,6 @@ class Groups:
                 log.flush()
             except LogcoreError as failure:
                 error = failure
-                self.failure = failure
             with self._lock:
                 end = log.durable_end_offset
                 waiting = list(self._unsynced)
@@ -274,6 +276,7 @@ class Groups:
                     if one[0] is log and one[1] <= end:
                         self._act(self._coordinator.stored(one[2], None, self.now_ms()))
                     elif one[0] is log and error is not None:
+                        self._fail(one[2].group.group_id, error)
                         refused = GroupError.COORDINATOR_NOT_AVAILABLE
                         self._act(self._coordinator.stored(one[2], refused, self.now_ms()))
                     else:

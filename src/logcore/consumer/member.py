@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import attrs
 
@@ -247,16 +247,16 @@ def check_assignment(
     owners: dict[TopicPartition, str] = {}
     for member_id, those in found.items():
         for one in those:
-            problem: Literal["nobody", "missing", "foreign", "twice"] | None = None
+            problem = ""
             if member_id not in subscribed:
-                problem = "nobody"
+                problem = "no such member"
             elif not 0 <= one[1] < counts.get(one[0], 0):
-                problem = "missing"
+                problem = "no such partition"
             elif one[0] not in subscribed[member_id]:
-                problem = "foreign"
+                problem = "it does not subscribe to that topic"
             elif one in owners:
-                problem = "twice"
-            if problem is not None:
+                problem = f"{owners[one]!r} has it too"
+            if problem:
                 raise InvalidConfigError(
                     f"the assignor {assignor.name!r} gave {one[0]}-{one[1]} to {member_id!r}",
                     expected="each partition of a subscribed topic once, to a member of the group",

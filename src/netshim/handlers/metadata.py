@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from logcore import InvalidNameError, LogcoreError, TopicExistsError
 from logcore.format.grouprecords import OFFSETS_TOPIC
+from logcore.groupoffsets import OFFSETS_CONFIG
 from logcore.names import check_topic_name
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import INTERNAL_TOPICS
-from netshim.offsets import OFFSETS_CONFIG
 from netshim.state import NO_ID, Call, State
 from netshim.waiting import Answer, answer_with
 from netshim.wire import codes
