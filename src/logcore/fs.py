@@ -50,6 +50,13 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 _NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+#: Of what is made without other permissions; the umask takes from them.
+FILE_PERMISSIONS: Final = 0o644
+DIRECTORY_PERMISSIONS: Final = 0o755
+_OTHERS_WRITE: Final = 0o022
+#: How long a byte's lock is waited for between two tries: the first pause, and the longest.
+_LOCK_PAUSE_SECONDS: Final = 0.0002
+_LOCK_PAUSE_LIMIT_SECONDS: Final = 0.005
 #: How much of a file is copied at once.
 _PIECE_BYTES: Final = 1 << 20
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -76,13 +83,24 @@ _FOLIO_BYTES: Final = 2 << 20
 class Watch(Protocol):
     """Tells that something in one of some directories may have changed. wait() may wake early, never late by more than
     its timeout.
+
+    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be looked at.
     """
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
         ...
 
+    def fileno(self) -> int: ...
     def close(self) -> None: ...
+
+
+@attrs.frozen
+class Boot:
+    """Whose monotonic clocks may be compared: processes with the same boot (16 bytes) and the same time namespace."""
+
+    boot_id: bytes
+    time_namespace: int
 
 
 @attrs.define(eq=False)
@@ -156,6 +174,27 @@ class FS(Protocol):
 
     def random_bytes(self, size: int) -> bytes: ...
     def yield_thread(self) -> None: ...
+
+
+class SharedFS(FS, Protocol):
+    """What those ask of a disk besides who change the same files in several processes: the registry."""
+
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+        permissions: int = FILE_PERMISSIONS,
+    ) -> int: ...
+    def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None: ...
+    def permissions(self, path: str) -> int: ...
+    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0) -> bool: ...
+    def unlock_byte(self, handle: int, byte: int) -> None: ...
+    def is_byte_locked(self, handle: int, byte: int) -> bool: ...
+    def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch: ...
+    def boot(self) -> Boot: ...
 
 
 @contextlib.contextmanager
@@ -262,14 +301,31 @@ class OsFS:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int:
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+        permissions: int = FILE_PERMISSIONS,
+    ) -> int:
+        """permissions: of a file that is made. Where others may write to it, that holds whatever the umask says, as
+        long as the call is exclusive.
+        """
         flags = _OPEN | (os.O_RDWR if write else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
         with _Writing(path) if write else _Reading(path):
-            handle = os.open(path, flags, 0o644)
+            handle = os.open(path, flags, permissions)
+            if exclusive and permissions & _OTHERS_WRITE:
+                try:
+                    os.fchmod(handle, permissions)
+                except BaseException:
+                    os.close(handle)
+                    raise
         self._paths[handle] = path
         return handle
 
@@ -401,9 +457,17 @@ class OsFS:
         with _Reading(path):
             return os.listdir(path)
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None:
+        """permissions: as for open()."""
         with _Writing(path):
-            os.mkdir(path, 0o755)
+            os.mkdir(path, permissions)
+            if permissions & _OTHERS_WRITE:
+                os.chmod(path, permissions)
+
+    def permissions(self, path: str) -> int:
+        """The nine bits that say who may read, write and execute."""
+        with _Reading(path):
+            return os.stat(path).st_mode & 0o777
 
     def rename(self, source: str, target: str) -> None:
         with _Writing(source):
@@ -503,12 +567,71 @@ class OsFS:
     def forget_lock(self, identity: tuple[int, int]) -> None:
         self._locks.pop(identity, None)
 
-    def watch(self, *directories: str) -> Watch:
-        """inotify where there is one (0.35 ms to notice an append), else a look at the files every millisecond."""
+    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0) -> bool:
+        """Locks one byte of an open file, which need not exist, against all other openings of the file. False when
+        another one holds it until the timeout.
+
+        The lock belongs to this opening, in whatever thread, and goes with it: by unlock_byte(), close(), or the death
+        of the process and of the children that it forked. Needs open-file-description locks, which Linux has.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        pause = _LOCK_PAUSE_SECONDS
+        while not self._set_lock(handle, byte, fcntl.F_WRLCK):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LOCK_PAUSE_LIMIT_SECONDS)
+        return True
+
+    def unlock_byte(self, handle: int, byte: int) -> None:
+        self._set_lock(handle, byte, fcntl.F_UNLCK)
+
+    def is_byte_locked(self, handle: int, byte: int) -> bool:
+        """Whether another opening of the file holds a lock on the byte. It takes none itself."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        with _Reading(self.path_of(handle)):
+            answer = fcntl.fcntl(handle, self._ofd("F_OFD_GETLK", handle), request)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def _set_lock(self, handle: int, byte: int, kind: int) -> bool:
+        request = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+        try:
+            fcntl.fcntl(handle, self._ofd("F_OFD_SETLK", handle), request)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            _raise(error, self.path_of(handle), StorageWriteError, "lock")
+        return True
+
+    def _ofd(self, command: str, handle: int) -> int:
+        number = getattr(fcntl, command, None)
+        if number is None:
+            raise StorageWriteError("this system has no open-file-description locks", path=self.path_of(handle))
+        return int(number)
+
+    def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch:
+        """inotify where there is one (0.35 ms to notice an append), else a look at the files every millisecond.
+
+        closing: directories of which only the end of a writer counts: a file that was open for writing is closed, or
+        a name goes or comes by renaming.
+        """
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
-                return _Inotify(directories)
-        return _Polling(directories)
+                return _Inotify(directories, closing)
+        return _Polling([*directories, *closing])
+
+    def boot(self) -> Boot:
+        """Zeros where the system does not tell."""
+        boot_id = bytes(16)
+        time_namespace = 0
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file,
+        ):
+            boot_id = bytes.fromhex(file.read().strip().replace("-", ""))
+        with contextlib.suppress(OSError):
+            time_namespace = os.stat("/proc/self/ns/time").st_ino
+        return Boot(boot_id, time_namespace)
 
 
 def _mode_of(path: str, look: Callable[[str], os.stat_result]) -> int | None:
@@ -656,14 +779,17 @@ class _Inotify:
 
     # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
     MASK: Final = 0x2 | 0x100 | 0x80 | 0x200
+    # IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE
+    CLOSING: Final = 0x8 | 0x40 | 0x80 | 0x200
 
-    def __init__(self, directories: Sequence[str]) -> None:
+    def __init__(self, directories: Sequence[str], closing: Sequence[str] = ()) -> None:
         libc = _libc()
         self._handle = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._handle < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
-        for directory in directories:
-            if libc.inotify_add_watch(self._handle, os.fsencode(directory), self.MASK) < 0:
+        masks = [*((name, self.MASK) for name in directories), *((name, self.CLOSING) for name in closing)]
+        for directory, mask in masks:
+            if libc.inotify_add_watch(self._handle, os.fsencode(directory), mask) < 0:
                 os.close(self._handle)
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
         self._poll = select.poll()
@@ -676,6 +802,9 @@ class _Inotify:
             while os.read(self._handle, 65536):
                 pass
         return True
+
+    def fileno(self) -> int:
+        return int(self._handle)
 
     def close(self) -> None:
         if self._handle >= 0:
@@ -755,6 +884,9 @@ class _Polling:
             time.sleep(0.001)
         self._seen = seen
         return True
+
+    def fileno(self) -> int:
+        return -1
 
     def close(self) -> None:
         pass

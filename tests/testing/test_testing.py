@@ -7,6 +7,7 @@ of logcore/testing/disk.py (what a crash may leave). The crash explorer over the
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import importlib.metadata
 import os
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 import logcore
-from logcore.fs import FS, OsFS
+from logcore.fs import FS, OsFS, SharedFS
 from logcore.testing import (
     CrashTestError,
     Fault,
@@ -104,6 +105,85 @@ def test_programs_see_what_the_operating_system_shows(seed: int, tmp_path: Path)
         assert do(disk, "/r", one, mine) == do(real, str(tmp_path), other, theirs)
     for handle in theirs:
         real.close(handle)
+
+
+# -- many processes ----------------------------------------------------------------------------------------------
+
+
+def share(fs: SharedFS, root: str, rng: random.Random, handles: list[int]) -> Any:
+    """One random call about byte locks; what it answers."""
+    path = f"{root}/{rng.choice('ab')}"
+    byte = rng.choice([0, 1, 17, (1 << 62) - 1])
+    if len(handles) < 3 or rng.random() < 0.1:
+        return handles.append(fs.open(path, write=True, create=True))
+    handle = rng.choice(handles)
+    calls: list[Any] = [
+        lambda: fs.lock_byte(handle, byte),
+        lambda: fs.lock_byte(handle, byte),
+        lambda: fs.unlock_byte(handle, byte),
+        lambda: fs.is_byte_locked(handle, byte),
+        lambda: handles.remove(handle) or fs.close(handle),
+    ]
+    return rng.choices(calls, [3, 3, 2, 4, 1])[0]()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="no open-file-description locks")
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_are_locked_as_the_operating_system_locks_them(seed: int, tmp_path: Path) -> None:
+    real = OsFS()
+    disk = SimulatedDisk()
+    disk.mkdir("/r")
+    one = random.Random(seed)
+    other = random.Random(seed)
+    mine: list[int] = []
+    theirs: list[int] = []
+    for _ in range(200):
+        assert share(disk, "/r", one, mine) == share(real, str(tmp_path), other, theirs)
+    for handle in theirs:
+        real.close(handle)
+
+
+def test_time_passes_while_a_locked_byte_is_waited_for() -> None:
+    disk = SimulatedDisk()
+    holder = disk.open("a", write=True, create=True)
+    other = disk.open("a", write=True)
+    assert disk.lock_byte(holder, 5)
+    assert not disk.lock_byte(other, 5, timeout_ms=300)
+    assert disk.monotonic_ms() == 300
+    disk.kill()
+    assert disk.lock_byte(disk.open("a", write=True), 5)
+
+
+def test_what_others_may_write_is_made_so_whatever_the_umask_says(tmp_path: Path) -> None:
+    real = OsFS()
+    before = os.umask(0o077)
+    try:
+        real.mkdir(f"{tmp_path}/shared", permissions=0o770)
+        real.close(real.open(f"{tmp_path}/shared/a", write=True, create=True, exclusive=True, permissions=0o660))
+        real.mkdir(f"{tmp_path}/own", permissions=0o700)
+        real.close(real.open(f"{tmp_path}/own/a", write=True, create=True, exclusive=True, permissions=0o600))
+    finally:
+        os.umask(before)
+    found = {name: real.permissions(f"{tmp_path}/{name}") for name in ("shared", "shared/a", "own", "own/a")}
+    assert found == {"shared": 0o770, "shared/a": 0o660, "own": 0o700, "own/a": 0o600}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify")
+def test_a_watch_for_the_end_of_writers_ignores_their_writes(tmp_path: Path) -> None:
+    real = OsFS()
+    handle = real.open(f"{tmp_path}/a", write=True, create=True)
+    watch = real.watch(closing=[str(tmp_path)])
+    try:
+        assert watch.fileno() >= 0
+        real.pwrite(handle, b"x", 0)
+        assert not watch.wait(0)
+        real.close(handle)
+        assert watch.wait(0)
+    finally:
+        watch.close()
+
+
+# -- mappings, locks, clocks --------------------------------------------------------------------------------------
 
 
 def test_a_mapping_shows_later_writes_and_ruins_behind_a_cut() -> None:

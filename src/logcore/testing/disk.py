@@ -16,7 +16,8 @@ Rules:
 - Errors are those of `fs.OsFS`, with the OSError as their cause; `FaultPlan` says which call gets which.
 - After a crash this object is dead: calls raise `SimulatedCrash`. Life goes on in the disks it lists.
 
-It does not model permissions, links, free blocks beyond `capacity_bytes`, or two processes at once.
+It does not model permissions, links or free blocks beyond `capacity_bytes`. Several processes at once on one disk are
+processes.py's.
 """
 
 from __future__ import annotations
@@ -27,20 +28,19 @@ import itertools
 import os
 import posixpath
 import random
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, overload
 
-from logcore.errors import LogLockedError, StorageReadError, StorageWriteError
-from logcore.fs import Data, Lock, Watch, _raise, _raise_sync
+from logcore.errors import StorageReadError, StorageWriteError
+from logcore.fs import DIRECTORY_PERMISSIONS, FILE_PERMISSIONS, Data, _raise, _raise_sync
 from logcore.testing.crashstates import SECTOR, Kind, Moment, Names, Tree
 from logcore.testing.faults import FaultPlan, Operation
 from logcore.testing.fileobjects import AnyFile, BinaryFile, Handle, RawFile, TextFile, open_file
-from logcore.testing.locks import DiskWatch, LockMembers, MemberLock
+from logcore.testing.locks import DiskLocks
 from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
+from logcore.testing.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from _typeshed import OpenBinaryMode, OpenTextMode
@@ -119,7 +119,7 @@ def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in normal.split("/") if part)
 
 
-class SimulatedDisk:
+class SimulatedDisk(Surroundings, DiskLocks):
     """A disk in memory; give it as `fs=` to logcore.open and logcore.open_dir.
 
     files: what is there at first, durably: path -> content, None for an empty directory. Paths that are not absolute
@@ -140,22 +140,18 @@ class SimulatedDisk:
         now_ms: int = _START_MS,
     ) -> None:
         self.forks = 0
-        self.seed = seed
         self.faults = faults
         self.capacity_bytes = capacity_bytes
         self.names: Names = names
-        self.history = ""
         self.operations: list[Operation] = []
         self.is_dead = False
         #: Called with (operation, whether it is done) around each change and sync; for explorers.
         self.observer: Any = None
-        self._now_ms = now_ms
-        self._monotonic_ms = 0
-        self._mutex = threading.RLock()
+        Surroundings.__init__(self, seed, now_ms)
+        DiskLocks.__init__(self)
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
         self._next_handle = itertools.count(3)
-        self._locks: dict[Directory, LockMembers] = {}
         self._journal: list[Naming] = []
         self._dirty: dict[File, None] = {}
         self._newest: File | None = None  # whose change came last; None when it was one of names
@@ -166,10 +162,6 @@ class SimulatedDisk:
         self._found: dict[str, Node] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():
             self._plant(path, content)
-
-    @functools.cached_property
-    def _random(self) -> random.Random:
-        return random.Random(self.seed)
 
     def __repr__(self) -> str:
         state = "dead" if self.is_dead else f"{len(self._journal)} names and {len(self._dirty)} files not synced"
@@ -262,15 +254,6 @@ class SimulatedDisk:
         """Paths of the files that are open."""
         return [path for _, path, _ in self._handles.values()]
 
-    def advance(self, milliseconds: int) -> None:
-        """Lets time pass, on both clocks."""
-        self._now_ms += milliseconds
-        self._monotonic_ms += milliseconds
-
-    def set_wall_clock(self, now_ms: int) -> None:
-        """A jump of the wall clock, which the monotonic one does not see."""
-        self._now_ms = now_ms
-
     def write_back(self) -> None:
         """What the system does from time to time unasked: all that was written and renamed so far becomes durable."""
         self._keep_names(None)
@@ -291,6 +274,7 @@ class SimulatedDisk:
         self.forks += 1
         self._handles.clear()
         self._locks.clear()
+        self.byte_locks.clear()
 
     def crash(self) -> None:
         """The power goes now. What runs on this disk gets SimulatedCrash from each call; no SimulatedCrash is raised
@@ -507,7 +491,15 @@ class SimulatedDisk:
     @overload
     def open(self, path: str | os.PathLike[str], mode: OpenBinaryMode, buffering: int = -1) -> BinaryFile: ...
     @overload
-    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int: ...
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+        permissions: int = FILE_PERMISSIONS,
+    ) -> int: ...
     def open(
         self,
         path: str | os.PathLike[str],
@@ -520,6 +512,7 @@ class SimulatedDisk:
         write: bool = False,
         create: bool = False,
         exclusive: bool = False,
+        permissions: int = FILE_PERMISSIONS,
     ) -> int | AnyFile:
         """With a mode, a file object, as the standard library's open() gives it, which has `sync()` instead of a
         descriptor. Without one, a handle, as FS.open().
@@ -556,6 +549,7 @@ class SimulatedDisk:
 
     def close(self, handle: int) -> None:
         self._handles.pop(handle, None)
+        self.byte_locks.forget(handle)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
         file, path, _ = self._held(handle)
@@ -712,7 +706,7 @@ class SimulatedDisk:
         turn = (self.seed + len(self.operations)) % len(names) if names else 0
         return names[turn:] + names[:turn]
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None:
         with self._mutex:
             directory, name = self._place(path)
             if not name or name in directory.entries:
@@ -834,45 +828,12 @@ class SimulatedDisk:
                         waiting.append(node)
             self._dirty = {file: None for file in self._dirty if file in living}
 
+    def permissions(self, path: str) -> int:
+        """Those that everything has here."""
+        return DIRECTORY_PERMISSIONS if isinstance(self._get(path), Directory) else FILE_PERMISSIONS
+
     def real_path(self, path: str) -> str:
         return "/" + "/".join(_parts(path))
-
-    # -- time, locks, watches ------------------------------------------------------------------------------------
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def monotonic_ms(self) -> int:
-        return self._monotonic_ms
-
-    def thread_us(self) -> int:
-        return self._monotonic_ms * 1000
-
-    def random_bytes(self, size: int) -> bytes:
-        return self._random.randbytes(size)
-
-    def yield_thread(self) -> None:
-        time.sleep(0)
-
-    def lock(self, directory: str, member: str) -> Lock:
-        """As OsFS.lock, within this object: it stands for one machine, whose crash frees all locks. Makes no file."""
-        with self._mutex:
-            self._ask("lock", directory)
-            node = self._directory(directory, StorageWriteError)
-            held = self._locks.setdefault(node, LockMembers())
-            if member in held.members:
-                raise LogLockedError(
-                    "this process has the log open for writing already", path=posixpath.join(directory, member)
-                )
-            held.members.add(member)
-            return MemberLock(self, node, held, member)
-
-    def after_fork(self, forget: Callable[[], None]) -> None:
-        """Nothing: a process that forks has two of these disks then."""
-
-    def watch(self, *directories: str) -> Watch:
-        """Tells of changes anywhere on the disk. Where there was none, the time that it was to wait passes at once."""
-        return DiskWatch(self)
 
     # -- to and from real directories ----------------------------------------------------------------------------
 

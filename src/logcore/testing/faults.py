@@ -15,7 +15,8 @@ import attrs
 CHANGES: Final = frozenset({"create", "link", "pwrite", "truncate", "mkdir", "rename", "unlink", "rmdir"})
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
 READS: Final = frozenset({"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"})
-OPERATIONS: Final = CHANGES | SYNCS | READS
+LOCKS: Final = frozenset({"lock_byte"})
+OPERATIONS: Final = CHANGES | SYNCS | READS | LOCKS
 
 
 class Operation(NamedTuple):
