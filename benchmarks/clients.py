@@ -1,12 +1,17 @@
-"""What does a record cost a consumer of this process, beside confluent-kafka, which asks a broker for the same?
+"""What does a record cost a consumer and a producer of this process, beside confluent-kafka?
 
-Method: 200,000 records (20,000 with --quick) of 100 bytes in one partition. Ours is LogDir.consumer(), with a group
-and without auto-commit; the peer is confluent-kafka's consume(10000), whose broker is a netshim in a process of its own
-over a copy of the directory. Both sides in turns, without the garbage collector; CPU time of
+Method of the consumer: 200,000 records (20,000 with --quick) of 100 bytes in one partition. Ours is LogDir.consumer(),
+with a group and without auto-commit; the peer is confluent-kafka's consume(10000), whose broker is a netshim in a
+process of its own over a copy of the directory. Both sides in turns, without the garbage collector; CPU time of
 this process, the peer's own threads included.
 - Lists: poll(), 10,000 records at most.
 - One by one: the iteration.
 - Columns: poll_columns().
+
+Method of the producer: 20,000 records (5,000 with --quick) of 100 bytes to one partition, linger_ms=5, acks=1, a
+directory under durability="os"; the peer is confluent-kafka's produce() with on_delivery to librdkafka's mock cluster,
+which is in this process too. Both sides in turns, each ends with flush(); the best of several.
+- send(), with its future. The same with a callback. send_many() and send_columns() of 1,000 records.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import common
+import numpy as np
 from common import Result, Settings
 
 import logcore
@@ -48,6 +54,7 @@ def run(settings: Settings) -> Iterator[Result]:
                 yield from compare(ours, servers, count, 3 if settings.quick else 5)
             finally:
                 broker.terminate()
+        yield from produce(str(path / "produced"), 5_000 if settings.quick else 20_000, 3 if settings.quick else 12)
 
 
 def compare(path: str, servers: str, count: int, repeats: int) -> Iterator[Result]:
@@ -82,6 +89,77 @@ def compare(path: str, servers: str, count: int, repeats: int) -> Iterator[Resul
             ratio=best["peer"] / best[name],
             target=target,
             method="CPU time beside consume(10000).",
+        )
+
+
+def produce(path: str, count: int, repeats: int) -> Iterator[Result]:
+    from confluent_kafka import Producer as Peer
+
+    value = b"x" * common.VALUE_SIZE
+    rows = [(None, value)] * 1_000
+    column = (value * 1_000, np.arange(0, 1_000 * len(value) + 1, len(value)))
+    peer = Peer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "linger.ms": 5, "acks": 1})
+
+    def ignore(error: object, metadata: object) -> None:
+        return None
+
+    def by_peer() -> None:
+        for number in range(count):
+            peer.produce("t", value, on_delivery=ignore)
+            if number % 1_000 == 0:
+                peer.poll(0)
+        peer.flush()
+
+    with logcore.open_dir(path, create=True, durability="os") as directory:
+        directory.create_topic("t")
+        with directory.producer(acks=1) as producer:
+
+            def by_send() -> None:
+                for _ in range(count):
+                    producer.send("t", value)
+
+            def by_send_with_callback() -> None:
+                for _ in range(count):
+                    producer.send("t", value, on_delivery=ignore)
+
+            def by_many() -> None:
+                for _ in range(count // 1_000):
+                    producer.send_many("t", rows)
+
+            def by_column() -> None:
+                for _ in range(count // 1_000):
+                    producer.send_columns("t", values=column)
+
+            sides: dict[str, tuple[Callable[[], None], float | None]] = {
+                "send": (by_send, 1.5),
+                "send with a callback": (by_send_with_callback, None),
+                "send_many": (by_many, 10.0),
+                "send_columns": (by_column, None),
+            }
+            by_peer()
+            best = dict.fromkeys([*sides, "peer"], float("inf"))
+            gc.disable()
+            for _ in range(repeats):
+                gc.collect()
+                for name, (side, _) in sides.items():
+                    started = time.process_time()
+                    side()
+                    producer.flush()
+                    best[name] = min(best[name], time.process_time() - started)
+                started = time.process_time()
+                by_peer()
+                best["peer"] = min(best["peer"], time.process_time() - started)
+            gc.enable()
+    for name, (_, target) in sides.items():
+        yield Result(
+            question=f"produce, {name}",
+            unit="ns/record",
+            ours=best[name] / count * 1e9,
+            peer_name="confluent-kafka, mock cluster",
+            peer=best["peer"] / count * 1e9,
+            ratio=best["peer"] / best[name],
+            target=target,
+            method="CPU time beside produce() with on_delivery.",
         )
 
 

@@ -30,6 +30,11 @@
     ├── TopicExistsError          there is such a topic already
     ├── InvalidNameError          a topic or directory name that Kafka would refuse
     ├── InvalidConfigError        an unknown config, or a value outside its range
+    ├── SerializationError        a producer's serializer failed
+    ├── BufferFullError           the memory of a producer is full                             (retriable)
+    ├── DeliveryTimeoutError      a producer could not write a record in time
+    ├── ProducerStateError        a call that a producer cannot carry out as it stands
+    │   └── ProducerClosedError       it is closed, or was before a record was written
     └── MissingDependencyError    an optional package is needed; the message names the extra
 
 Rules:
@@ -266,6 +271,28 @@ class FencedInstanceError(LogcoreError):
 
 class NoOffsetError(LogcoreError):
     """There is no committed offset, and auto_offset_reset="none" names no other beginning."""
+
+
+class SerializationError(LogcoreError):
+    """A key_serializer or value_serializer raised; its error is the cause. Nothing was sent."""
+
+
+class BufferFullError(LogcoreError):
+    """The memory of a producer was full for max_block_ms: records are sent faster than the disk takes them."""
+
+    retriable = True
+
+
+class DeliveryTimeoutError(LogcoreError):
+    """A record was not written within delivery_timeout_ms, or flush() did not end in its time. Kafka: TIMED_OUT."""
+
+
+class ProducerStateError(LogcoreError):
+    """A call that a producer cannot carry out as it stands, such as waiting for a delivery in a delivery callback."""
+
+
+class ProducerClosedError(ProducerStateError):
+    """The producer is closed, or was closed before the record was written."""
 
 
 class MissingDependencyError(LogcoreError):

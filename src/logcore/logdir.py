@@ -19,7 +19,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
 
 import attrs
 
@@ -89,6 +89,8 @@ if TYPE_CHECKING:
     from logcore.consumer.assignors import Assignor
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.groups import Groups
+    from logcore.producer.producer import Producer
+    from logcore.producer.values import ProducerOptions
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
@@ -840,6 +842,19 @@ class LogDir:
         )
         groups = None if group_id is None else self._own_groups()
         return Consumer(self._fs, self, self._claim is None, groups, settings)
+
+    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ProducerOptions]) -> Producer:
+        """A producer of records for topics of this directory; see docs/producer.md and ProducerOptions.
+
+        config: settings by Kafka's dotted names, such as {"linger.ms": 5}; what needs a network is passed over there.
+        settings: the same with underscores; they win. Raises InvalidConfigError, which names the nearest setting for an
+        unknown one, and ReadOnlyLogError in a directory opened with read_only=True.
+        """
+        from logcore.producer.producer import Producer
+        from logcore.producer.values import chosen_settings
+
+        self._check_writable()
+        return Producer(self._fs, self, chosen_settings(config, settings))
 
     def close_logs(self, topics: Collection[str]) -> None:
         """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""

@@ -1,0 +1,7 @@
+"""What LogDir.producer() gives: records collected into batches, and written in the background."""
+
+from logcore.producer.futures import RecordFuture
+from logcore.producer.producer import Producer
+from logcore.producer.values import Interceptor, ProducerMetrics, ProducerRecord, RecordMetadata
+
+__all__ = ["Interceptor", "Producer", "ProducerMetrics", "ProducerRecord", "RecordFuture", "RecordMetadata"]

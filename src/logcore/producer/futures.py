@@ -1,0 +1,307 @@
+"""What becomes of a batch, and the futures of its records, which all wait for that one outcome.
+
+Rules:
+- A plain Future makes a lock of its own, which costs more than sending the record. Here all futures of a batch share
+  the condition of its Delivery; concurrent.futures.wait(), as_completed() and asyncio.wrap_future() work with them.
+- An outcome is final. Callbacks run once, those of one partition in the order of its offsets, outside all locks.
+- A batch that is split has two Deliveries instead of its own, which share its condition and those who wait. Records are
+  numbered by their place in the batch that they were sent in, also in the parts.
+
+Nothing here sends or encodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final, Protocol
+
+from logcore.errors import ProducerStateError
+from logcore.partition.writer import Level, Receipt
+from logcore.producer.values import Interceptor, OnDelivery, RecordMetadata
+
+#: Half the time of RecordMetadata(...), which is a function in Python.
+_MAKE: Final = functools.partial(tuple.__new__, RecordMetadata)
+#: States by the names that concurrent.futures gives them.
+_PENDING: Final = "PENDING"
+_FINISHED: Final = "FINISHED"
+
+
+class Teller:
+    """Runs the callbacks of one producer. thread: the one that runs them now; written by that thread alone."""
+
+    def __init__(self, interceptors: tuple[Interceptor, ...]) -> None:
+        self.interceptors = interceptors
+        self.thread: int | None = None
+
+    @property
+    def is_me(self) -> bool:
+        """Whether this thread runs a callback, and must not wait for another delivery."""
+        return self.thread == threading.get_ident()
+
+    def tell(self, delivery: Delivery) -> None:
+        """Runs the callbacks of a delivery that is resolved. One thread at a time, which the sender sees to."""
+        self.thread = threading.get_ident()
+        try:
+            delivery.tell(self.interceptors)
+        finally:
+            self.thread = None
+
+
+class Gathered(Protocol):
+    """Waits for the outcomes of many batches."""
+
+    def expect(self) -> None: ...
+    def add(self, receipt: Receipt | None, error: Exception | None) -> None: ...
+
+
+class Delivery:
+    """The outcome of one batch. Written by the sender under the condition; read by anyone.
+
+    first: number of its first record. receipt: of its append, once that is done. error: why it failed. resolved: one of
+    them is final. has_told: its callbacks have run. parts: the two it was split into, and the number that the second
+    begins with. gives_time: the log has set the times of the records. callbacks: those of records, in their order;
+    later: those of futures. gathered: who waits for the outcome of many batches.
+    """
+
+    __slots__ = (
+        "callbacks",
+        "condition",
+        "error",
+        "first",
+        "gathered",
+        "gives_time",
+        "has_told",
+        "later",
+        "level",
+        "partition",
+        "parts",
+        "receipt",
+        "resolved",
+        "teller",
+        "topic",
+        "waiting",
+    )
+
+    def __init__(
+        self, topic: str, partition: int, teller: Teller, first: int = 0, origin: Delivery | None = None
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.teller = teller
+        self.first = first
+        self.condition: threading.Condition = threading.Condition() if origin is None else origin.condition
+        self.waiting: dict[RecordFuture, list[Any]] = {} if origin is None else origin.waiting
+        self.callbacks: deque[tuple[RecordFuture, OnDelivery | None]] = deque()
+        self.later: list[tuple[RecordFuture, Callable[[Any], object]]] = []
+        self.receipt: Receipt | None = None
+        self.error: Exception | None = None
+        self.gathered: Gathered | None = None if origin is None else origin.gathered
+        self.gives_time = False
+        self.level: Level = "os"
+        self.resolved = False
+        self.has_told = False
+        self.parts: tuple[Delivery, Delivery, int] | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the outcome is final and its callbacks have run, of all parts."""
+        if self.parts is not None:
+            return self.parts[0].is_told and self.parts[1].is_told
+        return self.has_told
+
+    def wait_told(self, seconds: float | None) -> bool:
+        """Waits for that; whether it came in time."""
+        with self.condition:
+            return self.condition.wait_for(lambda: self.is_told, seconds)
+
+    def split(self, at: int) -> tuple[Delivery, Delivery]:
+        """Two for the records before number `at` and from it on. Their futures find their way from this one."""
+        with self.condition:
+            front = Delivery(self.topic, self.partition, self.teller, self.first, self)
+            back = Delivery(self.topic, self.partition, self.teller, at, self)
+            for entry in self.callbacks:
+                (front if entry[0].index < at else back).callbacks.append(entry)
+            for listener in self.later:
+                (front if listener[0].index < at else back).later.append(listener)
+            self.callbacks = deque()
+            self.later = []
+            if self.gathered is not None:
+                self.gathered.expect()
+            self.parts = (front, back, at)
+            return front, back
+
+    def resolve(self, receipt: Receipt | None, error: Exception | None, *, level: Level, gives_time: bool) -> None:
+        """The outcome is final: who waits for a result has it. tell() follows, outside the locks of the sender."""
+        with self.condition:
+            self.receipt = receipt
+            self.error = error
+            self.level = level
+            self.gives_time = gives_time
+            self.resolved = True
+            for future, waiters in self.waiting.items():
+                if future.delivery() is not self:
+                    continue
+                for waiter in waiters:
+                    if error is None:
+                        waiter.add_result(future)
+                    else:
+                        waiter.add_exception(future)
+            self.condition.notify_all()
+
+    def tell(self, interceptors: tuple[Interceptor, ...]) -> None:
+        """Runs the callbacks of the records, then those of the futures."""
+        while self.callbacks:
+            future, callback = self.callbacks.popleft()
+            metadata = future.metadata(self)
+            for interceptor in interceptors:
+                call(interceptor.on_acknowledgement, metadata, self.error)
+            if callback is not None:
+                call(callback, self.error, metadata)
+        if self.gathered is not None:
+            receipt = None if self.receipt is None else self.receipt._replace(durability=self.level)
+            self.gathered.add(receipt, self.error)
+            self.gathered = None
+        while True:
+            with self.condition:
+                if not self.later:
+                    self.has_told = True
+                    self.condition.notify_all()
+                    return
+                later = self.later
+                self.later = []
+            for future, listener in later:
+                call(listener, future)
+
+
+def call(function: Callable[..., object], *given: object) -> object:
+    """Calls what a user gave; what it raises goes to sys.unraisablehook, and None is returned."""
+    try:
+        return function(*given)
+    except Exception as error:
+        trace = error.__traceback__
+        told = types.SimpleNamespace(
+            exc_type=type(error), exc_value=error, exc_traceback=trace, err_msg=None, object=function
+        )
+        sys.unraisablehook(told)
+        return None
+
+
+class RecordFuture(Future[RecordMetadata]):
+    """Of one record that was sent. Cannot be cancelled: a record is never taken out of its batch.
+
+    Made by Producer.send(). All methods may be called from several threads.
+    """
+
+    __slots__ = ("_key_size", "_sent_ms", "_to", "_value_size", "index")
+
+    def __init__(self, delivery: Delivery, index: int, sent_ms: int, key_size: int, value_size: int) -> None:
+        """Not for users. Does not call Future's, which makes a lock."""
+        self._to = delivery
+        self.index = index
+        self._sent_ms = sent_ms
+        self._key_size = key_size
+        self._value_size = value_size
+
+    def delivery(self) -> Delivery:
+        """The one whose outcome is this record's: that of its batch, or of the part it went to."""
+        found = self._to
+        while found.parts is not None:
+            front, back, at = found.parts
+            found = front if self.index < at else back
+        return found
+
+    def metadata(self, delivery: Delivery) -> RecordMetadata:
+        """Where the record went; offset -1 after a failure."""
+        receipt = delivery.receipt
+        offset = -1
+        sent_ms = self._sent_ms
+        if receipt is not None:
+            offset = receipt.offset + self.index - delivery.first
+            if delivery.gives_time:
+                sent_ms = receipt.timestamp_ms
+        elif delivery.gives_time:
+            sent_ms = -1
+        kind = "append" if delivery.gives_time else "create"
+        sizes = (self._key_size, self._value_size)
+        return _MAKE((delivery.topic, delivery.partition, offset, sent_ms, kind, *sizes, delivery.level))
+
+    # -- as of a Future ----------------------------------------------------------------------------------------------
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        return self._to.condition
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]
+        return _FINISHED if self.delivery().resolved else _PENDING
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        return self._to.waiting.setdefault(self, [])
+
+    def __repr__(self) -> str:
+        delivery = self.delivery()
+        if not delivery.resolved:
+            return f"<RecordFuture of {delivery.topic}-{delivery.partition}, pending>"
+        return f"<RecordFuture {self.metadata(delivery) if delivery.error is None else repr(delivery.error)}>"
+
+    def cancel(self) -> bool:
+        """False: the record is on its way."""
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def running(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return self.delivery().resolved
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the record is stored. timeout: seconds.
+
+        Raises concurrent.futures.TimeoutError, why the record failed, or ProducerStateError in a callback of a delivery
+        that would have to end first.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self.metadata(self.delivery())
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Why the record failed, None where it is stored. Waits and raises as result() does."""
+        delivery = self.delivery()
+        if not delivery.resolved:
+            delivery = self._wait(timeout)
+        return delivery.error
+
+    def _wait(self, timeout: float | None) -> Delivery:
+        if self._to.teller.is_me:
+            raise ProducerStateError("a delivery callback waits for a delivery that comes after it")
+        with self._to.condition:
+            if not self._to.condition.wait_for(self.done, timeout):
+                raise FutureTimeoutError
+        return self.delivery()
+
+    def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
+        """Calls fn(future) when the outcome is final; at once if it is. Its errors go to sys.unraisablehook."""
+        with self._to.condition:
+            delivery = self.delivery()
+            if not delivery.has_told:
+                delivery.later.append((self, fn))
+                return
+        call(fn, self)
+
+    def set_result(self, result: object) -> None:
+        raise ProducerStateError("only the producer settles this future")
+
+    def set_exception(self, exception: object) -> None:
+        raise ProducerStateError("only the producer settles this future")

@@ -1,0 +1,130 @@
+"""Which partition a producer sends a record to: Kafka's choosers and librdkafka's, by name.
+
+| name | rule | as |
+|---|---|---|
+| `default` | murmur2 of the key; without a key the sticky partition | Kafka's Java client |
+| `consistent_random` | CRC-32 of the key; without one, or an empty one, the sticky partition | librdkafka's default |
+| `consistent` | CRC-32 of the key; null counts as empty | librdkafka |
+| `murmur2` | murmur2 of the key; null counts as empty | librdkafka |
+| `round_robin` | one after the other, whatever the key | Java's RoundRobinPartitioner |
+| `random` | any, whatever the key | librdkafka |
+
+Rules (clients reference 2.6):
+- The sticky partition stays until its batch is full and has taken batch_size bytes; then another is drawn, all alike.
+- A chooser of the caller's gets the key and the numbers of the partitions, and gives one of them.
+
+This module knows no queue and no directory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logcore.errors import InvalidConfigError
+from logcore.kernels import kernel
+from logcore.partitioner import murmur2
+
+Choose = Callable[[bytes | None, tuple[int, ...]], int]
+_Hash = Callable[[bytes], int]
+#: A number below that given, all alike.
+Draw = Callable[[int], int]
+
+#: Name -> the hash of a key, and what stands for a null key: None for the sticky partition.
+_HASHES: Final[dict[str, tuple[_Hash, bytes | None]]] = {
+    "default": (kernel.murmur2, None),
+    "murmur2": (kernel.murmur2, b""),
+    "consistent": (zlib.crc32, b""),
+    "consistent_random": (zlib.crc32, None),
+}
+PARTITIONERS: Final = (*_HASHES, "round_robin", "random")
+
+
+class Chooser:
+    """Chooses partitions of one topic, under the lock of its producer. numbers: of the partitions, from 0 without gaps.
+
+    is_sticky: whether records without a key have a partition in common, which sticky names; the producer calls move()
+    when that has had its share.
+    """
+
+    def __init__(self, partitioner: str | Choose, ignores_keys: bool, numbers: Sequence[int], draw: Draw) -> None:
+        """Raises InvalidConfigError where some numbers are missing: then a key has no partition."""
+        self.numbers = tuple(numbers)
+        if self.numbers != tuple(range(len(numbers))):
+            raise InvalidConfigError(
+                "some partitions of the topic are missing, so a record cannot choose one; name it with partition=",
+                expected="partitions from 0 on without gaps",
+                found=str(self.numbers)[:80],
+            )
+        self._count = len(self.numbers)
+        self._draw = draw
+        self._name = partitioner if isinstance(partitioner, str) else ""
+        self._own = None if isinstance(partitioner, str) else partitioner
+        self._turn = 0
+        self._ignores_keys = ignores_keys
+        known = _HASHES.get(self._name)
+        self._hash: _Hash | None = None if known is None else known[0]
+        self._null = None if known is None else known[1]
+        self.sticky = 0
+        self.move()
+
+    def move(self) -> None:
+        """Draws another sticky partition, or the same."""
+        self.sticky = self._draw(self._count)
+
+    def choose(self, key: bytes | None) -> int:
+        """For one record; -1 for the sticky partition. Raises InvalidConfigError for what a caller's chooser gives."""
+        own = self._own
+        if own is not None:
+            number = own(key, self.numbers)
+            if number not in self.numbers:
+                raise InvalidConfigError(
+                    "the partitioner gave no partition of the topic",
+                    expected=f"0 to {self._count - 1}",
+                    found=repr(number),
+                )
+            return number
+        hashed = self._hash
+        if hashed is not None:
+            if key is None or (not key and self._name == "consistent_random"):
+                key = self._null
+            if key is None or self._ignores_keys:
+                return -1
+            return hashed(key) % self._count
+        if self._name == "random":
+            return self._draw(self._count)
+        number = self._turn % self._count
+        self._turn = (self._turn + 1) & 0x7FFFFFFF
+        return number
+
+    def choose_all(self, keys: Sequence[bytes | None] | None, count: int) -> npt.NDArray[np.int64] | int:
+        """For count records at once: the partitions, int64 of shape (count,), -1 for the sticky one; or one for all.
+
+        keys: None for none at all. The same choices as choose() of one after the other.
+        """
+        if self._count == 1 and self._own is None:
+            return 0
+        if self._hash is not None and self._null is None and (keys is None or self._ignores_keys):
+            return -1
+        every = [None] * count if keys is None else keys
+        if self._hash is None or self._ignores_keys:
+            return np.fromiter(map(self.choose, every), np.int64, count)
+        numbers = np.fromiter(map(self._hash, [key or b"" for key in every]), np.int64, count) % self._count
+        if self._name == "consistent_random":
+            numbers[[not key for key in every]] = -1
+        elif self._null is None:
+            numbers[[key is None for key in every]] = -1
+        return numbers
+
+    def choose_packed(self, data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """By murmur2, for keys data[edges[i]:edges[i + 1]]."""
+        return (murmur2(data, edges).astype(np.int64) & 0x7FFFFFFF) % self._count
+
+    @property
+    def hashes_columns(self) -> bool:
+        """Whether choose_packed() is what choose() does with a key."""
+        return self._hash is kernel.murmur2 and not self._ignores_keys

@@ -1,0 +1,597 @@
+"""Producer: collects records into batches and writes them to the topics of a directory.
+
+    with logcore.open_dir("data") as data, data.producer() as producer:
+        future = producer.send("orders", b"value", key=b"key")
+        print(future.result().offset)
+
+Rules (clients reference 2):
+- send() puts a record into the open batch of its partition and returns a future. A thread of the producer's own,
+  started by the first send(), writes what is ready. With threaded=False there is none: the call that fills a batch
+  writes it, and poll() writes what is due.
+- Under idempotence, the default, a batch that is tried again is stored once. Order per partition always holds.
+- Callbacks run in the thread that writes; one that raises disturbs nothing else.
+
+Readiness and memory belong to accumulator.py, writing and outcomes to sender.py, futures to futures.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from logcore.errors import (
+    BufferFullError,
+    DeliveryTimeoutError,
+    ForkedWriterError,
+    InvalidRecordError,
+    LogcoreError,
+    ProducerClosedError,
+    ProducerStateError,
+    RecordTooLargeError,
+    SerializationError,
+)
+from logcore.format.columns import ColumnInput, TimesInput, input_column, input_timestamps
+from logcore.fs import FS
+from logcore.kernels.layout import HeadersInput, RecordInput, Time
+from logcore.notices import ERROR, tell
+from logcore.partition.writer import Receipt
+from logcore.producer import bulk
+from logcore.producer.accumulator import (
+    HEADER_BYTES,
+    HELD_BYTES,
+    RECORD_BYTES,
+    Accumulator,
+    Columns,
+    Queue,
+    Row,
+)
+from logcore.producer.futures import Delivery, RecordFuture, Teller, call
+from logcore.producer.partitioners import Draw
+from logcore.producer.routing import Directory as RoutingDirectory
+from logcore.producer.routing import Routes
+from logcore.producer.sender import Directory as SenderDirectory
+from logcore.producer.sender import Sender
+from logcore.producer.values import OnDelivery, ProducerMetrics, ProducerRecord, ProducerSettings, Serializer
+from logcore.recordbatch import time_ms
+
+#: How long the exit of the interpreter waits for a producer that was not closed.
+_EXIT_SECONDS: Final = 5.0
+#: A batch of send_many() holds as much as so many of send(): its work is done for each batch.
+_BULK_BATCHES: Final = 4
+#: How long the sender waits at most without looking, in case no event wakes it.
+_LOOK_MS: Final = 1_000
+
+
+class Directory(RoutingDirectory, SenderDirectory, Protocol):
+    """What is asked of the LogDir."""
+
+
+class _Work:
+    """What the thread of a producer knows of it, so that a producer that was forgotten can be collected.
+
+    lock: of the accumulator, the routes and the counts. room: notified when memory is freed. news: notified when the
+    sender has something to look at. writing: held during a round. is_closing: no record is taken any more; is_over: the
+    thread ends. Both are written under the lock, is_closing by the garbage collector without it.
+    """
+
+    def __init__(self, fs: FS, directory: Directory, settings: ProducerSettings, draw: Draw) -> None:
+        self.fs = fs
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.news = threading.Condition(self.lock)
+        self.writing = threading.Lock()
+        self.is_closing = False
+        self.is_over = False
+        self.teller = Teller(settings.interceptors)
+        self.accumulator = Accumulator(settings, self.teller, draw)
+        self.sender = Sender(fs, directory, settings, self.accumulator, self.teller, self.room)
+
+    def round(self, *, closed_only: bool = False) -> bool:
+        """Writes what is ready; whether anything was. Not in a callback, which is part of a round."""
+        if self.teller.is_me:
+            return False
+        with self.writing:
+            return self.sender.round(closed_only=closed_only)
+
+    def due_ms(self) -> int:
+        """How long nothing is ready, if no record comes; under the lock."""
+        next_ms = self.accumulator.next_ms()
+        return _LOOK_MS if next_ms is None else min(_LOOK_MS, max(0, next_ms - self.fs.monotonic_ms()))
+
+    def run(self) -> None:
+        """What the thread of the producer does, until it is over."""
+        while True:
+            try:
+                if self.round():
+                    continue
+                with self.writing:
+                    self.sender.rest()
+            except Exception as error:  # no batch is lost by it: what has no outcome is tried again
+                tell("producer", ERROR, "a round of the sender failed: %r", error)
+            with self.lock:
+                if self.is_closing:
+                    self.accumulator.close_all()
+                if self.is_over or (self.is_closing and not self.accumulator.active):
+                    return
+                self.news.wait(self.due_ms() / 1000)
+
+
+class Producer:
+    """Made by LogDir.producer(). A with block closes it. All methods may be called from several threads."""
+
+    def __init__(self, fs: FS, directory: Directory, settings: ProducerSettings) -> None:
+        """Not for users."""
+        self._fs = fs
+        self._directory = directory
+        self._settings = settings
+        draw = functools.partial(_drawn, fs)
+        self._work = _Work(fs, directory, settings, draw)
+        self._accumulator = self._work.accumulator
+        self._lock = self._work.lock
+        self._routes = Routes(directory, settings, self._accumulator, draw)
+        self._thread: threading.Thread | None = None
+        self._blocked_ms = 0
+        self._memory_bytes = settings.buffer_memory
+        self._most_bytes = min(settings.max_request_size, settings.buffer_memory - HELD_BYTES)
+        self._now_ms = fs.now_ms
+        self._is_told = bool(settings.interceptors) or settings.on_delivery is not None
+        self._prepares = bool(settings.interceptors or settings.key_serializer or settings.value_serializer)
+        self._forks = fs.forks
+        self._at_exit = _AtExit(self)
+        atexit.register(self._at_exit)
+
+    # -- opening and closing -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        work = getattr(self, "_work", None)
+        if work is None or work.is_closing or self._fs.forks != self._forks:
+            return
+        # No lock is taken here: the garbage collector runs in any thread, in the middle of anything.
+        work.is_closing = True
+        atexit.unregister(self._at_exit)
+        if work.accumulator.active:
+            outcome = "is written within a second" if self._settings.threaded else "is lost"
+            what = f"a producer of {self._directory.path} was not closed; what it holds {outcome}"
+            warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._work.is_closing else f"{self._accumulator.queued_records} records queued"
+        return f"<Producer of {self._directory.path}, {state}>"
+
+    def close(self, timeout: float | None = None) -> None:
+        """Writes what is queued, waits for it and ends. Closing twice is fine.
+
+        timeout: seconds; what is not written by then fails with ProducerClosedError. In a callback, as with 0.
+        """
+        work = self._work
+        if self._fs.forks != self._forks:  # the parent writes the queue
+            work.is_closing = True
+            return
+        with self._lock:
+            if work.is_over:
+                return
+            work.is_closing = True
+            pending = self._closed_batches()
+            work.room.notify_all()
+        is_callback = work.teller.is_me
+        is_done = self._wait_for(pending, 0.0 if is_callback else timeout)
+        with self._lock:
+            work.is_over = True
+            work.news.notify_all()
+        with contextlib.nullcontext() if is_callback else work.writing:
+            if not is_done:
+                work.sender.fail_all()
+            work.sender.rest()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_EXIT_SECONDS)
+        atexit.unregister(self._at_exit)
+
+    def close_at_exit(self) -> None:
+        """At the exit of the interpreter."""
+        if self._work.is_closing or self._fs.forks != self._forks:
+            return
+        what = f"a producer of {self._directory.path} was not closed"
+        warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+        self.close(_EXIT_SECONDS)
+
+    def _check_open(self) -> None:
+        if self._fs.forks != self._forks:
+            raise ForkedWriterError(
+                "the producer was made by a parent process; make another in the child", path=self._directory.path
+            )
+        if self._work.is_closing:
+            raise ProducerClosedError("the producer is closed", path=self._directory.path)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        partition: int | None = None,
+        headers: HeadersInput = (),
+        timestamp_ms: Time | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> RecordFuture:
+        """Puts a record into a batch; the future says where it was stored, or why it was not.
+
+        value, key: bytes, or what the serializers take; None for null. partition: by default the partitioner's choice.
+        timestamp_ms: now by default. on_delivery: called with (error, metadata), besides the producer's own. Waits up
+        to max_block_ms for memory.
+
+        Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError, SerializationError, TopicNotFoundError,
+        BufferFullError, ProducerClosedError, ForkedWriterError, before any effect. The future raises what writing
+        raised: DeliveryTimeoutError, DurabilityUnknownError, InvalidRecordError, RecordTooLargeError and others.
+        """
+        if self._prepares:
+            record = ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
+            topic, value, key, partition, headers, timestamp_ms = self._prepared(record)
+        key_size = -1
+        value_size = -1
+        size_bytes = RECORD_BYTES
+        if key is not None:
+            if type(key) is not bytes:
+                key = _copied(key, "key")
+            key_size = len(key)
+            size_bytes += key_size
+        if value is not None:
+            if type(value) is not bytes:
+                value = _copied(value, "value")
+            value_size = len(value)
+            size_bytes += value_size
+        if headers:
+            headers = _copied_headers(headers)
+            size_bytes += sum(len(name.encode()) + len(content or b"") + HEADER_BYTES for name, content in headers)
+        sent_ms = self._now_ms() if timestamp_ms is None else time_ms(timestamp_ms)
+        assert sent_ms is not None
+        if size_bytes > self._most_bytes:
+            self._refuse_size(size_bytes)
+        accumulator = self._accumulator
+        is_new = False
+        with self._lock:
+            if self._work.is_closing or self._fs.forks != self._forks:
+                self._check_open()
+            if accumulator.waiting or accumulator.used_bytes + size_bytes + HELD_BYTES > self._memory_bytes:
+                self._wait_for_room(size_bytes + HELD_BYTES)
+            queue = self._routes.queue(topic, key, partition, size_bytes)
+            batch = queue.filling
+            # What Batch.fits() says, without the call: 0.1 of 2 us.
+            if (
+                batch is None
+                or batch.size_bytes + size_bytes > batch.limit_bytes
+                or len(batch.records) >= batch.most_records
+            ):
+                is_new = True
+                self._routes.refresh(topic)
+                batch = accumulator.begin(queue, self._fs.monotonic_ms())
+            rows: list[Row] = batch.records  # type: ignore[assignment]  # of a batch that is being filled
+            future = RecordFuture(batch.delivery, len(rows), sent_ms, key_size, value_size)
+            rows.append((key, value, headers, sent_ms))
+            batch.size_bytes += size_bytes
+            accumulator.used_bytes += size_bytes + HELD_BYTES
+            if on_delivery is not None:
+                batch.delivery.callbacks.append((future, on_delivery))
+            if self._is_told:
+                batch.delivery.callbacks.append((future, self._settings.on_delivery))
+            if is_new:
+                self._work.news.notify()
+        if is_new:
+            self._start()
+        return future
+
+    def send_many(
+        self, topic: str, records: Iterable[RecordInput], *, partition: int | None = None
+    ) -> Future[list[Receipt]]:
+        """Sends (key, value[, headers[, timestamp_ms]]) tuples; one future for all, with a Receipt for each batch.
+
+        Less work than as many send(): a batch holds up to four times batch_size. Records of one partition keep their
+        order. Serializers, interceptors and callbacks are not called. The records must not change until the future is
+        done. It raises the first error; the other batches are written all the same. Raises what send() raises;
+        BufferFullError comes from the future when part of the records were queued.
+        """
+        rows = list(records)
+        keys, sizes = bulk.keys_and_sizes(rows)
+        gathered = bulk.Gathered()
+        with self._lock:
+            self._check_open()
+            shares = list(self._routes.divide(topic, partition, keys if partition is None else None, sizes))
+        for queue, places in shares:
+            part = rows if places is None else [rows[place] for place in places.tolist()]
+            self._send_part(queue, part, sizes if places is None else sizes[places], gathered)
+        gathered.add(None, None)
+        return gathered.future
+
+    def send_columns(
+        self,
+        topic: str,
+        *,
+        keys: ColumnInput | None = None,
+        values: ColumnInput | None = None,
+        timestamps_ms: TimesInput | None = None,
+        partition: int | None = None,
+    ) -> Future[list[Receipt]]:
+        """Sends records given as columns, as Log.append_columns() takes them; otherwise as send_many().
+
+        The arrays must not change until the future is done.
+        """
+        if keys is None and values is None:
+            raise InvalidRecordError("send_columns needs keys or values")
+        key_column = None if keys is None else input_column(keys, "keys")
+        value_column = None if values is None else input_column(values, "values")
+        counts = {len(column[1]) - 1 for column in (key_column, value_column) if column is not None}
+        if len(counts) != 1:
+            raise InvalidRecordError("keys and values must have as many rows as each other", found=sorted(counts))
+        count = counts.pop()
+        times = None if timestamps_ms is None else input_timestamps(timestamps_ms, count)
+        columns = Columns(key_column, value_column, times, count)
+        sizes = bulk.sizes_of_columns(columns)
+        gathered = bulk.Gathered()
+        with self._lock:
+            self._check_open()
+            shares = list(self._routes.divide(topic, partition, key_column, sizes))
+        for queue, places in shares:
+            part = columns if places is None else bulk.taken(columns, places)
+            self._send_part(queue, part, sizes if places is None else sizes[places], gathered)
+        gathered.add(None, None)
+        return gathered.future
+
+    def _prepared(self, record: ProducerRecord) -> ProducerRecord:
+        """A record as the interceptors leave it, with serialized key and value."""
+        for interceptor in self._settings.interceptors:
+            found = call(interceptor.on_send, record)
+            record = found if isinstance(found, ProducerRecord) else record
+        key = _serialized(self._settings.key_serializer, record.key, "key_serializer")
+        value = _serialized(self._settings.value_serializer, record.value, "value_serializer")
+        return record._replace(key=key, value=value)
+
+    def _refuse_size(self, size_bytes: int) -> None:
+        raise RecordTooLargeError(
+            "the record is larger than max_request_size or buffer_memory",
+            expected=f"at most {self._most_bytes} bytes",
+            found=f"{size_bytes} bytes",
+        )
+
+    def _send_part(
+        self, queue: Queue, records: Sequence[Any] | Columns, sizes: bulk.Sizes, gathered: bulk.Gathered
+    ) -> None:
+        """Puts the records of one partition into its queue, as batches of their own."""
+        settings = self._settings
+        largest = int(sizes.max(initial=0))
+        if largest > self._most_bytes:
+            self._refuse_size(largest)
+        most_bytes = min(_BULK_BATCHES * settings.batch_size, settings.max_request_size, settings.buffer_memory // 2)
+        accumulator = self._accumulator
+        for start, stop, size_bytes in bulk.cuts(sizes, most_bytes, settings.batch_records or 1 << 62):
+            held_bytes = size_bytes + HELD_BYTES * (stop - start)
+            with self._lock:
+                try:
+                    self._check_open()
+                    if accumulator.waiting or accumulator.used_bytes + held_bytes > self._memory_bytes:
+                        self._wait_for_room(held_bytes)
+                except LogcoreError as error:
+                    gathered.fail(error)
+                    return
+                part = records.cut(start, stop) if isinstance(records, Columns) else list(records[start:stop])
+                batch = accumulator.add(queue, part, size_bytes, self._fs.monotonic_ms())
+                batch.delivery.gathered = gathered
+                gathered.expect()
+                self._work.news.notify()
+            self._start()
+
+    def _wait_for_room(self, held_bytes: int) -> None:
+        """Under the lock: returns when so much memory is free, or raises BufferFullError after max_block_ms."""
+        work = self._work
+        accumulator = self._accumulator
+        most = self._memory_bytes
+        if work.teller.is_me:
+            raise BufferFullError("the memory of the producer is full, and callbacks must end before any is freed")
+        ticket = object()
+        accumulator.waiting.append(ticket)
+        began_ms = self._fs.monotonic_ms()
+        try:
+            work.news.notify()
+            while accumulator.waiting[0] is not ticket or accumulator.used_bytes + held_bytes > most:
+                if not self._settings.threaded and self._round_unlocked():
+                    continue
+                left_ms = began_ms + self._settings.max_block_ms - self._fs.monotonic_ms()
+                if left_ms <= 0:
+                    raise BufferFullError(
+                        "the memory of the producer is full",
+                        expected=f"{held_bytes} of {most} bytes within {self._settings.max_block_ms} ms",
+                        found=f"{accumulator.used_bytes} bytes in use",
+                    )
+                if not self._settings.threaded:
+                    left_ms = min(left_ms, max(1, work.due_ms()))
+                work.room.wait(left_ms / 1000)
+                self._check_open()
+        finally:
+            accumulator.waiting.remove(ticket)
+            work.room.notify_all()
+            self._blocked_ms += self._fs.monotonic_ms() - began_ms
+
+    def _round_unlocked(self) -> bool:
+        """A round, by a caller that holds the lock."""
+        self._lock.release()
+        try:
+            return self._work.round()
+        finally:
+            self._lock.acquire()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """A batch is new: the thread is there to write it; without one, the full ones are written here."""
+        if not self._settings.threaded:
+            self._work.round(closed_only=True)
+        elif self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._work.is_over:
+                    self._thread = threading.Thread(target=self._work.run, name="logcore-producer", daemon=True)
+                    self._thread.start()
+
+    def poll(self, timeout_ms: int = 0) -> int:
+        """Without a thread: writes what is due and runs callbacks, and waits up to timeout_ms for something to do.
+
+        Returns how many records got their outcome. With a thread it only waits. Raises ProducerStateError in a
+        callback, ForkedWriterError.
+        """
+        self._check_caller("poll()")
+        end_ms = self._fs.monotonic_ms() + timeout_ms
+        before = self._settled()
+        while True:
+            if not self._settings.threaded:
+                while self._work.round():
+                    pass
+            with self._lock:
+                left_ms = end_ms - self._fs.monotonic_ms()
+                count = self._settled() - before
+                if count or left_ms <= 0:
+                    return count
+                self._work.room.wait(min(left_ms, self._work.due_ms() or 1) / 1000)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when every record that was sent before has its outcome and its callbacks have run.
+
+        timeout: seconds. Raises DeliveryTimeoutError when something is left then, ProducerStateError in a callback,
+        ForkedWriterError.
+        """
+        self._check_caller("flush()")
+        with self._lock:
+            pending = self._closed_batches()
+        if not self._wait_for(pending, timeout):
+            left = sum(not one.is_told for one in pending)
+            raise DeliveryTimeoutError(
+                "flush() did not end in time", expected=f"within {timeout} s", found=f"{left} batches left"
+            )
+        if self._settings.acks != -1:
+            with self._work.writing:
+                self._work.sender.rest()
+
+    def _closed_batches(self) -> list[Delivery]:
+        """Under the lock: those that have no outcome. All of them are ready."""
+        self._accumulator.close_all()
+        self._work.news.notify()
+        return self._accumulator.pending() + self._work.sender.untold()
+
+    def _wait_for(self, pending: Sequence[Delivery], timeout: float | None) -> bool:
+        """Whether these have their outcomes, and their callbacks have run, in time."""
+        end_ms = None if timeout is None else self._fs.monotonic_ms() + round(timeout * 1000)
+        for delivery in pending:
+            while True:
+                if not self._settings.threaded:
+                    self._work.round()
+                left_ms = _LOOK_MS if end_ms is None else end_ms - self._fs.monotonic_ms()
+                if not self._settings.threaded:
+                    with self._lock:
+                        left_ms = min(left_ms, self._work.due_ms())
+                if delivery.wait_told(max(0, min(left_ms, _LOOK_MS)) / 1000):
+                    break
+                if end_ms is not None and self._fs.monotonic_ms() >= end_ms:
+                    return False
+        return True
+
+    def _check_caller(self, what: str) -> None:
+        if self._fs.forks != self._forks:
+            self._check_open()
+        if self._work.teller.is_me:
+            raise ProducerStateError(f"{what} in a delivery callback would wait for itself")
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """Numbers of the partitions of a topic, rising. Raises TopicNotFoundError."""
+        return self._directory.partitions(topic)
+
+    def metrics(self) -> ProducerMetrics:
+        """The counters as they are now."""
+        counts = self._work.sender.counts
+        with self._lock:
+            latencies = sorted(counts.latencies_ms) or [0]
+            sizes = list(counts.sizes_bytes) or [0]
+            return ProducerMetrics(
+                records=counts.records,
+                bytes=counts.bytes,
+                batches=counts.batches,
+                retries=counts.retries,
+                errors=dict(counts.errors),
+                queued_records=self._accumulator.queued_records,
+                queued_bytes=self._accumulator.used_bytes,
+                waiting_threads=len(self._accumulator.waiting),
+                blocked_ms=self._blocked_ms,
+                syncs=counts.syncs,
+                latency_ms_p50=latencies[len(latencies) // 2],
+                latency_ms_p99=latencies[len(latencies) * 99 // 100],
+                latency_ms_max=latencies[-1],
+                batch_bytes_mean=sum(sizes) // len(sizes),
+            )
+
+    def _settled(self) -> int:
+        counts = self._work.sender.counts
+        return counts.records + sum(counts.errors.values())
+
+
+class _AtExit:
+    """Closes a producer at the exit of the interpreter, without keeping it alive until then."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = weakref.ref(producer)
+
+    def __call__(self) -> None:
+        producer = self._producer()
+        if producer is not None:
+            producer.close_at_exit()
+
+
+def _drawn(fs: FS, below: int) -> int:
+    """A number below another, by chance."""
+    return int.from_bytes(fs.random_bytes(8)) % below
+
+
+def _copied(given: object, what: str) -> bytes:
+    """A copy of bytes that their owner may change. Raises InvalidRecordError."""
+    if not isinstance(given, (bytes, bytearray, memoryview)):
+        raise InvalidRecordError(
+            f"a {what} must be bytes or None; {what}_serializer turns other things into bytes",
+            expected="bytes",
+            found=type(given).__name__,
+        )
+    return bytes(given)
+
+
+def _copied_headers(given: HeadersInput) -> tuple[tuple[str, bytes | None], ...]:
+    try:
+        pairs = [(name, content) for name, content in given]
+    except (TypeError, ValueError) as error:
+        raise InvalidRecordError("headers are pairs of a name and bytes", found=repr(given)[:80]) from error
+    for name, _ in pairs:
+        if not isinstance(name, str):
+            raise InvalidRecordError("the name of a header is a text", found=type(name).__name__)
+    return tuple((name, None if content is None else _copied(content, "header")) for name, content in pairs)
+
+
+def _serialized(serializer: Serializer | None, given: Any, what: str) -> Any:
+    """What a serializer makes of a key or value. Raises SerializationError."""
+    if serializer is None:
+        return given
+    try:
+        return serializer(given)
+    except Exception as error:
+        raise SerializationError(f"{what} failed", found=f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,317 @@
+"""What a producer is told and tells: its settings, where a record went, its counters.
+
+Rules:
+- Settings have the names of Kafka's Java client, with underscores. They are checked when they are given.
+- `config=` takes Kafka's dotted names too, so that a configuration can be shared with a client of a real Kafka: what
+  needs a network is passed over there, with one warning.
+
+Nothing here sends or waits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict
+
+import attrs
+
+from logcore.errors import InvalidConfigError
+from logcore.format.compression import codec_named
+from logcore.kernels.layout import Time
+from logcore.partition.writer import Level
+from logcore.producer.partitioners import PARTITIONERS, Choose
+
+Serializer = Callable[[Any], bytes | None]
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record was stored, or was to be stored: then offset is -1, and so is a timestamp_ms that the log gives.
+
+    timestamp_type: "create", or "append" where the topic has the log's clock. serialized_key_size,
+    serialized_value_size: bytes; -1 for null. durability: "disk" once a sync that began after the write has returned.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    timestamp_type: Literal["create", "append"]
+    serialized_key_size: int
+    serialized_value_size: int
+    durability: Level
+
+
+class ProducerRecord(NamedTuple):
+    """A record as send() was given it; what an interceptor sees, and may replace. Before any serializer."""
+
+    topic: str
+    value: Any
+    key: Any
+    partition: int | None
+    headers: Any
+    timestamp_ms: Time | None
+
+
+class Interceptor(Protocol):
+    """Sees every record of send(). What it raises is reported to sys.unraisablehook and disturbs nothing else."""
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        """The record to send; in the thread of send()."""
+        ...
+
+    def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None) -> None:
+        """Where it went, or why it did not; before the callbacks, in their thread."""
+        ...
+
+
+OnDelivery = Callable[[Exception | None, RecordMetadata], object]
+
+
+@attrs.frozen(kw_only=True)
+class ProducerMetrics:
+    """Counters of a producer since it was made; a snapshot.
+
+    records, bytes: acknowledged, bytes of keys, values and headers. batches: acknowledged ones. retries: batches that
+    were tried again. errors: class name -> failed records. queued_records, queued_bytes: sent and not yet acknowledged.
+    waiting_threads: those that wait for memory now; blocked_ms: how long they waited in all. syncs: fdatasync calls
+    asked for. latency_ms_p50, latency_ms_p99, latency_ms_max: from the creation of a batch to its end, over the last
+    1,024 batches; batch_bytes_mean: of the same, as stored.
+    """
+
+    records: int
+    bytes: int
+    batches: int
+    retries: int
+    errors: Mapping[str, int]
+    queued_records: int
+    queued_bytes: int
+    waiting_threads: int
+    blocked_ms: int
+    syncs: int
+    latency_ms_p50: int
+    latency_ms_p99: int
+    latency_ms_max: int
+    batch_bytes_mean: int
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What LogDir.producer() takes, by the names of Kafka's Java client, with its defaults.
+
+    acks: 0, 1 or "all" (default): a result waits for nothing, for the write, or for a sync that began after it;
+    durability="os" or "disk" says 1 or "all". linger_ms (5): how long a batch waits for more records. batch_size
+    (16,384): bytes of a batch; batch_records: its records (no limit). buffer_memory (33,554,432): bytes of records
+    without an outcome; max_block_ms (60,000): how long send() waits for some. delivery_timeout_ms (120,000): how long
+    a batch may be tried. retry_backoff_ms (100), retry_backoff_max_ms (1,000): between attempts, doubling.
+    max_request_size (1,048,576): bytes of a record. compression_type: a codec; by default the topic's. partitioner
+    ("default"): a name of producer/partitioners.py, or f(key, partitions) -> int. partitioner_ignore_keys (False).
+    key_serializer, value_serializer: f(given) -> bytes or None. interceptors: see Interceptor. enable_idempotence: True
+    unless acks is another than "all". client_id: a name for the metrics. on_delivery: f(error, metadata) for every
+    record. threaded (True): whether a thread of the producer writes.
+    """
+
+    acks: Literal[0, 1, -1, "0", "1", "-1", "all"]
+    durability: Level
+    linger_ms: int
+    batch_size: int
+    batch_records: int | None
+    buffer_memory: int
+    max_block_ms: int
+    delivery_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    max_request_size: int
+    compression_type: str | None
+    partitioner: str | Choose
+    partitioner_ignore_keys: bool
+    key_serializer: Serializer | None
+    value_serializer: Serializer | None
+    interceptors: Iterable[Interceptor]
+    enable_idempotence: bool | None
+    client_id: str
+    on_delivery: OnDelivery | None
+    threaded: bool
+
+
+#: acks -> what a result waits for. Kafka writes them as numbers or as text.
+_ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {0: 0, 1: 1, -1: -1, "0": 0, "1": 1, "-1": -1, "all": -1}
+_LEVELS: Final[Mapping[str, Literal[1, -1]]] = {"os": 1, "disk": -1}
+#: Settings of Kafka's producer that need a network, or threads of their own.
+_NETWORK: Final = """
+    bootstrap_servers metadata_max_age_ms metadata_max_idle_ms request_timeout_ms connections_max_idle_ms
+    max_in_flight_requests_per_connection receive_buffer_bytes send_buffer_bytes reconnect_backoff_ms
+    reconnect_backoff_max_ms socket_connection_setup_timeout_ms socket_connection_setup_timeout_max_ms
+    client_dns_lookup metadata_recovery_strategy enable_metrics_push metric_reporters metrics_num_samples
+    metrics_recording_level metrics_sample_window_ms retries security_protocol security_providers
+    partitioner_adaptive_partitioning_enable partitioner_availability_timeout_ms statistics_interval_ms
+"""
+_NETWORK_PREFIXES: Final = ("ssl_", "sasl_", "broker_", "socket_", "topic_metadata_")
+#: librdkafka's names, and the seeds'.
+_OTHER_NAMES: Final = {
+    "queue_buffering_max_ms": "linger_ms",
+    "compression_codec": "compression_type",
+    "request_required_acks": "acks",
+    "message_timeout_ms": "delivery_timeout_ms",
+    "message_max_bytes": "max_request_size",
+}
+
+
+def _whole(name: str, least: int) -> Any:
+    def check(_settings: ProducerSettings, _attribute: object, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidConfigError(name, expected=f"a whole number from {least} on", found=repr(value))
+
+    return check
+
+
+def _flag(_settings: ProducerSettings, attribute: attrs.Attribute[bool], value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidConfigError(attribute.name, expected="True or False", found=repr(value))
+
+
+def _codec(_settings: ProducerSettings, _attribute: object, value: str | None) -> None:
+    if value is not None:
+        codec_named("uncompressed" if value == "none" else value)
+
+
+def _callable(_settings: ProducerSettings, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not callable(value):
+        raise InvalidConfigError(attribute.name, expected="a function, or None", found=repr(value))
+
+
+def _acks(given: object) -> Literal[0, 1, -1]:
+    found = _ACKS.get(given) if isinstance(given, (int, str)) and not isinstance(given, bool) else None
+    if found is None:
+        raise InvalidConfigError("acks", expected="0, 1 or 'all'", found=repr(given))
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class ProducerSettings:
+    """See LogDir.producer(). acks: 0, 1, or -1 for all. idempotent: enable_idempotence, as far as acks allow it."""
+
+    acks: Literal[0, 1, -1] = attrs.field(default=-1, converter=_acks)
+    linger_ms: int = attrs.field(default=5, validator=_whole("linger_ms", 0))
+    batch_size: int = attrs.field(default=16_384, validator=_whole("batch_size", 0))
+    batch_records: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_whole("batch_records", 1))
+    )
+    buffer_memory: int = attrs.field(default=33_554_432, validator=_whole("buffer_memory", 1))
+    max_block_ms: int = attrs.field(default=60_000, validator=_whole("max_block_ms", 0))
+    delivery_timeout_ms: int = attrs.field(default=120_000, validator=_whole("delivery_timeout_ms", 0))
+    retry_backoff_ms: int = attrs.field(default=100, validator=_whole("retry_backoff_ms", 0))
+    retry_backoff_max_ms: int = attrs.field(default=1_000, validator=_whole("retry_backoff_max_ms", 0))
+    max_request_size: int = attrs.field(default=1_048_576, validator=_whole("max_request_size", 1))
+    compression_type: str | None = attrs.field(default=None, validator=_codec)
+    partitioner: str | Choose = "default"
+    partitioner_ignore_keys: bool = attrs.field(default=False, validator=_flag)
+    key_serializer: Serializer | None = attrs.field(default=None, validator=_callable)
+    value_serializer: Serializer | None = attrs.field(default=None, validator=_callable)
+    interceptors: tuple[Interceptor, ...] = attrs.field(default=(), converter=tuple)
+    enable_idempotence: bool | None = None
+    client_id: str = ""
+    on_delivery: OnDelivery | None = attrs.field(default=None, validator=_callable)
+    threaded: bool = attrs.field(default=True, validator=_flag)
+
+    def __attrs_post_init__(self) -> None:
+        if self.delivery_timeout_ms < self.linger_ms:
+            raise InvalidConfigError(
+                "delivery_timeout_ms is below linger_ms",
+                expected=f"at least {self.linger_ms}",
+                found=self.delivery_timeout_ms,
+            )
+        if self.retry_backoff_max_ms < self.retry_backoff_ms:
+            raise InvalidConfigError(
+                "retry_backoff_max_ms is below retry_backoff_ms",
+                expected=f"at least {self.retry_backoff_ms}",
+                found=self.retry_backoff_max_ms,
+            )
+        if isinstance(self.partitioner, str) and self.partitioner not in PARTITIONERS:
+            raise InvalidConfigError(
+                "unknown partitioner",
+                expected=f"one of {', '.join(PARTITIONERS)}, or a function",
+                found=repr(self.partitioner),
+            )
+        if not isinstance(self.partitioner, str) and not callable(self.partitioner):
+            raise InvalidConfigError("partitioner", expected="a name, or a function", found=repr(self.partitioner))
+        if self.enable_idempotence and self.acks != -1:
+            raise InvalidConfigError("enable_idempotence needs acks='all'", expected="'all'", found=self.acks)
+
+    @property
+    def idempotent(self) -> bool:
+        """On by default, where acks allow it, as in Kafka's Java client."""
+        return self.acks == -1 if self.enable_idempotence is None else self.enable_idempotence
+
+
+#: The settings by their names.
+NAMES: Final = tuple(field.name for field in attrs.fields(ProducerSettings))
+
+
+def chosen_settings(config: Mapping[str, object] | None, given: Mapping[str, Any]) -> ProducerSettings:
+    """Settings of a config by Kafka's names, and of keywords, which win. Raises InvalidConfigError.
+
+    durability="os" or "disk" stands for acks 1 or all.
+    """
+    chosen: dict[str, Any] = {}
+    passed_over = []
+    for dotted, value in (config or {}).items():
+        name = str(dotted).replace(".", "_")
+        name = _OTHER_NAMES.get(name, name)
+        if _is_of_network(name):
+            passed_over.append(str(dotted))
+            continue
+        if name not in NAMES:
+            raise _unknown(str(dotted), [one.replace("_", ".") for one in NAMES])
+        chosen[name] = _typed(name, value)
+    if passed_over:
+        what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
+        warnings.warn(what, UserWarning, stacklevel=4)
+    for name, value in given.items():
+        if name == "durability":
+            chosen["acks"] = _acks_of(value, "acks" in given)
+            continue
+        if _is_of_network(name):
+            raise InvalidConfigError(f"{name} needs a network; leave it out", expected=f"one of {', '.join(NAMES)}")
+        if name not in NAMES:
+            raise _unknown(name, NAMES)
+        chosen[name] = value
+    return ProducerSettings(**chosen)
+
+
+def _acks_of(durability: object, has_acks: bool) -> Literal[1, -1]:
+    if has_acks:
+        raise InvalidConfigError("acks and durability say the same; give one of them")
+    found = _LEVELS.get(durability) if isinstance(durability, str) else None
+    if found is None:
+        raise InvalidConfigError("durability", expected="'os' or 'disk'", found=repr(durability))
+    return found
+
+
+def _is_of_network(name: str) -> bool:
+    return name in _NETWORK.split() or name.startswith(_NETWORK_PREFIXES)
+
+
+def _unknown(name: str, known: Iterable[str]) -> InvalidConfigError:
+    nearest = difflib.get_close_matches(name, list(known), 1)
+    return InvalidConfigError(f"unknown setting {name!r}", expected=nearest[0] if nearest else ", ".join(known))
+
+
+def _typed(name: str, value: object) -> object:
+    """A value from a configuration, where numbers and flags may be text."""
+    if not isinstance(value, str):
+        return value
+    if name == "acks" or getattr(attrs.fields(ProducerSettings), name).type not in _FROM_TEXT:
+        return value
+    kind = str(getattr(attrs.fields(ProducerSettings), name).type)
+    if "bool" in kind:
+        if value.lower() not in ("true", "false"):
+            raise InvalidConfigError(name, expected="true or false", found=repr(value))
+        return value.lower() == "true"
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidConfigError(name, expected="a whole number", found=repr(value)) from None
+
+
+_FROM_TEXT: Final = frozenset({"int", "int | None", "bool", "bool | None"})
