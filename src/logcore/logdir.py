@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
 import attrs
 
 from logcore import checkpoint
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key, OffsetCheckpoints
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key
 from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
-from logcore.config import INT32_MAX, Durability, LogConfig
-from logcore.directory.copying import copy_log
+from logcore.config import Durability, LogConfig
+from logcore.directory.copying import copy_directory, copy_log
+from logcore.directory.identity import Identity, ProducerIds
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import (
     TopicEntry,
-    id_text,
     new_id,
 )
 from logcore.directory.topics import TopicRegistry
@@ -94,7 +94,6 @@ if TYPE_CHECKING:
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
-_PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 #: Of topics in a repr.
 _SHOWN_TOPICS: Final = 8
 #: How often a reader looks again when topics change while it looks.
@@ -233,7 +232,7 @@ class LogDir:
         self._partitioners: dict[str, Partitioner] = {}  # of topics that were appended to; see append()
         self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
         self._closed = True  # until it is open, there is nothing to close
-        self._producer_ids = 0, 0  # the next to give out, and the end of those that were noted
+        self._producer_ids = ProducerIds(fs, path)
         self._on_corruption: OnCorruption = on_corruption
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
@@ -242,7 +241,7 @@ class LogDir:
         self.has_coordinator = False
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
-        self._properties = self._read_properties()
+        self._identity = Identity(fs, path, can_write=claim is not None)
         if claim is not None:
             self._registry.finish_interrupted()
         self._registry.look()
@@ -262,30 +261,13 @@ class LogDir:
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
 
-    def _read_properties(self) -> dict[str, str]:
-        """meta.properties; written when there is none, kept as it is when Kafka wrote it (storage format section 6)."""
-        content = checkpoint.read(self._fs, self.path, checkpoint.META_PROPERTIES)
-        if content is not None:
-            return checkpoint.properties(content)
-        made = {
-            "version": "1",
-            "cluster.id": id_text(new_id(self._fs)),
-            "node.id": "1",
-            "directory.id": id_text(new_id(self._fs)),
-        }
-        if self._claim is not None:
-            text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
-            checkpoint.write(self._fs, self.path, checkpoint.META_PROPERTIES, text.encode())
-        return made
-
     @property
     def cluster_id(self) -> str:
-        return self._properties.get("cluster.id", "")
+        return self._identity.cluster_id
 
     @property
     def node_id(self) -> int:
-        text = self._properties.get("node.id") or self._properties.get("broker.id") or "1"
-        return int(text) if text.isdecimal() and int(text) <= INT32_MAX else 1
+        return self._identity.node_id
 
     def __enter__(self) -> Self:
         return self
@@ -535,7 +517,7 @@ class LogDir:
             partial = os.path.join(parent, name[: 255 - len(suffix)] + suffix)
             make_directories(self._fs, partial)
             try:
-                self._copy_all(partial)
+                copy_directory(self._fs, self, partial)
                 self._fs.rename(partial, target)
                 self._fs.sync_dir(parent)
             except BaseException:
@@ -545,31 +527,6 @@ class LogDir:
                             self._registry.remove_tree(os.path.join(partial, inside))
                     self._registry.remove_tree(partial)
                 raise
-
-    def _copy_all(self, target: str) -> None:
-        """All partitions and what is noted of them, to a directory that is there and empty."""
-        points: dict[tuple[str, int], int | None] = {}
-        starts: dict[tuple[str, int], int | None] = {}
-        # What groups have committed first, so that it lies in the copies of the topics.
-        for name in sorted(self.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
-            self.topic_id(name)
-            for number in self.partitions(name):
-                log = self.partition(name, number)
-                directory = os.path.join(target, partition_name(name, number))
-                self._fs.mkdir(directory)
-                content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
-                if content is not None:
-                    checkpoint.write(self._fs, directory, checkpoint.PARTITION_METADATA, content)
-                points[name, number] = copy_log(log, directory)
-                starts[name, number] = min(log.log_start_offset, points[name, number] or 0) or None
-        copied = OffsetCheckpoints(self._fs, target)
-        copied.set(checkpoint.LOG_START, starts)
-        copied.set(checkpoint.RECOVERY_POINT, points)
-        for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
-            content = checkpoint.read(self._fs, self.path, file)
-            if content is not None:
-                checkpoint.write(self._fs, target, file, content)
-        self._fs.sync_dir(target)
 
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
@@ -631,23 +588,7 @@ class LogDir:
         """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""
         with self._lock:
             self._check_writable()
-            if self._producer_ids[0] >= self._producer_ids[1]:
-                content = checkpoint.read(self._fs, self.path, checkpoint.PRODUCER_IDS)
-                first = 0 if content is None else checkpoint.unpack_producer_ids(content)
-                if first is None:
-                    raise CorruptLogError(
-                        "the note of given producer ids is damaged; restore it, or remove it if no producer that was "
-                        "given an id writes any more",
-                        path=os.path.join(self.path, checkpoint.PRODUCER_IDS),
-                        expected="a number and its CRC",
-                        found=repr(content),
-                    )
-                end = first + _PRODUCER_ID_BLOCK
-                checkpoint.write(self._fs, self.path, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
-                self._producer_ids = first, end
-            given, end = self._producer_ids
-            self._producer_ids = given + 1, end
-            return given
+            return self._producer_ids.next()
 
     # -- partitions ----------------------------------------------------------------------------------------------
 

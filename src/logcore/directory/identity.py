@@ -1,0 +1,84 @@
+"""Who a log directory is, and the producer ids that it has given out: two small files of the directory.
+
+Rules (storage format section 6):
+- meta.properties is written when there is none, and kept as it is when Kafka wrote it.
+- Producer ids are noted on disk in blocks of a thousand before the first of them is given out, so none is given twice.
+
+This module takes no lock: logdir.py does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from logcore import checkpoint
+from logcore.config import INT32_MAX
+from logcore.directory.topicfile import id_text, new_id
+from logcore.errors import CorruptLogError
+from logcore.fs import FS
+
+_PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
+
+
+class Identity:
+    """meta.properties. cluster_id: the text in it; node_id: the number there."""
+
+    def __init__(self, fs: FS, path: str, *, can_write: bool) -> None:
+        self._properties = _read(fs, path, can_write=can_write)
+
+    @property
+    def cluster_id(self) -> str:
+        return self._properties.get("cluster.id", "")
+
+    @property
+    def node_id(self) -> int:
+        text = self._properties.get("node.id") or self._properties.get("broker.id") or "1"
+        return int(text) if text.isdecimal() and int(text) <= INT32_MAX else 1
+
+
+def _read(fs: FS, path: str, *, can_write: bool) -> dict[str, str]:
+    content = checkpoint.read(fs, path, checkpoint.META_PROPERTIES)
+    if content is not None:
+        return checkpoint.properties(content)
+    made = {
+        "version": "1",
+        "cluster.id": id_text(new_id(fs)),
+        "node.id": "1",
+        "directory.id": id_text(new_id(fs)),
+    }
+    if can_write:
+        text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
+        checkpoint.write(fs, path, checkpoint.META_PROPERTIES, text.encode())
+    return made
+
+
+class ProducerIds:
+    """Those that a directory gives out; under the lock of the directory."""
+
+    def __init__(self, fs: FS, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._next = 0
+        self._end = 0  # of those that were noted
+
+    def next(self) -> int:
+        """One that was never given out. Raises CorruptLogError where the note is damaged."""
+        if self._next >= self._end:
+            content = checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
+            first = 0 if content is None else checkpoint.unpack_producer_ids(content)
+            if first is None:
+                raise CorruptLogError(
+                    "the note of given producer ids is damaged; restore it, or remove it if no producer that was "
+                    "given an id writes any more",
+                    path=os.path.join(self._path, checkpoint.PRODUCER_IDS),
+                    expected="a number and its CRC",
+                    found=repr(content),
+                )
+            end = first + _PRODUCER_ID_BLOCK
+            checkpoint.write(self._fs, self._path, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
+            self._next = first
+            self._end = end
+        given = self._next
+        self._next += 1
+        return given
