@@ -19,7 +19,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 import attrs
 
@@ -86,9 +86,9 @@ from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic, TopicRecord
 
 if TYPE_CHECKING:
-    from logcore.consumer.assignors import Assignor
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.groups import Groups
+    from logcore.consumer.values import ConsumerOptions
     from logcore.producer.producer import Producer
     from logcore.producer.values import ProducerOptions
 
@@ -734,55 +734,20 @@ class LogDir:
         logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self.partitions(OFFSETS_TOPIC)]
         return committed_in(logs).get((topic, number), {})
 
-    def consumer(
-        self,
-        *,
-        group_id: str | None = None,
-        group_instance_id: str | None = None,
-        client_id: str = "",
-        auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
-        enable_auto_commit: bool = True,
-        auto_commit_interval_ms: int = 5_000,
-        isolation_level: Isolation = "read_uncommitted",
-        max_poll_records: int = 500,
-        max_poll_interval_ms: int = 300_000,
-        assignors: Iterable[str | Assignor] = ("cooperative-sticky",),
-        key_deserializer: Callable[[bytes], Any] | None = None,
-        value_deserializer: Callable[[bytes], Any] | None = None,
-    ) -> Consumer:
+    def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer:
         """A consumer of topics of this directory, alone or as a member of a group; see docs/consumer.md.
 
-        group_id: whose members divide the partitions, and which keeps what was committed. group_instance_id: of a
-        static member, whose partitions wait for it when it is gone. auto_offset_reset: where reading begins without a
-        committed offset; "none" raises. enable_auto_commit, auto_commit_interval_ms: poll() commits what is finished so
-        often. isolation_level: see Log.read(). max_poll_records: of one poll(). max_poll_interval_ms: who polls no more
-        for so long loses its partitions. assignors: names of range, roundrobin, sticky, cooperative-sticky, or objects;
-        all members need one in common. key_deserializer, value_deserializer: called with bytes, never with null.
-
-        The members of a group are consumers of one opened directory. Raises InvalidConfigError; for a group,
-        ReadOnlyLogError in a directory opened with read_only=True, ConsumerStateError in one that a broker of this
-        process serves, and what reading `__consumer_offsets` raises.
+        The members of a group are consumers of one opened directory. settings: see ConsumerOptions. Raises
+        InvalidConfigError; for a group, ReadOnlyLogError in a directory opened with read_only=True, ConsumerStateError
+        in one that a broker of this process serves, and what reading `__consumer_offsets` raises.
         """
         from logcore.consumer.consumer import Consumer
-        from logcore.consumer.values import ConsumerSettings, chosen_assignors
+        from logcore.consumer.values import consumer_settings
 
         self._check_open()
-        settings = ConsumerSettings(
-            group_id=group_id,
-            group_instance_id=group_instance_id,
-            client_id=client_id,
-            auto_offset_reset=auto_offset_reset,
-            enable_auto_commit=enable_auto_commit,
-            auto_commit_interval_ms=auto_commit_interval_ms,
-            isolation_level=isolation_level,
-            max_poll_records=max_poll_records,
-            max_poll_interval_ms=max_poll_interval_ms,
-            assignors=chosen_assignors(assignors),
-            key_deserializer=key_deserializer,
-            value_deserializer=value_deserializer,
-        )
-        groups = None if group_id is None else self._own_groups()
-        return Consumer(self._fs, self, self._claim is None, groups, settings)
+        chosen = consumer_settings(settings)
+        groups = None if chosen.group_id is None else self._own_groups()
+        return Consumer(self._fs, self, self._claim is None, groups, chosen)
 
     def producer(self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ProducerOptions]) -> Producer:
         """A producer of records for topics of this directory; see docs/producer.md and ProducerOptions.

@@ -333,3 +333,9 @@ def test_who_is_no_member_commits_only_to_an_empty_group(data: LogDir) -> None:
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_blocks(Path(__file__).resolve().parents[2] / "docs" / "consumer.md", tmp_path)
+
+
+def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as data:
+        with pytest.raises(InvalidConfigError, match="group_id"):
+            data.consumer(groupid="g")  # type: ignore[call-arg]

@@ -8,9 +8,10 @@ Nothing here reads or commits.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 import attrs
 
@@ -81,9 +82,17 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
         return {partition: records[-1].offset + 1 for partition, records in self._found.items()}
 
 
-@attrs.frozen(kw_only=True)
-class ConsumerSettings:
-    """See LogDir.consumer()."""
+class ConsumerOptions(TypedDict, total=False):
+    """What LogDir.consumer() takes, with the names and defaults of Kafka's Java client where it has them.
+
+    group_id: whose members divide the partitions, and which keeps what was committed. group_instance_id: of a static
+    member, whose partitions wait for it when it is gone. auto_offset_reset ("latest"): where reading begins without a
+    committed offset; "none" raises. enable_auto_commit (True), auto_commit_interval_ms (5,000): poll() commits what is
+    finished so often. isolation_level ("read_uncommitted"): see Log.read(). max_poll_records (500): of one poll().
+    max_poll_interval_ms (300,000): who polls no more for so long loses its partitions. assignors
+    ("cooperative-sticky"): names of range, roundrobin, sticky, cooperative-sticky, or objects; all members need one in
+    common. key_deserializer, value_deserializer: called with bytes, never with null.
+    """
 
     group_id: str | None
     group_instance_id: str | None
@@ -94,9 +103,27 @@ class ConsumerSettings:
     isolation_level: IsolationLevel
     max_poll_records: int
     max_poll_interval_ms: int
-    assignors: tuple[Assignor, ...]
+    assignors: Iterable[str | Assignor]
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerSettings:
+    """See ConsumerOptions."""
+
+    group_id: str | None = None
+    group_instance_id: str | None = None
+    client_id: str = ""
+    auto_offset_reset: Reset = "latest"
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    isolation_level: IsolationLevel = "read_uncommitted"
+    max_poll_records: int = 500
+    max_poll_interval_ms: int = 300_000
+    assignors: tuple[Assignor, ...] = (ASSIGNORS["cooperative-sticky"],)
+    key_deserializer: Deserializer | None = None
+    value_deserializer: Deserializer | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.group_id == "" or self.group_instance_id == "":
@@ -114,6 +141,22 @@ class ConsumerSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InvalidConfigError(name, expected="a whole number above 0", found=repr(value))
+
+
+#: The settings by their names.
+NAMES: Final = tuple(field.name for field in attrs.fields(ConsumerSettings))
+
+
+def consumer_settings(given: Mapping[str, Any]) -> ConsumerSettings:
+    """Raises InvalidConfigError, which names the nearest setting for an unknown one."""
+    for name in given:
+        if name not in NAMES:
+            nearest = difflib.get_close_matches(name, NAMES, 1)
+            raise InvalidConfigError(f"unknown setting {name!r}", expected=nearest[0] if nearest else ", ".join(NAMES))
+    chosen = dict(given)
+    if "assignors" in chosen:
+        chosen["assignors"] = chosen_assignors(chosen["assignors"])
+    return ConsumerSettings(**chosen)
 
 
 def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
