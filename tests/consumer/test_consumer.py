@@ -336,6 +336,5 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
-    with logcore.open_dir(tmp_path / "data", create=True) as data:
-        with pytest.raises(InvalidConfigError, match="group_id"):
-            data.consumer(groupid="g")  # type: ignore[call-arg]
+    with logcore.open_dir(tmp_path / "data", create=True) as data, pytest.raises(InvalidConfigError, match="group_id"):
+        data.consumer(groupid="g")  # type: ignore[call-arg]
