@@ -18,13 +18,11 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import importlib
 import itertools
 import json
 import mmap
 import os
-import select
 import stat
 import struct
 import sys
@@ -44,6 +42,7 @@ from logcore.errors import (
     StorageReadError,
     StorageWriteError,
 )
+from logcore.watches import Inotify, Polling, Watch, libc
 
 #: Errors of a write that mean "no room here", after which a cut back leaves the file as it was.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -78,21 +77,6 @@ _HAS_TRACKFD: bool = sys.version_info >= (3, 13)
 _IS_LINUX: bool = sys.platform == "linux"
 #: Pages are cached in larger pieces, which go as a whole; this is the largest on most machines.
 _FOLIO_BYTES: Final = 2 << 20
-
-
-class Watch(Protocol):
-    """Tells that something in one of some directories may have changed. wait() may wake early, never late by more than
-    its timeout.
-
-    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be looked at.
-    """
-
-    def wait(self, timeout: float | None) -> bool:
-        """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
-        ...
-
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
 
 
 @attrs.frozen
@@ -617,8 +601,8 @@ class OsFS:
         """
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
-                return _Inotify(directories, closing)
-        return _Polling([*directories, *closing])
+                return Inotify(directories, closing)
+        return Polling([*directories, *closing])
 
     def boot(self) -> Boot:
         """Zeros where the system does not tell."""
@@ -772,55 +756,15 @@ def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
         return None, None  # the note is a courtesy: without it the message names no holder
 
 
-class _Inotify:
-    """Wakes on writes, creations and renames in any of the directories. Writers use pwrite; stores through a mapping do
-    not wake.
-    """
-
-    # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
-    MASK: Final = 0x2 | 0x100 | 0x80 | 0x200
-    # IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE
-    CLOSING: Final = 0x8 | 0x40 | 0x80 | 0x200
-
-    def __init__(self, directories: Sequence[str], closing: Sequence[str] = ()) -> None:
-        libc = _libc()
-        self._handle = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._handle < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
-        masks = [*((name, self.MASK) for name in directories), *((name, self.CLOSING) for name in closing)]
-        for directory, mask in masks:
-            if libc.inotify_add_watch(self._handle, os.fsencode(directory), mask) < 0:
-                os.close(self._handle)
-                raise OSError(ctypes.get_errno(), "inotify_add_watch")
-        self._poll = select.poll()
-        self._poll.register(self._handle, select.POLLIN)
-
-    def wait(self, timeout: float | None) -> bool:
-        if not self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))):
-            return False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._handle, 65536):
-                pass
-        return True
-
-    def fileno(self) -> int:
-        return int(self._handle)
-
-    def close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-
-
 def _map(handle: int, size: int) -> memoryview:
     """mmap(2) itself, because before 3.13 Python's keeps a duplicate of the descriptor."""
-    libc = _libc()
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
+    library = libc()
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong
     ]  # fmt: skip
     try:
-        address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+        address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
     except ctypes.ArgumentError as error:  # it found no memory for an argument
         raise MemoryError from error
     if address is None or address == ctypes.c_void_p(-1).value:
@@ -835,13 +779,13 @@ def _map(handle: int, size: int) -> memoryview:
 
 def _is_cached(handle: int, start: int, size: int) -> bool:
     """Whether memory holds any page of a part of a file, by mincore(2)."""
-    libc = _libc()
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    library = libc()
+    library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
     with mmap.mmap(handle, size, access=mmap.ACCESS_COPY, offset=start) as mapped:
         pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
         byte = ctypes.c_char.from_buffer(mapped)
         try:
-            if libc.mincore(ctypes.addressof(byte), size, pages):
+            if library.mincore(ctypes.addressof(byte), size, pages):
                 raise OSError(ctypes.get_errno(), "mincore")
         finally:
             del byte
@@ -851,45 +795,7 @@ def _is_cached(handle: int, start: int, size: int) -> bool:
 def _unmap(address: int, size: int, guard: int) -> None:
     if guard:  # first: what is mapped there next is not ours
         _guard.release_mapping(guard)
-    _libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-class _Polling:
-    """Looks at the files every millisecond: half a millisecond to notice an append, for systems without inotify."""
-
-    def __init__(self, directories: Sequence[str]) -> None:
-        self._directories = directories
-        self._seen = self._look()
-
-    def _look(self) -> dict[str, tuple[int, int]]:
-        seen = {}
-        for directory in self._directories:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        facts = entry.stat()
-                        seen[entry.path] = (facts.st_size, facts.st_mtime_ns)
-        return seen
-
-    def wait(self, timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (seen := self._look()) == self._seen:
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-            time.sleep(0.001)
-        self._seen = seen
-        return True
-
-    def fileno(self) -> int:
-        return -1
-
-    def close(self) -> None:
-        pass
+    libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
 #: The operating system's files, shared by all logs of this process: record locks belong to the process as a whole.

@@ -19,8 +19,9 @@ import pytest
 
 import logcore
 from logcore import fs as fs_module
-from logcore.fs import OsFS, _Inotify, _Polling
+from logcore.fs import OsFS
 from logcore.log import open_log
+from logcore.watches import Inotify, Polling
 
 
 def run(program: str, *args: object) -> subprocess.Popen[str]:
@@ -160,7 +161,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
 
 
 @pytest.mark.parametrize("policy", ["group", "os"])
-@pytest.mark.parametrize("watch", [_Inotify, _Polling])
+@pytest.mark.parametrize("watch", [Inotify, Polling])
 def test_tail_wakes_for_another_process_and_sees_each_record_once(
     partition: Path, policy: str, watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, cast
 import attrs
 
 from logcore.errors import LogLockedError, StorageWriteError
-from logcore.fs import Lock, Shared, Watch
+from logcore.fs import Lock, Shared
 from logcore.testing.nodes import Directory, File
+from logcore.watches import Watch
 
 if TYPE_CHECKING:
     from logcore.testing.disk import SimulatedDisk

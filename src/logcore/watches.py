@@ -1,0 +1,108 @@
+"""Watches of directories: inotify where there is one, else looks at the files. A part of fs.py, which hands them out.
+
+This module reads no content of files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import select
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+
+class Watch(Protocol):
+    """Tells that something in one of some directories may have changed. wait() may wake early, never late by more than
+    its timeout.
+
+    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be looked at.
+    """
+
+    def wait(self, timeout: float | None) -> bool:
+        """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
+        ...
+
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Inotify:
+    """Wakes on writes, creations and renames in any of the directories. Writers use pwrite; stores through a mapping do
+    not wake.
+    """
+
+    # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
+    MASK: Final = 0x2 | 0x100 | 0x80 | 0x200
+    # IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE
+    CLOSING: Final = 0x8 | 0x40 | 0x80 | 0x200
+
+    def __init__(self, directories: Sequence[str], closing: Sequence[str] = ()) -> None:
+        library = libc()
+        self._handle = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._handle < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        masks = [*((name, self.MASK) for name in directories), *((name, self.CLOSING) for name in closing)]
+        for directory, mask in masks:
+            if library.inotify_add_watch(self._handle, os.fsencode(directory), mask) < 0:
+                os.close(self._handle)
+                raise OSError(ctypes.get_errno(), "inotify_add_watch")
+        self._poll = select.poll()
+        self._poll.register(self._handle, select.POLLIN)
+
+    def wait(self, timeout: float | None) -> bool:
+        if not self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))):
+            return False
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._handle, 65536):
+                pass
+        return True
+
+    def fileno(self) -> int:
+        return int(self._handle)
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+class Polling:
+    """Looks at the files every millisecond: half a millisecond to notice an append, for systems without inotify."""
+
+    def __init__(self, directories: Sequence[str]) -> None:
+        self._directories = directories
+        self._seen = self._look()
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        seen = {}
+        for directory in self._directories:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        facts = entry.stat()
+                        seen[entry.path] = (facts.st_size, facts.st_mtime_ns)
+        return seen
+
+    def wait(self, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (seen := self._look()) == self._seen:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        self._seen = seen
+        return True
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        pass
+
+
+@functools.cache
+def libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
