@@ -35,6 +35,18 @@
     ├── DeliveryTimeoutError      a producer could not write a record in time
     ├── ProducerStateError        a call that a producer cannot carry out as it stands
     │   └── ProducerClosedError       it is closed, or was before a record was written
+    ├── RegistryError             a registry cannot do what it was asked
+    │   ├── InvalidNodeError          a path or a value that no registry holds
+    │   ├── NodeExistsError           a node to be created exists
+    │   ├── NodeNotFoundError         no such node, or its session is over
+    │   ├── NodeNotEmptyError         a node to be deleted has children
+    │   ├── BadVersionError           the node has another version than the caller expected
+    │   ├── SessionExpiredError       this session was declared over; what it owned belongs to others
+    │   ├── RegistryClosedError       the registry was closed
+    │   ├── RegistryLockedError       another process kept the lock of a domain too long   (retriable)
+    │   ├── RegistryUnavailableError  the server does not answer; the outcome is unknown   (retriable)
+    │   ├── CorruptRegistryError      a file of the registry is damaged, or not the registry's
+    │   └── UnsupportedRegistryError  a file of a newer version
     └── MissingDependencyError    an optional package is needed; the message names the extra
 
 Rules:
@@ -293,6 +305,65 @@ class ProducerStateError(LogcoreError):
 
 class ProducerClosedError(ProducerStateError):
     """The producer is closed, or was closed before the record was written."""
+
+
+class RegistryError(LogcoreError):
+    """Root of the errors of registries (logcore.registry). path: of the node, where it is about one."""
+
+
+class InvalidNodeError(RegistryError):
+    """A path or a value that no registry holds: raised before any effect."""
+
+
+class NodeExistsError(RegistryError):
+    """A node to be created exists, and its session lives."""
+
+
+class NodeNotFoundError(RegistryError):
+    """There is no such node, or it was ephemeral and its session is over."""
+
+
+class NodeNotEmptyError(RegistryError):
+    """A node to be deleted has children."""
+
+
+class BadVersionError(RegistryError):
+    """The node has another version than the caller expected: somebody changed it first. Nothing was written."""
+
+
+class SessionExpiredError(RegistryError):
+    """This registry's session was declared over. Its ephemeral nodes belong to others; open the registry again."""
+
+
+class RegistryClosedError(RegistryError):
+    """The registry was closed."""
+
+
+class RegistryLockedError(RegistryError):
+    """Another process kept the lock of a domain beyond the timeout; it may be stopped. Nothing was written.
+
+    pids: of the processes that are in the middle of a change, as far as they tell.
+    """
+
+    retriable = True
+
+    def __init__(self, reason: str, *, path: str | os.PathLike[str] | None = None, pids: tuple[int, ...] = ()) -> None:
+        self.pids = pids
+        super().__init__(reason, path=path)
+
+
+class RegistryUnavailableError(RegistryError):
+    """The server of the registry does not answer. A change that was asked for may have happened or not."""
+
+    retriable = True
+
+
+class CorruptRegistryError(RegistryError):
+    """A file of the registry is damaged where no crash could have done it, or something else wrote it. It is kept."""
+
+
+class UnsupportedRegistryError(RegistryError):
+    """A file of the registry was written by a newer version of logcore."""
 
 
 class MissingDependencyError(LogcoreError):

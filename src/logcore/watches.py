@@ -10,17 +10,28 @@ import ctypes
 import functools
 import os
 import select
+import struct
 import time
 from collections.abc import Sequence
 from typing import Final, Protocol
+
+#: struct inotify_event: watch, mask, cookie, length of the name behind it.
+_EVENT: Final = struct.Struct("iIII")
+_CLOSED: Final = 0x8
+_IGNORED: Final = 0x8000
 
 
 class Watch(Protocol):
     """Tells that something in one of some directories may have changed. wait() may wake early, never late by more than
     its timeout.
 
-    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be looked at.
+    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be looked at. saw_close:
+    set by wait() when a file was closed that had been open for writing, in one of the directories of which that counts.
+    saw_removal: set by wait() when one of the directories is gone, and with it its part of the watch.
     """
+
+    saw_close: bool
+    saw_removal: bool
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
@@ -41,6 +52,8 @@ class Inotify:
     CLOSING: Final = 0x8 | 0x40 | 0x80 | 0x200
 
     def __init__(self, directories: Sequence[str], closing: Sequence[str] = ()) -> None:
+        self.saw_close = False
+        self.saw_removal = False
         library = libc()
         self._handle = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._handle < 0:
@@ -57,8 +70,13 @@ class Inotify:
         if not self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))):
             return False
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._handle, 65536):
-                pass
+            while events := os.read(self._handle, 65536):
+                at = 0
+                while at < len(events):
+                    _, mask, _, length = _EVENT.unpack_from(events, at)
+                    self.saw_close |= bool(mask & _CLOSED)
+                    self.saw_removal |= bool(mask & _IGNORED)
+                    at += _EVENT.size + length
         return True
 
     def fileno(self) -> int:
@@ -74,6 +92,8 @@ class Polling:
     """Looks at the files every millisecond: half a millisecond to notice an append, for systems without inotify."""
 
     def __init__(self, directories: Sequence[str]) -> None:
+        self.saw_close = False
+        self.saw_removal = False
         self._directories = directories
         self._seen = self._look()
 

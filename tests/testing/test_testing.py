@@ -177,8 +177,10 @@ def test_a_watch_for_the_end_of_writers_ignores_their_writes(tmp_path: Path) -> 
         assert watch.fileno() >= 0
         real.pwrite(handle, b"x", 0)
         assert not watch.wait(0)
+        assert not watch.saw_close
         real.close(handle)
         assert watch.wait(0)
+        assert watch.saw_close
     finally:
         watch.close()
 

@@ -49,6 +49,8 @@ class MemberLock:
 
 class DiskWatch:
     def __init__(self, disk: SimulatedDisk) -> None:
+        self.saw_close = False
+        self.saw_removal = False
         self._disk = disk
         self._seen = len(disk.operations)
 

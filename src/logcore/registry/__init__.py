@@ -1,0 +1,15 @@
+"""A small tree of named values that several processes share: who is there, who owns what, who leads.
+
+    from logcore.registry import open_registry
+
+    with open_registry("data") as registry:
+        registry.create("/brokers/ids/1", b'{"host":"localhost"}', ephemeral=True)
+        registry.children("/brokers/ids")
+
+docs/registry.md is the way in, protocol.py has the rules.
+"""
+
+from logcore.registry.files import FileRegistry, open_registry
+from logcore.registry.protocol import ANY, Node, Registry, Session, Watch
+
+__all__ = ["ANY", "FileRegistry", "Node", "Registry", "Session", "Watch", "open_registry"]

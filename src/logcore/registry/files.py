@@ -1,0 +1,762 @@
+"""The registry as plain files in `<dir>.registry/`, shared by processes of one machine; no server, no thread.
+
+    .format                    `logcore registry 1`
+    .lock                      one byte for each domain, locked during a change
+    .sessions/                 see sessions.py
+    consumers.node             the node /consumers, see nodefile.py; a name is percent-encoded
+    consumers/g/ids/c1.node    /consumers/g/ids/c1
+
+A domain is the first name of a path, for groups the first two. It is what a change locks.
+
+| operation | steps under the lock of the domain and the gate of the session | killed in between |
+|---|---|---|
+| create, persistent | parents, `.tmp`, sync, rename, sync the directories | no node, or the node |
+| create, ephemeral | the domain into the session's record, O_EXCL, one write | an empty or torn file is no node |
+| set, update | one write over the older slot, sync | the newer slot stands |
+| set that grows | `.tmp`, sync, rename, sync the directory | the old node; the `.tmp` is garbage |
+| delete | rmdir of the children's directory, unlink, sync the directory | there or not |
+| end of a session | rename its file, pass its gate, delete its nodes, unlink its file | another process goes on |
+
+Rules:
+- Reads take no lock. A node with a session is believed only while the session lives.
+- A persistent version is on disk before the call returns, and before the slot with the version below is overwritten: a
+  writer that was killed before its sync must not cost both.
+- Ephemeral nodes are never synced: a power cut ends all sessions. UNSYNCED_NODES are not synced either.
+- No two domains are locked at once. The gate of a session is locked behind the domain.
+- A value that was read may be lost in a power cut if its writer was killed between its write and its sync.
+- What is damaged, foreign or newer raises an error and is kept.
+
+This module knows no Kafka names but CONSUMERS; paths.py does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from typing import Final, TypeVar
+
+from logcore.errors import (
+    BadVersionError,
+    CorruptRegistryError,
+    ForkedWriterError,
+    InvalidConfigError,
+    InvalidNodeError,
+    LogNotFoundError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NodeNotFoundError,
+    ReadOnlyLogError,
+    RegistryClosedError,
+    RegistryError,
+    RegistryLockedError,
+    SessionExpiredError,
+    StorageWriteError,
+    UnsupportedRegistryError,
+)
+from logcore.fs import OS, SharedFS
+from logcore.registry import nodefile
+from logcore.registry.nodefile import SUFFIX, UNFINISHED, Head, Kind, Slot, file_name
+from logcore.registry.protocol import (
+    ANY,
+    CONSUMERS,
+    Node,
+    SessionState,
+    check_deletable,
+    check_value,
+    node_names,
+    split,
+)
+from logcore.registry.sessions import DIRECTORY, Facts, Lease, Observer, SessionInfo, Sessions, read_file
+from logcore.registry.watching import FileWatch
+
+ENDING: Final = ".registry"
+_FORMAT: Final = ".format"
+_FORMAT_TEXT: Final = b"logcore registry 1\n"
+_FORMAT_WORDS: Final = b"logcore registry "
+_LOCK: Final = ".lock"
+#: The state of a group is found again in __consumer_offsets after a power cut: its writes need no sync.
+_UNSYNCED_NAME: Final = "group"
+_OWN_ONLY: Final = (0o700, 0o600)
+_GROUP_TOO: Final = (0o770, 0o660)
+_GROUP_WRITES: Final = 0o020
+_GARBAGE_MS: Final = 60_000
+_LOCK_TIMEOUT_MS: Final = 10_000
+#: Persistent versions that are known to be on disk are remembered for this many nodes.
+_REMEMBERED: Final = 10_000
+_BYTE_BITS: Final = 62
+
+Names = tuple[str, ...]
+Result = TypeVar("Result")
+
+
+def domain_of(names: Names) -> Names:
+    """What a change of a node locks: the first name, for what lies below a group's node the group."""
+    return names[:2] if names[0] == CONSUMERS else names[:1]
+
+
+def domain_byte(domain: Names) -> int:
+    """The byte of `.lock` that stands for a domain. A collision costs waiting and nothing else."""
+    digest = hashlib.sha256("/".join(map(file_name, domain)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - _BYTE_BITS)
+
+
+def kind_of(names: Names) -> Kind:
+    """How long a node lasts that is not ephemeral."""
+    if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
+        return Kind.UNSYNCED
+    return Kind.PERSISTENT
+
+
+def open_registry(
+    directory: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    max_poll_interval_ms: int = 0,
+    lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
+    fs: SharedFS = OS,
+) -> FileRegistry:
+    """The registry of files beside a log directory, made if it is missing; `with` closes it.
+
+    directory: of the logs; the registry is `<directory>.registry`. read_only: takes no session and changes nothing;
+    LogNotFoundError if there is no registry. max_poll_interval_ms: call poll() at least that often, or others declare
+    this session stuck; 0: never stuck. lock_timeout_ms: how long a change waits for another process's.
+
+    InvalidConfigError: living sessions belong to another machine or another time namespace. CorruptRegistryError: the
+    directory holds other things. UnsupportedRegistryError: a newer version made it.
+    """
+    if max_poll_interval_ms < 0 or lock_timeout_ms < 0:
+        raise InvalidConfigError("a time is not negative", found=min(max_poll_interval_ms, lock_timeout_ms))
+    logs = fs.real_path(os.fspath(directory))
+    root = logs + ENDING
+    permissions = _permissions(fs, logs, root)
+    if not read_only:
+        _make(fs, root, permissions)
+    _check_format(fs, root)
+    boot = fs.boot()
+    for info in Sessions(fs, posixpath.join(root, DIRECTORY)).all():
+        if info.state == "alive" and info.facts is not None and info.facts.boot != boot:
+            raise InvalidConfigError(
+                "a living session belongs to another machine or another time namespace: all processes that share a "
+                "registry of files run on one machine with one clock",
+                path=root,
+                expected=boot,
+                found=info.facts.boot,
+            )
+    facts = None if read_only else Facts(boot, os.getpid(), max_poll_interval_ms)
+    return FileRegistry(fs, root, facts, permissions, lock_timeout_ms)
+
+
+def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
+    """Of directories and files: the group may write if it may write to the logs."""
+    for place in (root, logs):
+        if fs.exists(place):
+            return _GROUP_TOO if fs.permissions(place) & _GROUP_WRITES else _OWN_ONLY
+    return _OWN_ONLY
+
+
+def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
+    """Makes the directory of a registry, or ends what a process that was killed had begun."""
+    for_directories, for_files = permissions
+    with contextlib.suppress(FileExistsError):
+        fs.mkdir(root, permissions=for_directories)
+    place = posixpath.join(root, _FORMAT)
+    if not fs.exists(place):
+        foreign = [name for name in fs.listdir(root) if not name.startswith(_FORMAT)]
+        if foreign and not fs.exists(place):
+            raise CorruptRegistryError("the directory is no registry, and not empty", path=root, found=sorted(foreign))
+        unfinished = f"{place}-{fs.random_bytes(8).hex()}{UNFINISHED}"
+        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=for_files)
+        try:
+            fs.pwrite(handle, _FORMAT_TEXT, 0)
+            fs.fdatasync(handle)
+        finally:
+            fs.close(handle)
+        fs.rename(unfinished, place)
+        fs.sync_dir(root)
+        fs.sync_dir(posixpath.dirname(root))
+    with contextlib.suppress(FileExistsError):
+        fs.mkdir(posixpath.join(root, DIRECTORY), permissions=for_directories)
+    with contextlib.suppress(FileExistsError):
+        fs.close(fs.open(posixpath.join(root, _LOCK), write=True, create=True, exclusive=True, permissions=for_files))
+
+
+def _check_format(fs: SharedFS, root: str) -> None:
+    place = posixpath.join(root, _FORMAT)
+    try:
+        handle = fs.open(place)
+    except FileNotFoundError:
+        raise LogNotFoundError("no registry here", path=root) from None
+    try:
+        found = fs.pread(handle, 64, 0)
+    finally:
+        fs.close(handle)
+    if found == _FORMAT_TEXT:
+        return
+    kind = UnsupportedRegistryError if found.startswith(_FORMAT_WORDS) else CorruptRegistryError
+    raise kind("not the format of a registry", path=place, expected=_FORMAT_TEXT, found=found)
+
+
+class FileSession:
+    """The session of a FileRegistry."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    @property
+    def id(self) -> str:
+        return self._lease.id
+
+    @property
+    def state(self) -> SessionState:
+        return "expired" if self._lease.is_expired else "alive"
+
+
+class _OuterMissingError(Exception):
+    """A parent in another domain has to be made first."""
+
+
+class FileRegistry:
+    """See protocol.Registry. Made by open_registry(); may be used by several threads.
+
+    Fields that change, all under _mutex: _lease and _lock (None when closed or forked), _is_busy (inside a change),
+    _known (file of a node -> creation id and version that this process knows to be on disk).
+    """
+
+    def __init__(
+        self, fs: SharedFS, root: str, facts: Facts | None, permissions: tuple[int, int], lock_timeout_ms: int
+    ) -> None:
+        self.path = root
+        self._fs = fs
+        self._forks = fs.forks
+        self._for_directories, self._for_files = permissions
+        self._lock_timeout_ms = lock_timeout_ms
+        self._mutex = threading.RLock()
+        self._sessions = Sessions(fs, posixpath.join(root, DIRECTORY))
+        self._observer = Observer()
+        self._known: dict[str, tuple[bytes, int]] = {}
+        self._is_busy = False
+        self._is_closed = False
+        self._lock: int | None = None
+        self._lease: Lease | None = None
+        if facts is not None:
+            self._lock = fs.open(posixpath.join(root, _LOCK), write=True)
+            try:
+                self._lease = Lease.take(fs, self._sessions.directory, facts, self._for_files)
+            except BaseException:
+                fs.close(self._lock)
+                raise
+        fs.after_fork(self._forget)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "read-only" if self._lease is None else f"session {self._lease.id}"
+        return f"<FileRegistry {self.path}, {state}>"
+
+    def __enter__(self) -> FileRegistry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_lease", None) is not None and self._fs.forks == self._forks:
+            warnings.warn(f"registry {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self._release()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Node:
+        names = node_names(path)
+        self._check_open()
+        found = self._look(names)
+        if found is None:
+            raise NodeNotFoundError("no such node", path=path)
+        slot = found[1]
+        return Node(slot.value, slot.version, slot.session)
+
+    def children(self, path: str) -> list[str]:
+        names = split(path)
+        self._check_open()
+        return sorted(self._children(names))
+
+    def watch(self, paths: Iterable[str], *, children: Iterable[str] = ()) -> FileWatch:
+        self._check_open()
+        values = [node_names(path) for path in paths]
+        parents = [split(path) for path in children]
+        directories = {self._directory(names[:-1]) for names in values} | {self._directory(each) for each in parents}
+        return FileWatch(
+            self._fs, self.path, directories, self._sessions.directory, lambda: self._state(values, parents)
+        )
+
+    def _state(self, values: list[Names], parents: list[Names]) -> object:
+        """Differs after each change of these nodes."""
+        nodes = [self._look(names) for names in values]
+        return (
+            [None if found is None else (found[0].creation, found[1].version) for found in nodes],
+            [sorted(self._children(names)) for names in parents],
+        )
+
+    @property
+    def session(self) -> FileSession:
+        return FileSession(self._writing())
+
+    def sessions(self) -> list[SessionInfo]:
+        """Every session of which something is left."""
+        self._check_open()
+        return self._sessions.all()
+
+    def stuck(self) -> list[str]:
+        """Ids of sessions whose owner has not called poll() for its max_poll_interval_ms. Call it repeatedly, more
+        often than every third of the shortest interval: this process's own looks are what is compared.
+        """
+        self._check_open()
+        with self._mutex:
+            return self._observer.look(self._fs.monotonic_ms(), self._sessions.all())
+
+    def _directory(self, names: Names) -> str:
+        """Of the children of a node."""
+        return posixpath.join(self.path, *map(file_name, names))
+
+    def _file(self, names: Names) -> str:
+        return self._directory(names) + SUFFIX
+
+    def _look(self, names: Names) -> tuple[Head, Slot] | None:
+        """A node as it is now; None for one that is not there or whose session is over."""
+        return self._believed(self._file(names))
+
+    def _believed(self, file: str) -> tuple[Head, Slot] | None:
+        found = self._read(file)
+        if found is None:
+            return None
+        session = found[1].session
+        return found if session is None or self._sessions.is_alive(session) else None
+
+    def _read(self, file: str) -> tuple[Head, Slot] | None:
+        try:
+            handle = self._fs.open(file)
+        except FileNotFoundError:
+            return None
+        try:
+            return read_file(self._fs, handle, file)
+        finally:
+            self._fs.close(handle)
+
+    def _children(self, names: Names) -> Generator[str]:
+        directory = self._directory(names)
+        try:
+            files = self._fs.listdir(directory)
+        except FileNotFoundError:
+            return
+        for file in files:
+            if not file.endswith(SUFFIX):
+                continue
+            found = self._believed(posixpath.join(directory, file))
+            if found is not None:
+                yield self._name(posixpath.join(directory, file), found[0])
+
+    def _name(self, path: str, head: Head) -> str:
+        file = posixpath.basename(path).removesuffix(SUFFIX)
+        name = head.name if nodefile.is_hashed(file) else nodefile.node_name(file)
+        if name is None or file_name(name) != file:
+            raise CorruptRegistryError("the name of the file is not one of a node", path=path, found=head.name)
+        return name
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
+        names = node_names(path)
+        check_value(value, path)
+        kind = Kind.EPHEMERAL if ephemeral else kind_of(names)
+
+        def make() -> int:
+            if self._look(names) is not None:
+                raise NodeExistsError("the node exists", path=path)
+            self._make_node(names, bytes(value), kind)
+            return 0
+
+        return self._change(names, make)
+
+    def set(self, path: str, value: bytes, *, version: int = ANY) -> int:
+        names = node_names(path)
+        check_value(value, path)
+
+        def replace() -> int:
+            found = self._expected(names, path, version)
+            return self._write(names, *found, bytes(value))
+
+        return self._change(names, replace)
+
+    def delete(self, path: str, *, version: int = ANY) -> None:
+        names = node_names(path)
+        check_deletable(names, path)
+
+        def remove() -> None:
+            head, _ = self._expected(names, path, version)
+            if next(self._children(names), None) is not None:
+                raise NodeNotEmptyError("the node has children", path=path)
+            self._remove(names, head.kind)
+
+        self._change(names, remove)
+
+    def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Node | None:
+        names = node_names(path)
+
+        def replace() -> Node | None:
+            found = self._look(names)
+            value = change(None if found is None else found[1].value)
+            if value is not None:
+                check_value(value, path)
+                if found is None:
+                    self._make_node(names, bytes(value), kind_of(names))
+                    return Node(bytes(value), 0)
+                session = found[1].session
+                return Node(bytes(value), self._write(names, *found, bytes(value)), session)
+            return None if found is None else Node(found[1].value, found[1].version, found[1].session)
+
+        return self._change(names, replace)
+
+    @contextlib.contextmanager
+    def holding(self, path: str) -> Generator[None]:
+        """Inside the `with`, nothing in the domain of a path changes, and this session is not expired.
+
+        For a step elsewhere that depends on the registry, such as a commit of a group's offsets: get() is allowed
+        inside, other changes of the registry are not. Keep it short: others wait.
+        """
+        with self._turn(domain_of(node_names(path))):
+            yield
+
+    def poll(self) -> None:
+        """Tells others that this session's owner is not stuck; see max_poll_interval_ms. Costs one small write."""
+        with self._mutex:
+            lease = self._writing()
+            if lease.is_expired:
+                raise self._expired(lease)
+            facts = lease.facts
+            lease.rewrite(Facts(facts.boot, facts.pid, facts.max_poll_interval_ms, facts.polls + 1, facts.domains))
+
+    def _change(self, names: Names, act: Callable[[], Result]) -> Result:
+        domain = domain_of(names)
+        while True:
+            try:
+                with self._turn(domain):
+                    return act()
+            except _OuterMissingError:
+                outer = domain[:-1]
+                with self._turn(domain_of(outer)):
+                    if self._look(outer) is None:
+                        self._make_node(outer, b"", Kind.PERSISTENT)
+
+    @contextlib.contextmanager
+    def _turn(self, domain: Names) -> Generator[None]:
+        """Holds the lock of a domain and the gate of this session, which is not expired."""
+        with self._mutex:
+            lease = self._writing()
+            if self._is_busy:
+                raise RegistryError("the registry was used from inside a change of it", path=self.path)
+            self._is_busy = True
+            try:
+                with self._locked(domain):
+                    if not lease.enter(self._lock_timeout_ms):
+                        raise RegistryLockedError("this session is being declared over", path=self.path)
+                    try:
+                        if lease.is_expired:
+                            raise self._expired(lease)
+                        yield
+                    finally:
+                        lease.leave()
+            finally:
+                self._is_busy = False
+
+    @contextlib.contextmanager
+    def _locked(self, domain: Names) -> Generator[None]:
+        assert self._lock is not None
+        byte = domain_byte(domain)
+        if not self._fs.lock_byte(self._lock, byte, timeout_ms=self._lock_timeout_ms):
+            pids = self._sessions.changing()
+            who = f"process {', '.join(map(str, pids))}" if pids else "another process"
+            raise RegistryLockedError(
+                f"{who} has been changing this domain for more than {self._lock_timeout_ms} ms; it may be stopped",
+                path="/" + "/".join(domain),
+                pids=pids,
+            )
+        try:
+            yield
+        finally:
+            self._fs.unlock_byte(self._lock, byte)
+
+    def _expired(self, lease: Lease) -> SessionExpiredError:
+        return SessionExpiredError("this session was declared over; open the registry again", path=lease.id)
+
+    def _expected(self, names: Names, path: str, version: int) -> tuple[Head, Slot]:
+        found = self._look(names)
+        if found is None:
+            raise NodeNotFoundError("no such node", path=path)
+        if version not in (ANY, found[1].version):
+            raise BadVersionError("the node was changed", path=path, expected=version, found=found[1].version)
+        return found
+
+    def _make_node(self, names: Names, value: bytes, kind: Kind) -> None:
+        """Under the lock; what stands there, if anything, is not believed."""
+        self._make_parents(names)
+        file = self._file(names)
+        creation = self._fs.random_bytes(16)
+        head = Head(creation, kind, name=nodefile.name_in_head(names[-1])).grown(value)
+        if kind is Kind.PERSISTENT:
+            self._put(file, head, Slot(0, value))
+            self._sync_names(names)
+            self._remember(file, head, 0)
+            return
+        session = None
+        if kind is Kind.EPHEMERAL:
+            lease = self._writing()
+            session = lease.id
+            domain = "/" + "/".join(domain_of(names))
+            if domain not in lease.facts.domains:  # first, so that whoever ends this session finds the node
+                facts = lease.facts
+                domains = (*facts.domains, domain)
+                lease.rewrite(Facts(facts.boot, facts.pid, facts.max_poll_interval_ms, facts.polls, domains))
+        with contextlib.suppress(FileNotFoundError):  # of a session that is over, or torn
+            self._fs.unlink(file)
+        handle = self._fs.open(file, write=True, create=True, exclusive=True, permissions=self._for_files)
+        try:
+            self._fs.pwrite(handle, nodefile.new_file(head, Slot(0, value, session)), 0)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.unlink(file)
+            raise
+        finally:
+            self._fs.close(handle)
+
+    def _make_parents(self, names: Names) -> None:
+        for depth in range(len(names) - 1, 0, -1):
+            found = self._look(names[:depth])
+            if found is not None:
+                if found[1].session is not None:
+                    raise InvalidNodeError("an ephemeral node has no children", path="/" + "/".join(names[:depth]))
+                break
+        else:
+            depth = 0
+        # From here on downwards they are missing.
+        for size in range(depth + 1, len(names)):
+            parent = names[:size]
+            if domain_of(parent) != domain_of(names):
+                raise _OuterMissingError
+            self._make_node(parent, b"", kind_of(parent))
+        if len(names) > 1:
+            with contextlib.suppress(FileExistsError):
+                self._fs.mkdir(self._directory(names[:-1]), permissions=self._for_directories)
+
+    def _put(self, file: str, head: Head, slot: Slot) -> None:
+        """Puts a whole file in a name's place; on disk before it has the name, if the node is persistent."""
+        unfinished = file + UNFINISHED
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(unfinished)
+        handle = self._fs.open(unfinished, write=True, create=True, exclusive=True, permissions=self._for_files)
+        try:
+            self._fs.pwrite(handle, nodefile.new_file(head, slot), 0)
+            if head.kind is Kind.PERSISTENT:
+                self._fs.fdatasync(handle)
+            self._fs.rename(unfinished, file)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.unlink(unfinished)
+            raise
+        finally:
+            self._fs.close(handle)
+
+    def _write(self, names: Names, head: Head, slot: Slot, value: bytes) -> int:
+        """Under the lock: the next version of a node that is there; its number."""
+        file = self._file(names)
+        new = Slot(slot.version + 1, value, slot.session)
+        is_synced = head.kind is Kind.PERSISTENT
+        if not head.holds(value):
+            self._put(file, head.grown(value), new)
+            if is_synced:
+                self._sync_names(names)
+                self._remember(file, head, new.version)
+            return new.version
+        handle = self._fs.open(file, write=True)
+        try:
+            if is_synced and self._known.get(file) != (head.creation, slot.version):
+                # Whoever wrote this version may have been killed before its sync, and the slot that is about to be
+                # overwritten may be all that a power cut would leave.
+                self._fs.fdatasync(handle)
+                self._sync_names(names)
+            self._fs.pwrite(handle, new.pack(head), head.place(new.version))
+            if is_synced:
+                self._known.pop(file, None)
+                self._sync(handle, head, new)
+                self._remember(file, head, new.version)
+        finally:
+            self._fs.close(handle)
+        return new.version
+
+    def _sync(self, handle: int, head: Head, new: Slot) -> None:
+        """Syncs a version that was just written. After a failure it is taken back: nobody could tell later that it is
+        not on disk, and the next writer would overwrite the version before it.
+        """
+        try:
+            self._fs.fdatasync(handle)
+        except StorageWriteError:
+            with contextlib.suppress(Exception):
+                self._fs.pwrite(handle, bytes(len(new.pack(head))), head.place(new.version))
+            raise
+
+    def _sync_names(self, names: Names) -> None:
+        """Makes the names of a node and of its parents durable."""
+        for depth in range(len(names) - 1, -1, -1):
+            self._fs.sync_dir(self._directory(names[:depth]))
+
+    def _remember(self, file: str, head: Head, version: int) -> None:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[file] = (head.creation, version)
+
+    def _remove(self, names: Names, kind: Kind) -> None:
+        """Under the lock: a node that has no children that are believed."""
+        self._purge(self._directory(names))
+        self._fs.unlink(self._file(names))
+        self._known.pop(self._file(names), None)
+        if kind is Kind.PERSISTENT:
+            self._fs.sync_dir(self._directory(names[:-1]))
+
+    def _purge(self, directory: str) -> None:
+        """Removes a directory in which no node is believed."""
+        try:
+            names = self._fs.listdir(directory)
+        except FileNotFoundError:
+            return
+        for name in sorted(names):
+            path = posixpath.join(directory, name)
+            if self._fs.is_directory(path):
+                self._purge(path)
+            elif name.endswith(SUFFIX + UNFINISHED) or (name.endswith(SUFFIX) and self._believed(path) is None):
+                self._fs.unlink(path)
+            else:
+                raise CorruptRegistryError("a file that belongs to no node of its directory", path=path)
+        self._fs.rmdir(directory)
+
+    # -- the end of sessions ---------------------------------------------------------------------------------------
+
+    def expire(self, session: str) -> None:
+        """Declares a session over, dead or alive: when this returns, it writes nothing more and its nodes are gone.
+
+        RegistryLockedError when its process stands still inside a change. It is over then too, and nothing that it
+        owned is believed; clean() removes its nodes later.
+        """
+        with self._mutex:
+            self._writing()
+            domains = self._sessions.declare_over(session, self._lock_timeout_ms)
+            self._remove_nodes(session, domains)
+            self._sessions.forget(session)
+
+    def _remove_nodes(self, session: str, domains: Iterable[str] | None) -> None:
+        if domains is None:
+            domains = self._all_domains()
+        for domain in domains:
+            names = split(domain)
+            with self._locked(domain_of(names)):
+                self._sweep(names, lambda found: found is not None and found[1].session == session)
+
+    def _all_domains(self) -> list[str]:
+        found = []
+        for name in self.children("/"):
+            found.append(f"/{name}")
+            if name == CONSUMERS:
+                found += [f"/{name}/{group}" for group in self.children(f"/{name}")]
+        return found
+
+    def _sweep(self, domain: Names, is_garbage: Callable[[tuple[Head, Slot] | None], bool]) -> None:
+        """Under the lock of a domain: unlinks files of nodes in it."""
+        place = self._file(domain)
+        if self._fs.exists(place) and is_garbage(self._read(place)):
+            self._fs.unlink(place)
+        if domain == (CONSUMERS,):  # what is below belongs to the groups
+            return
+        waiting = [self._directory(domain)]
+        while waiting:
+            directory = waiting.pop()
+            try:
+                names = self._fs.listdir(directory)
+            except FileNotFoundError:
+                continue
+            for name in names:
+                path = posixpath.join(directory, name)
+                if name.endswith(SUFFIX + UNFINISHED):
+                    self._fs.unlink(path)
+                elif name.endswith(SUFFIX):
+                    if is_garbage(self._read(path)):
+                        self._fs.unlink(path)
+                elif self._fs.is_directory(path):
+                    waiting.append(path)
+
+    def clean(self) -> list[str]:
+        """Removes what sessions left that are over, and files that were never finished; the ids of the sessions.
+
+        Nothing depends on it. Call it from time to time in one process, such as the one that holds /controller.
+        """
+        with self._mutex:
+            self._writing()
+            over = [info.id for info in self._sessions.all() if info.state != "alive"]
+            for session in over:
+                self.expire(session)
+            self._clean_unfinished()
+            return over
+
+    def _clean_unfinished(self) -> None:
+        directory = self._sessions.directory
+        for name in self._fs.listdir(directory):
+            path = posixpath.join(directory, name)
+            with contextlib.suppress(FileNotFoundError):
+                is_old = self._fs.now_ms() - self._fs.modified_ms(path) > _GARBAGE_MS
+                if name.endswith(UNFINISHED) and is_old and not self._sessions.is_alive(name):
+                    self._fs.unlink(path)
+
+    def close(self) -> None:
+        """Deletes this session's ephemeral nodes and ends it. A second call does nothing."""
+        with self._mutex:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            lease = self._lease
+            if lease is None or self._fs.forks != self._forks:
+                return
+            try:
+                if not lease.is_expired:
+                    self._remove_nodes(lease.id, lease.facts.domains)
+                    lease.remove()
+            except RegistryLockedError:
+                pass  # nothing that it owned is believed from now on; clean() removes it
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        lock = self._lock
+        lease = self._lease
+        self._lock = None
+        self._lease = None
+        if lease is not None:
+            lease.close()
+        if lock is not None:
+            self._fs.close(lock)
+
+    def _forget(self) -> None:
+        """In a forked child: the session and the locks are the parent's, and must not outlive it here."""
+        self._mutex = threading.RLock()
+        self._release()
+
+    def _check_open(self) -> None:
+        if self._fs.forks != self._forks:
+            raise ForkedWriterError("a registry does not cross a fork; open it again in the child", path=self.path)
+        if self._is_closed:
+            raise RegistryClosedError("the registry was closed", path=self.path)
+
+    def _writing(self) -> Lease:
+        self._check_open()
+        if self._lease is None:
+            raise ReadOnlyLogError("the registry was opened read-only", path=self.path)
+        return self._lease

@@ -1,0 +1,193 @@
+"""The bytes of a node's file: a head and two slots, of which each change overwrites the older one.
+
+    0                head: magic `LCNODE1\\n`, head size u32, capacity u32, creation id 16 bytes, kind u8, 3 zeros,
+                     length of the name u32, the name if the file's is a hash of it, CRC-32C u32; all big-endian
+    head size        slot 0: version u64, length u32, session 16 bytes (zeros: none), flags u16, 2 zeros, CRC-32C u32,
+                     value
+    + capacity       slot 1: the same
+
+Rules:
+- Version v stands in slot v & 1. So a write that is cut off hurts one slot, and the other holds the version before it.
+- The CRC of a slot covers its fields, its value and the creation id: a slot of another life is no slot.
+- A file is torn when its writer died before the head was whole. Then it is no node. Only ephemeral and unsynced nodes
+  are written in place; a persistent one gets its name when all of it is on disk, so that a persistent node without a
+  valid slot is damage.
+
+This module knows no disk: it is given the bytes of a file and gives back bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from typing import Final
+from urllib.parse import quote, unquote
+
+import attrs
+
+from logcore.errors import CorruptRegistryError, UnsupportedRegistryError
+from logcore.kernels.checksum import crc32c
+
+SUFFIX: Final = ".node"
+#: Of a file that will be renamed. It is garbage to whoever holds the lock of its domain.
+UNFINISHED: Final = ".tmp"
+PAGE_BYTES: Final = 4096
+
+_MAGIC: Final = b"LCNODE1\n"
+_MAGIC_WORD: Final = b"LCNODE"
+_HEAD: Final = struct.Struct(">8sII16sB3xI")
+_SLOT: Final = struct.Struct(">QI16sH2x")
+_CRC: Final = struct.Struct(">I")
+_SLOT_BYTES: Final = _SLOT.size + _CRC.size
+_NO_SESSION: Final = bytes(16)
+#: Longer names of files are replaced by a hash: a file system takes 255 bytes, suffixes included.
+_LONGEST_FILE_NAME: Final = 180
+_HASH: Final = "%hash-"
+_LARGEST_HEAD: Final = 16 * PAGE_BYTES
+_LARGEST_CAPACITY: Final = 1 << 21
+
+
+class Kind(enum.IntEnum):
+    """How long a node must last. PERSISTENT: any crash. EPHEMERAL: its session. UNSYNCED: any kill, not a power cut."""
+
+    PERSISTENT = 0
+    EPHEMERAL = 1
+    UNSYNCED = 2
+
+
+@attrs.frozen
+class Head:
+    """creation: 16 bytes that no other life of any node has. name: of the node, where the file's name is a hash."""
+
+    creation: bytes
+    kind: Kind
+    capacity: int = PAGE_BYTES
+    name: str | None = None
+
+    @property
+    def size(self) -> int:
+        used = _HEAD.size + len((self.name or "").encode()) + _CRC.size
+        return -(-used // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def file_size(self) -> int:
+        return self.size + 2 * self.capacity
+
+    def place(self, version: int) -> int:
+        """Where in the file the slot of a version begins."""
+        return self.size + (version & 1) * self.capacity
+
+    def holds(self, value: bytes) -> bool:
+        return _SLOT_BYTES + len(value) <= self.capacity
+
+    def grown(self, value: bytes) -> Head:
+        """The same node with room for a value."""
+        capacity = self.capacity
+        while capacity < _SLOT_BYTES + len(value):
+            capacity *= 2
+        return attrs.evolve(self, capacity=capacity)
+
+    def pack(self) -> bytes:
+        name = (self.name or "").encode()
+        fields = _HEAD.pack(_MAGIC, self.size, self.capacity, self.creation, self.kind, len(name)) + name
+        return (fields + _CRC.pack(crc32c(fields))).ljust(self.size, b"\0")
+
+
+@attrs.frozen
+class Slot:
+    """One version of a node. session: 32 hex digits, None for a node without an owner."""
+
+    version: int
+    value: bytes
+    session: str | None = None
+
+    def pack(self, head: Head) -> bytes:
+        session = _NO_SESSION if self.session is None else bytes.fromhex(self.session)
+        fields = _SLOT.pack(self.version, len(self.value), session, 0)
+        return fields + _CRC.pack(crc32c(head.creation + fields + self.value)) + self.value
+
+
+def new_file(head: Head, slot: Slot) -> bytes:
+    """A file that holds one version, for one write."""
+    return head.pack().ljust(head.place(slot.version), b"\0") + slot.pack(head)
+
+
+def read_head(data: bytes, path: str) -> Head | None:
+    """The head at the beginning of a file; None for a torn one.
+
+    CorruptRegistryError for what no crash of ours leaves, UnsupportedRegistryError for a newer version's.
+    """
+    written = len(data.rstrip(b"\0"))
+    start = data[: len(_MAGIC)]
+    if start != _MAGIC and start.startswith(_MAGIC_WORD) and written >= _HEAD.size:
+        raise UnsupportedRegistryError("a node of another version", path=path, expected=_MAGIC, found=start)
+    if not _MAGIC.startswith(start.rstrip(b"\0")):
+        raise CorruptRegistryError("the file is no node", path=path, position=0, expected=_MAGIC, found=start)
+    if written < _HEAD.size:
+        return None
+    _, size, capacity, creation, kind, length = _HEAD.unpack_from(data)
+    stop = _HEAD.size + length
+    if len(data) < stop + _CRC.size or _CRC.unpack_from(data, stop)[0] != crc32c(data[:stop]):
+        if written < stop + _CRC.size <= _LARGEST_HEAD:
+            return None
+        raise CorruptRegistryError("the head of a node is damaged", path=path, position=0)
+    try:
+        head = Head(creation, Kind(kind), capacity, data[_HEAD.size : stop].decode() or None)
+    except ValueError as error:
+        raise UnsupportedRegistryError("a node of a kind that this version does not know", path=path) from error
+    if head.size != size or not PAGE_BYTES <= capacity <= _LARGEST_CAPACITY:
+        raise CorruptRegistryError("the head of a node contradicts itself", path=path, position=0)
+    return head
+
+
+def read_slot(head: Head, data: bytes) -> Slot | None:
+    """The newest version in a file; None if neither slot is valid."""
+    found = [slot for number in (0, 1) if (slot := _slot(head, data, number)) is not None]
+    return max(found, key=lambda slot: slot.version, default=None)
+
+
+def _slot(head: Head, data: bytes, number: int) -> Slot | None:
+    start = head.place(number)
+    if len(data) < start + _SLOT_BYTES:
+        return None
+    version, length, session, _ = _SLOT.unpack_from(data, start)
+    at = start + _SLOT_BYTES
+    if length > head.capacity - _SLOT_BYTES or len(data) < at + length or version & 1 != number:
+        return None
+    fields = data[start : start + _SLOT.size]
+    value = data[at : at + length]
+    if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(head.creation + fields + value):
+        return None
+    return Slot(version, value, None if session == _NO_SESSION else session.hex())
+
+
+def file_name(name: str) -> str:
+    """The name of a node's directory, and without SUFFIX of its file; no two nodes share one.
+
+    Dots are encoded where they would hide the file or make it look like another kind of file.
+    """
+    encoded = quote(name, safe="")
+    if name.startswith(".") or name.endswith((SUFFIX, UNFINISHED)):
+        encoded = encoded.replace(".", "%2E")
+    if len(encoded) > _LONGEST_FILE_NAME:
+        return _HASH + hashlib.sha256(name.encode()).hexdigest()
+    return encoded
+
+
+def name_in_head(name: str) -> str | None:
+    """What the head keeps of a name: nothing, where the name of the file tells it."""
+    return name if file_name(name).startswith(_HASH) else None
+
+
+def is_hashed(file: str) -> bool:
+    return file.startswith(_HASH)
+
+
+def node_name(file: str) -> str | None:
+    """The name that file_name() made a file's of, hashed ones apart; None for a name that it does not make."""
+    name = unquote(file, errors="surrogateescape")
+    try:
+        return name if name and file_name(name) == file else None
+    except UnicodeEncodeError:
+        return None

@@ -1,0 +1,301 @@
+"""Sessions of a registry of files: a file with a locked byte for each living one.
+
+    .sessions/<id>            byte 0 is locked by the session's process for life, byte 1 (the gate) during each change
+    .sessions/<id>.expired    the same file, renamed by who declared the session over
+
+Rules:
+- A session lives as long as its file has its name and byte 0 is locked. The kernel frees the lock when the process
+  ends in any way, so that a death needs no timeout.
+- A session's file gets its name when the lock is held and the record is written: it is never seen without either.
+- To declare a session over, rename its file, then pass through its gate. What the session does later finds its file
+  renamed, and what it had begun is done.
+- A session is stuck if its count of polls stands still for its interval, on the clock of the one who looks.
+
+The record of a session is a node's file (nodefile.py) with JSON as its value.
+This module decides nothing about nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import posixpath
+import re
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import attrs
+
+from logcore.errors import CorruptRegistryError, RegistryLockedError
+from logcore.fs import Boot, SharedFS
+from logcore.registry import nodefile
+from logcore.registry.nodefile import Head, Kind, Slot
+
+DIRECTORY: Final = ".sessions"
+EXPIRED: Final = ".expired"
+LIFE: Final = 0
+GATE: Final = 1
+
+_ID_BYTES: Final = 16
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+#: Room for the record, whose size follows the number of domains; what is not written takes no blocks.
+_CAPACITY: Final = 1 << 16
+
+
+@attrs.frozen
+class Facts:
+    """What a session tells of itself. polls: how often its owner came round; max_poll_interval_ms: 0 for one that is
+    never stuck. domains: those in which it may have ephemeral nodes. pid: for messages.
+    """
+
+    boot: Boot
+    pid: int
+    max_poll_interval_ms: int = 0
+    polls: int = 0
+    domains: tuple[str, ...] = ()
+
+    def pack(self) -> bytes:
+        values: dict[str, Any] = {
+            "boot_id": self.boot.boot_id.hex(),
+            "time_namespace": self.boot.time_namespace,
+            "pid": self.pid,
+            "max_poll_interval_ms": self.max_poll_interval_ms,
+            "polls": self.polls,
+            "domains": list(self.domains),
+        }
+        return json.dumps(values, separators=(",", ":")).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes, path: str) -> Facts:
+        try:
+            values = json.loads(data)
+            boot = Boot(bytes.fromhex(values["boot_id"]), int(values["time_namespace"]))
+            domains = tuple(str(domain) for domain in values["domains"])
+            return cls(boot, int(values["pid"]), int(values["max_poll_interval_ms"]), int(values["polls"]), domains)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptRegistryError("the record of a session cannot be read", path=path) from error
+
+
+@attrs.frozen
+class SessionInfo:
+    """A session as others see it. facts: None where a crash garbled the record of a session that is over."""
+
+    id: str
+    state: Literal["alive", "dead", "expired"]
+    facts: Facts | None
+
+
+def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
+    """The newest version in an open file; None for no node: a torn one, or one whose writes a power cut took.
+
+    Takes no lock. A writer may be at work in one slot at a time, so bytes that show no valid slot twice have none.
+    CorruptRegistryError, UnsupportedRegistryError.
+    """
+    before: bytes | None = None
+    while True:
+        data = fs.pread(handle, fs.size(handle), 0)
+        head = nodefile.read_head(data, path)
+        slot = None if head is None else nodefile.read_slot(head, data)
+        if head is not None and slot is not None:
+            return head, slot
+        if data == before:
+            break
+        before = data
+    if head is not None and head.kind is Kind.PERSISTENT:
+        raise CorruptRegistryError("neither version of a node is whole", path=path, position=head.place(0))
+    return None
+
+
+class Lease:
+    """This process's session. Methods are called under the registry's mutex."""
+
+    def __init__(self, fs: SharedFS, path: str, handle: int, facts: Facts) -> None:
+        self._fs = fs
+        self._path = path
+        self._handle = handle
+        self._head = Head(fs.random_bytes(_ID_BYTES), Kind.EPHEMERAL, _CAPACITY)
+        self._version = 0
+        self.facts = facts
+        self.id = posixpath.basename(path).removesuffix(nodefile.UNFINISHED)
+
+    @classmethod
+    def take(cls, fs: SharedFS, directory: str, facts: Facts, permissions: int) -> Lease:
+        """A new session in a directory of sessions."""
+        name = posixpath.join(directory, fs.random_bytes(_ID_BYTES).hex())
+        unfinished = name + nodefile.UNFINISHED
+        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=permissions)
+        try:
+            if not fs.lock_byte(handle, LIFE):
+                raise RegistryLockedError("another process holds a session that was just made", path=unfinished)
+            lease = cls(fs, unfinished, handle, facts)
+            fs.pwrite(handle, nodefile.new_file(lease._head, Slot(0, facts.pack())), 0)
+            fs.rename(unfinished, name)
+        except BaseException:
+            fs.close(handle)
+            raise
+        lease._path = name
+        return lease
+
+    @property
+    def is_expired(self) -> bool:
+        return not self._fs.exists(self._path)
+
+    def rewrite(self, facts: Facts) -> None:
+        version = self._version + 1
+        value = facts.pack()
+        if not self._head.holds(value):
+            raise CorruptRegistryError("a session has nodes in too many domains for its record", path=self._path)
+        self._fs.pwrite(self._handle, Slot(version, value).pack(self._head), self._head.place(version))
+        self._version = version
+        self.facts = facts
+
+    def enter(self, timeout_ms: int) -> bool:
+        """Takes the gate; False when who declares this session over held it until the timeout."""
+        return self._fs.lock_byte(self._handle, GATE, timeout_ms=timeout_ms)
+
+    def leave(self) -> None:
+        self._fs.unlock_byte(self._handle, GATE)
+
+    def remove(self) -> None:
+        """Ends the session. Its nodes are gone by now."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(self._path)
+
+    def close(self) -> None:
+        """Lets go of the lock, as the end of the process does."""
+        self._fs.close(self._handle)
+
+
+class Sessions:
+    """The directory of all sessions of a registry."""
+
+    def __init__(self, fs: SharedFS, directory: str) -> None:
+        self._fs = fs
+        self.directory = directory
+
+    def is_alive(self, session: str) -> bool:
+        try:
+            handle = self._fs.open(posixpath.join(self.directory, session))
+        except FileNotFoundError:
+            return False
+        try:
+            return self._fs.is_byte_locked(handle, LIFE)
+        finally:
+            self._fs.close(handle)
+
+    def look(self, session: str) -> SessionInfo | None:
+        """A session by its id; None where nothing is left of it."""
+        for suffix in ("", EXPIRED):
+            path = posixpath.join(self.directory, session + suffix)
+            try:
+                handle = self._fs.open(path)
+            except FileNotFoundError:
+                continue
+            try:
+                lives = self._fs.is_byte_locked(handle, LIFE)
+                facts = self._facts(handle, path)
+            finally:
+                self._fs.close(handle)
+            if facts is None and lives:
+                raise CorruptRegistryError("the record of a living session cannot be read", path=path)
+            if suffix:
+                return SessionInfo(session, "expired", facts)
+            return SessionInfo(session, "alive" if lives else "dead", facts)
+        return None
+
+    def all(self) -> list[SessionInfo]:
+        """Every session of which something is left, by id."""
+        names = self._fs.listdir(self.directory)
+        ids = {one for name in names if _ID.fullmatch(one := name.removesuffix(EXPIRED))}
+        return [info for one in sorted(ids) if (info := self.look(one)) is not None]
+
+    def _facts(self, handle: int, path: str) -> Facts | None:
+        """What stands in the record of a session; None where it cannot be read, as behind a power cut."""
+        try:
+            found = read_file(self._fs, handle, path)
+            return None if found is None else Facts.unpack(found[1].value, path)
+        except CorruptRegistryError:
+            return None
+
+    def changing(self) -> tuple[int, ...]:
+        """Pids of the processes that are in the middle of a change."""
+        pids = []
+        for info in self.all():
+            path = posixpath.join(self.directory, info.id)
+            with contextlib.suppress(FileNotFoundError):
+                handle = self._fs.open(path)
+                try:
+                    if info.facts is not None and self._fs.is_byte_locked(handle, GATE):
+                        pids.append(info.facts.pid)
+                finally:
+                    self._fs.close(handle)
+        return tuple(pids)
+
+    def declare_over(self, session: str, timeout_ms: int) -> tuple[str, ...] | None:
+        """Renames the file of a session and waits until a change that it had begun is done; the domains in which it
+        may have nodes, None for any.
+
+        RegistryLockedError when the process stands still inside a change; the session is over nevertheless.
+        """
+        path = posixpath.join(self.directory, session)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rename(path, path + EXPIRED)
+        try:
+            handle = self._fs.open(path + EXPIRED, write=True)
+        except FileNotFoundError:  # another process did all of it
+            return ()
+        try:
+            if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):
+                facts = self._facts(handle, path)
+                pids = () if facts is None else (facts.pid,)
+                raise RegistryLockedError("the session's process stands still inside a change", path=path, pids=pids)
+            # Read behind the gate: until then the session may have gone into another domain.
+            facts = self._facts(handle, path)
+        finally:
+            self._fs.close(handle)
+        return None if facts is None else facts.domains
+
+    def forget(self, session: str) -> None:
+        """Removes what declare_over() left; the session's nodes are gone by now."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(posixpath.join(self.directory, session + EXPIRED))
+
+
+@attrs.define
+class _Observation:
+    polls: int
+    since_ms: int
+    last_ms: int
+
+
+class Observer:
+    """Which sessions are stuck, by the steady clock of the one who looks; no other process's clock is compared."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Observation] = {}
+
+    def look(self, now_ms: int, sessions: Iterable[SessionInfo]) -> list[str]:
+        """Ids of living sessions whose polls stood still for their interval, by repeated looks.
+
+        A look that comes later than a third of the interval behind the one before begins again: whoever looks may have
+        been stopped itself, together with the session.
+        """
+        stuck = []
+        seen: dict[str, _Observation] = {}
+        for info in sessions:
+            facts = info.facts
+            if info.state != "alive" or facts is None or not facts.max_poll_interval_ms:
+                continue
+            before = self._seen.get(info.id)
+            if (
+                before is None
+                or before.polls != facts.polls
+                or (now_ms - before.last_ms) * 3 > facts.max_poll_interval_ms
+            ):
+                before = _Observation(facts.polls, now_ms, now_ms)
+            before.last_ms = now_ms
+            seen[info.id] = before
+            if now_ms - before.since_ms >= facts.max_poll_interval_ms:
+                stuck.append(info.id)
+        self._seen = seen
+        return stuck

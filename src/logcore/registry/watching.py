@@ -1,0 +1,118 @@
+"""Watches of a registry of files: inotify on directories, and looks where there is none.
+
+Rules:
+- Armed before the first look, and again before the next: a directory that came, went or was replaced is a report.
+- A report says that something may have changed; there are more reports than changes.
+- When a session's file is closed, its lock may still be held for a moment. So the report of it is repeated a few times.
+- Without inotify, the state of the nodes is compared every 20 ms.
+
+This module reads no node: it is given a function that does.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from logcore.errors import RegistryClosedError
+from logcore.fs import SharedFS
+from logcore.watches import Watch
+
+#: A report that a session ended is repeated behind each of these times: the kernel frees its lock soon after the event.
+_ECHOES_MS: Final = (1, 3, 7, 15, 31, 63, 127)
+_LOOK_SECONDS: Final = 0.02
+
+
+class FileWatch:
+    """See protocol.Watch. Used by one thread at a time.
+
+    directories: whose files are watched, there or not. sessions: the directory of sessions. state: returns what is
+    compared where there is no inotify.
+    """
+
+    def __init__(
+        self, fs: SharedFS, root: str, directories: Iterable[str], sessions: str, state: Callable[[], object]
+    ) -> None:
+        self._fs = fs
+        self._root = root
+        self._directories = sorted(directories)
+        self._sessions = sessions
+        self._state = state
+        self._armed: dict[str, tuple[int, int]] = {}
+        self._watch: Watch | None = None
+        self._echoes: list[int] = []  # times at which to report again
+        self._arm()
+        self._seen = state()
+
+    def fileno(self) -> int:
+        return -1 if self._watch is None else self._watch.fileno()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        deadline = None if timeout is None else self._fs.monotonic_ms() + max(0, round(timeout * 1000))
+        while True:
+            if self._arm() or self._is_echo():
+                return True
+            if self._happened(self._pause(deadline)):
+                self._arm()
+                return True
+            if deadline is not None and self._fs.monotonic_ms() >= deadline:
+                return False
+
+    def _pause(self, deadline: int | None) -> float | None:
+        """How long to wait for the next event, seconds."""
+        ends = [end for end in (deadline, *self._echoes[:1]) if end is not None]
+        return max(0, min(ends) - self._fs.monotonic_ms()) / 1000 if ends else None
+
+    def _is_echo(self) -> bool:
+        if not self._echoes or self._echoes[0] > self._fs.monotonic_ms():
+            return False
+        del self._echoes[0]
+        return True
+
+    def _happened(self, pause: float | None) -> bool:
+        if self._watch is None:
+            raise RegistryClosedError("the watch was closed", path=self._root)
+        if self._watch.fileno() < 0:
+            self._watch.wait(_LOOK_SECONDS if pause is None else min(pause, _LOOK_SECONDS))
+            before = self._seen
+            self._seen = self._state()
+            return self._seen != before
+        happened = self._watch.wait(pause)
+        if self._watch.saw_removal:
+            self._armed = {}  # a new directory may have the number of the old one
+        if self._watch.saw_close:
+            self._watch.saw_close = False
+            now = self._fs.monotonic_ms()
+            self._echoes = [now + echo for echo in _ECHOES_MS]
+        return happened
+
+    def _arm(self) -> bool:
+        """Watches what is there now; whether that is anything else than before."""
+        places: dict[str, tuple[int, int]] = {}
+        for wanted in (*self._directories, self._sessions):
+            directory = wanted
+            while True:
+                try:
+                    places[directory] = self._fs.identity(directory)
+                    break
+                except FileNotFoundError:
+                    if directory == self._root:
+                        raise
+                    directory = posixpath.dirname(directory)
+        if places == self._armed:
+            return False
+        self.close()
+        try:
+            ordinary = [place for place in places if place != self._sessions]
+            self._watch = self._fs.watch(*ordinary, closing=[self._sessions])
+        except FileNotFoundError:  # gone again: the next look arms what is left
+            places = {}
+            self._watch = self._fs.watch(self._root, closing=[self._sessions])
+        self._armed = places
+        return True

@@ -1,0 +1,633 @@
+"""The conformance suite of registries: tests that a test file takes in whole, next to a fixture `registries`.
+
+`registries()` opens a registry with a session of its own; all of them share one tree, which is empty at first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from logcore.errors import (
+    BadVersionError,
+    InvalidNodeError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NodeNotFoundError,
+    RegistryClosedError,
+    SessionExpiredError,
+)
+from logcore.registry.protocol import NAME_LIMIT_BYTES, VALUE_LIMIT_BYTES, Node, Registry
+
+Registries = Callable[[], Registry]
+
+
+def gone(act: Callable[[], object]) -> bool:
+    """Whether a call finds no node; a server may need a moment to notice the end of a session."""
+    for _ in range(400):
+        try:
+            act()
+        except NodeNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+# -- create and get ------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_read_as_it_was_made(registries: Registries) -> None:
+    registry = registries()
+    assert registry.create("/a", b"one") == 0
+    assert registry.get("/a") == Node(b"one", 0, None)
+
+
+def test_a_value_may_be_empty(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a")
+    assert registry.get("/a") == Node(b"", 0)
+
+
+def test_a_missing_node_is_an_error(registries: Registries) -> None:
+    registry = registries()
+    for act in (registry.get, registry.delete, lambda path: registry.set(path, b"")):
+        with pytest.raises(NodeNotFoundError):
+            act("/missing")
+
+
+def test_a_node_is_made_once(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a", b"one")
+    for registry in (one, other):
+        with pytest.raises(NodeExistsError):
+            registry.create("/a", b"two")
+    assert other.get("/a").value == b"one"
+
+
+def test_parents_are_made_with_the_node(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a/b/c", b"x")
+    assert registry.get("/a") == registry.get("/a/b") == Node(b"", 0, None)
+    assert registry.children("/") == ["a"]
+    assert registry.children("/a/b") == ["c"]
+
+
+def test_parents_are_made_across_domains(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/consumers/g/ids/c1", ephemeral=True)
+    registry.create("/consumers/h", b"x")
+    assert registry.children("/consumers") == ["g", "h"]
+    assert registry.get("/consumers/g/ids").session is None
+
+
+def test_parents_stay_when_the_last_child_goes(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a/b")
+    registry.delete("/a/b")
+    assert registry.get("/a") == Node(b"", 0)
+    registry.delete("/a")
+    assert registry.children("/") == []
+
+
+# -- set and versions ----------------------------------------------------------------------------------------------
+
+
+def test_each_change_adds_one_to_the_version(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a", b"0")
+    for version in range(1, 6):
+        assert registry.set("/a", b"%d" % version) == version
+        assert registry.get("/a") == Node(b"%d" % version, version)
+
+
+def test_a_change_may_ask_for_a_version(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a", b"0")
+    assert registry.set("/a", b"1", version=0) == 1
+    with pytest.raises(BadVersionError):
+        registry.set("/a", b"2", version=0)
+    assert registry.get("/a") == Node(b"1", 1)
+
+
+def test_of_two_changes_of_one_version_one_wins(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a", b"0")
+    other.set("/a", b"other", version=0)
+    with pytest.raises(BadVersionError):
+        one.set("/a", b"one", version=0)
+    assert one.get("/a").value == b"other"
+
+
+def test_versions_begin_again_in_another_life(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a", b"0")
+    registry.set("/a", b"1")
+    registry.delete("/a")
+    assert registry.create("/a", b"new") == 0
+    assert registry.get("/a") == Node(b"new", 0)
+
+
+def test_a_change_is_seen_by_others(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a", b"0")
+    for version in range(1, 4):
+        one.set("/a", b"%d" % version)
+        assert other.get("/a") == Node(b"%d" % version, version)
+
+
+def test_values_grow_and_shrink(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a", b"")
+    for version, size in enumerate([10, 5_000, 100, 70_000, VALUE_LIMIT_BYTES, 0, 20_000], 1):
+        value = bytes([version]) * size
+        assert one.set("/a", value) == version
+        assert other.get("/a") == Node(value, version)
+
+
+def test_a_large_value_may_be_the_first(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a", b"x" * VALUE_LIMIT_BYTES)
+    assert registry.get("/a").value == b"x" * VALUE_LIMIT_BYTES
+
+
+def test_a_value_that_is_too_large_changes_nothing(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a", b"0")
+    large = b"x" * (VALUE_LIMIT_BYTES + 1)
+    for act in (
+        lambda: registry.set("/a", large),
+        lambda: registry.create("/b", large),
+        lambda: registry.update("/a", lambda _: large),
+    ):
+        with pytest.raises(InvalidNodeError):
+            act()
+    assert registry.get("/a") == Node(b"0", 0)
+    assert registry.children("/") == ["a"]
+
+
+@pytest.mark.parametrize("value", ["text", 5, None])
+def test_a_value_is_bytes(registries: Registries, value: object) -> None:
+    registry = registries()
+    with pytest.raises(InvalidNodeError):
+        registry.create("/a", value)  # type: ignore[arg-type]
+
+
+# -- delete and children -------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_node_is_gone(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a/b", b"x")
+    other.delete("/a/b")
+    with pytest.raises(NodeNotFoundError):
+        one.get("/a/b")
+    assert one.children("/a") == []
+
+
+def test_a_node_with_children_is_not_deleted(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a/b/c")
+    for path in ("/a", "/a/b"):
+        with pytest.raises(NodeNotEmptyError):
+            registry.delete(path)
+    registry.delete("/a/b/c")
+    registry.delete("/a/b")
+    registry.delete("/a")
+    assert registry.children("/") == []
+
+
+def test_a_deletion_may_ask_for_a_version(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a")
+    registry.set("/a", b"1")
+    with pytest.raises(BadVersionError):
+        registry.delete("/a", version=0)
+    registry.delete("/a", version=1)
+    assert registry.children("/") == []
+
+
+def test_children_are_names_in_order(registries: Registries) -> None:
+    registry = registries()
+    for name in ("b", "a", "10", "9", "B"):
+        registry.create(f"/t/{name}")
+    registry.create("/t/a/deeper")
+    assert registry.children("/t") == ["10", "9", "B", "a", "b"]
+
+
+def test_a_missing_node_has_no_children(registries: Registries) -> None:
+    registry = registries()
+    assert registry.children("/missing") == []
+    assert registry.children("/missing/more") == []
+    registry.create("/leaf")
+    assert registry.children("/leaf") == []
+
+
+def test_the_node_above_all_groups_stays(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/consumers")
+    with pytest.raises(InvalidNodeError):
+        registry.delete("/consumers")
+
+
+def test_a_group_goes_as_a_whole(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/consumers/g/offsets/t/0", b"5")
+    for path in ("/offsets/t/0", "/offsets/t", "/offsets", ""):
+        registry.delete(f"/consumers/g{path}")
+    assert registry.children("/consumers") == []
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+NAMES = [
+    "a b",
+    "a%2Fb",
+    "Größe",
+    "日本",
+    ".hidden",
+    ".sessions",
+    ".lock",
+    "..",
+    ".",
+    "a.node",
+    "a",
+    "a.tmp",
+    "a.node.tmp",
+    "x\ny\t",
+    "%hash-",
+    "\x01\x7f",
+    "\ufff0",
+    "\ue000",
+    "😀",
+    "-",
+    "host:1234",
+    "n" * 181,
+    "n" * 5_000,
+]
+
+
+def test_any_text_may_be_a_name(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    for name in NAMES:
+        one.create(f"/names/{name}", name.encode())
+        one.create(f"/names/{name}/child", b"of " + name.encode())
+    assert other.children("/names") == sorted(NAMES)
+    for name in NAMES:
+        assert other.get(f"/names/{name}").value == name.encode()
+        assert other.get(f"/names/{name}/child").value == b"of " + name.encode()
+        assert other.children(f"/names/{name}") == ["child"]
+
+
+def test_a_name_may_be_as_long_as_the_limit(registries: Registries) -> None:
+    registry = registries()
+    name = "x" * NAME_LIMIT_BYTES
+    registry.create(f"/{name}", b"1")
+    registry.set(f"/{name}", b"2")
+    assert registry.get(f"/{name}") == Node(b"2", 1)
+    assert registry.children("/") == [name]
+    registry.delete(f"/{name}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "a", "//", "/a/", "/a//b", "/a\0b", "/" + "x" * (NAME_LIMIT_BYTES + 1), "/\ud800", "/", 5, None, b"/a"],
+    ids=lambda path: repr(path)[:12],
+)
+def test_what_is_no_path_is_refused(registries: Registries, path: str) -> None:
+    registry = registries()
+    for act in (
+        lambda: registry.create(path),
+        lambda: registry.get(path),
+        lambda: registry.set(path, b""),
+        lambda: registry.delete(path),
+        lambda: registry.update(path, lambda value: value),
+        lambda: registry.watch([path]),
+    ):
+        with pytest.raises(InvalidNodeError):
+            act()
+    assert registry.children("/") == []
+
+
+# -- update --------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_sees_what_is_there(registries: Registries) -> None:
+    registry = registries()
+    assert registry.update("/a/n", lambda value: b"1" if value is None else value + b"!") == Node(b"1", 0)
+    assert registry.update("/a/n", lambda value: b"?" if value is None else value + b"!") == Node(b"1!", 1)
+    assert registry.get("/a/n") == Node(b"1!", 1)
+
+
+def test_an_update_may_leave_things_alone(registries: Registries) -> None:
+    registry = registries()
+    assert registry.update("/a/b", lambda value: None) is None
+    assert registry.children("/") == []
+    registry.create("/a/b", b"x")
+    assert registry.update("/a/b", lambda value: None) == Node(b"x", 0)
+
+
+def test_an_update_that_raises_changes_nothing(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a", b"x")
+
+    def change(value: bytes | None) -> bytes:
+        raise KeyError(value)
+
+    with pytest.raises(KeyError):
+        registry.update("/a", change)
+    assert registry.get("/a") == Node(b"x", 0)
+    assert registry.set("/a", b"y") == 1
+
+
+def test_no_update_is_lost(registries: Registries) -> None:
+    """Four threads, each with a registry, count to 25."""
+    made = [registries() for _ in range(4)]
+
+    def count(registry: Registry) -> None:
+        for _ in range(25):
+            registry.update("/consumers/g/count", lambda value: b"%d" % (int(value or b"0") + 1))
+
+    threads = [threading.Thread(target=count, args=(registry,)) for registry in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made[0].get("/consumers/g/count") == Node(b"100", 99)
+
+
+def test_one_registry_serves_several_threads(registries: Registries) -> None:
+    registry = registries()
+
+    def count() -> None:
+        for _ in range(25):
+            registry.update("/count", lambda value: b"%d" % (int(value or b"0") + 1))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert registry.get("/count").value == b"100"
+
+
+def test_of_many_creators_one_wins(registries: Registries) -> None:
+    made = [registries() for _ in range(4)]
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        for at in range(10):
+            try:
+                made[number].create(f"/race/{at}", b"%d" % number, ephemeral=True)
+                won.append(at)
+            except NodeExistsError:
+                pass
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == list(range(10))
+
+
+# -- sessions ------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_have_ids_of_their_own(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    assert one.session.id != other.session.id
+    assert one.session.state == other.session.state == "alive"
+
+
+def test_an_ephemeral_node_names_its_session(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a/e", b"x", ephemeral=True)
+    assert other.get("/a/e") == Node(b"x", 0, one.session.id)
+    assert other.get("/a").session is None
+
+
+def test_an_ephemeral_node_goes_with_its_session(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a/e", b"x", ephemeral=True)
+    one.create("/consumers/g/ids/c", b"x", ephemeral=True)
+    one.create("/a/p", b"x")
+    one.close()
+    assert gone(lambda: other.get("/a/e"))
+    assert gone(lambda: other.get("/consumers/g/ids/c"))
+    assert other.children("/a") == ["p"]
+    assert other.children("/consumers/g/ids") == []
+
+
+def test_an_ephemeral_node_may_be_changed_and_deleted_by_others(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/e", b"x", ephemeral=True)
+    assert other.set("/e", b"y") == 1
+    assert one.get("/e") == Node(b"y", 1, one.session.id)
+    other.delete("/e")
+    with pytest.raises(NodeNotFoundError):
+        one.get("/e")
+
+
+def test_an_ephemeral_node_has_no_children(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/e", ephemeral=True)
+    with pytest.raises(InvalidNodeError):
+        registry.create("/e/child")
+    assert registry.children("/e") == []
+
+
+def test_a_name_passes_from_session_to_session(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/controller", b"one", ephemeral=True)
+    with pytest.raises(NodeExistsError):
+        other.create("/controller", b"other", ephemeral=True)
+    one.close()
+    assert gone(lambda: other.get("/controller"))
+    other.create("/controller", b"other", ephemeral=True)
+    assert other.get("/controller") == Node(b"other", 0, other.session.id)
+
+
+def test_a_large_ephemeral_node_grows_and_keeps_its_owner(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/e", b"", ephemeral=True)
+    one.set("/e", b"x" * 50_000)
+    assert other.get("/e") == Node(b"x" * 50_000, 1, one.session.id)
+    one.close()
+    assert gone(lambda: other.get("/e"))
+
+
+def test_a_closed_registry_refuses_everything(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a")
+    registry.close()
+    registry.close()
+    for act in (
+        lambda: registry.get("/a"),
+        lambda: registry.children("/"),
+        lambda: registry.create("/b"),
+        lambda: registry.set("/a", b""),
+        lambda: registry.delete("/a"),
+        lambda: registry.update("/a", lambda value: value),
+        lambda: registry.watch(["/a"]),
+    ):
+        with pytest.raises((RegistryClosedError, SessionExpiredError)):
+            act()
+
+
+# -- watches -------------------------------------------------------------------------------------------------------
+
+QUIET_SECONDS = 0.05
+LONG_SECONDS = 10
+
+
+def settle(registry: Registry, watch: object) -> None:
+    """Takes reports that are still on their way."""
+    while watch.wait(QUIET_SECONDS):  # type: ignore[attr-defined]
+        pass
+
+
+def test_a_watch_without_a_change_says_so(registries: Registries) -> None:
+    registry = registries()
+    registry.create("/a", b"0")
+    watch = registry.watch(["/a"])
+    settle(registry, watch)
+    assert not watch.wait(0)
+    assert not watch.wait(QUIET_SECONDS)
+    watch.close()
+
+
+@pytest.mark.parametrize("what", ["set", "delete", "create", "grow", "update"])
+def test_a_watch_reports_a_change_of_a_value(registries: Registries, what: str) -> None:
+    one = registries()
+    other = registries()
+    path = "/w/new" if what == "create" else "/w/a"
+    one.create("/w/a", b"0")
+    watch = one.watch([path])
+    settle(one, watch)
+    acts: dict[str, Callable[[], object]] = {
+        "set": lambda: other.set("/w/a", b"1"),
+        "delete": lambda: other.delete("/w/a"),
+        "create": lambda: other.create("/w/new"),
+        "grow": lambda: other.set("/w/a", b"x" * 9_000),
+        "update": lambda: other.update("/w/a", lambda value: b"1"),
+    }
+    acts[what]()
+    assert watch.wait(LONG_SECONDS)
+    watch.close()
+
+
+def test_a_watch_goes_on_behind_its_first_report(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a", b"0")
+    watch = one.watch(["/a"])
+    for version in range(1, 4):
+        settle(one, watch)
+        other.set("/a", b"%d" % version)
+        assert watch.wait(LONG_SECONDS)
+        assert one.get("/a").version == version
+    watch.close()
+
+
+@pytest.mark.parametrize("what", ["create", "delete", "end"])
+def test_a_watch_reports_children(registries: Registries, what: str) -> None:
+    one = registries()
+    other = registries()
+    other.create("/t/e", ephemeral=True)
+    watch = one.watch([], children=["/t"])
+    settle(one, watch)
+    acts: dict[str, Callable[[], object]] = {
+        "create": lambda: other.create("/t/b"),
+        "delete": lambda: other.delete("/t/e"),
+        "end": other.close,
+    }
+    acts[what]()
+    assert watch.wait(LONG_SECONDS)
+    watch.close()
+
+
+def test_a_watch_of_what_is_not_there_yet(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    watch = one.watch(["/x/y/z"], children=["/p/q"])
+    settle(one, watch)
+    other.create("/x/y/z", b"1")
+    assert watch.wait(LONG_SECONDS)
+    settle(one, watch)
+    other.set("/x/y/z", b"2")
+    assert watch.wait(LONG_SECONDS)
+    settle(one, watch)
+    other.create("/p/q/r")
+    assert watch.wait(LONG_SECONDS)
+    settle(one, watch)
+    other.delete("/p/q/r")
+    assert watch.wait(LONG_SECONDS)
+    watch.close()
+
+
+def test_a_watch_survives_another_life_of_its_node(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a/b/c")
+    watch = one.watch(["/a/b/c"], children=["/a/b"])
+    for path in ("/a/b/c", "/a/b", "/a"):
+        other.delete(path)
+    settle(one, watch)
+    other.create("/a/b/c")
+    assert watch.wait(LONG_SECONDS)
+    settle(one, watch)
+    other.set("/a/b/c", b"1")
+    assert watch.wait(LONG_SECONDS)
+    watch.close()
+
+
+def test_a_change_between_two_waits_is_not_lost(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    one.create("/a", b"0")
+    watch = one.watch(["/a"])
+    settle(one, watch)
+    other.set("/a", b"1")
+    time.sleep(QUIET_SECONDS)
+    assert watch.wait(0)
+    watch.close()
+
+
+def test_the_end_of_an_owner_wakes_who_waits_for_its_name(registries: Registries) -> None:
+    """What a group does: wait for a watch, look, claim."""
+    one = registries()
+    other = registries()
+    one.create("/owners/t/0", b"one", ephemeral=True)
+    claimed = threading.Event()
+
+    def claim() -> None:
+        watch = other.watch(["/owners/t/0"])
+        while not claimed.is_set():
+            try:
+                other.create("/owners/t/0", b"other", ephemeral=True)
+                claimed.set()
+            except NodeExistsError:
+                watch.wait(LONG_SECONDS)
+        watch.close()
+
+    thread = threading.Thread(target=claim)
+    thread.start()
+    one.close()
+    thread.join(LONG_SECONDS)
+    assert claimed.is_set()
+    assert other.get("/owners/t/0").value == b"other"
