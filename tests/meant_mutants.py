@@ -611,6 +611,150 @@ MISTAKES: Final = (
         "    answer.when_cancelled(forget)\n", "",
         "netshim/test_requests.py::test_a_fetch_of_a_client_that_has_gone_waits_no_more",
     ),
+    # -- the registry
+    Mistake(
+        "registry_writes_into_the_newer_slot", "logcore/registry/files.py",
+        "self._fs.pwrite(handle, new.pack(head), head.place(new.version))",
+        "self._fs.pwrite(handle, new.pack(head), head.place(slot.version))",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_has_one_slot", "logcore/registry/nodefile.py",
+        "return self.size + (version & 1) * self.capacity", "return self.size",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_believes_a_slot_without_its_crc", "logcore/registry/nodefile.py",
+        "if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(head.creation + fields + value):",
+        "if len(value) != length:",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_reads_a_torn_slot_once", "logcore/registry/sessions.py",
+        "if data == before:\n            break", "if data != before:\n            break",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_lets_go_of_the_lock_before_the_write", "logcore/registry/files.py",
+        "        try:\n            yield\n        finally:\n            self._fs.unlock_byte(self._lock, byte)",
+        "        self._fs.unlock_byte(self._lock, byte)\n        yield",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_looks_before_the_lock", "logcore/registry/files.py",
+        "        def replace() -> int:\n            found = self._expected(names, path, version)\n",
+        "        found = self._expected(names, path, version)\n\n        def replace() -> int:\n",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_lets_the_expired_write", "logcore/registry/sessions.py",
+        "return not self._fs.exists(self._path)", "return False",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_expires_without_the_mark", "logcore/registry/sessions.py",
+        "            self._fs.rename(path, path + EXPIRED)\n        try:\n"
+        "            handle = self._fs.open(path + EXPIRED, write=True)",
+        "            self._fs.file_size(path)\n        try:\n            handle = self._fs.open(path, write=True)",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_expires_without_passing_the_gate", "logcore/registry/sessions.py",
+        "if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):\n                facts",
+        "if timeout_ms < 0:\n                facts",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_believes_nodes_of_the_dead", "logcore/registry/files.py",
+        "return found if session is None or self._sessions.is_alive(session) else None", "return found",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_judges_a_session_by_its_file", "logcore/registry/sessions.py",
+        "            return self._fs.is_byte_locked(handle, LIFE)\n", "            return True\n",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_session_is_seen_before_its_lock", "logcore/registry/sessions.py",
+        "        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=permissions)\n",
+        "        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=permissions)\n"
+        "        fs.rename(unfinished, name)\n        fs.rename(name, unfinished)\n",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_overwrites_what_may_be_all_there_is", "logcore/registry/files.py",
+        "                self._fs.fdatasync(handle)\n                self._sync_names(names)\n"
+        "            self._fs.pwrite",
+        "                pass\n            self._fs.pwrite",
+        "registry/test_registry_power.py",
+    ),
+    Mistake(
+        "registry_names_a_node_before_it_is_on_disk", "logcore/registry/files.py",
+        "            if head.kind is Kind.PERSISTENT:\n                self._fs.fdatasync(handle)\n"
+        "            self._fs.rename(unfinished, file)",
+        "            self._fs.rename(unfinished, file)\n"
+        "            if head.kind is Kind.PERSISTENT:\n                self._fs.fdatasync(handle)",
+        "registry/test_registry_exploration.py -k power",
+    ),
+    Mistake(
+        "registry_syncs_the_last_name_only", "logcore/registry/files.py",
+        "for depth in range(len(names) - 1, -1, -1):\n            self._fs.sync_dir",
+        "for depth in range(len(names) - 1, len(names) - 2, -1):\n            self._fs.sync_dir",
+        "registry/test_registry_exploration.py -k power",
+    ),
+    Mistake(
+        "registry_answers_before_the_sync", "logcore/registry/files.py",
+        "                self._sync(handle, head, new)\n", "",
+        "registry/test_registry_exploration.py -k power",
+    ),
+    Mistake(
+        "registry_deletes_without_a_sync", "logcore/registry/files.py",
+        "        if kind is Kind.PERSISTENT:\n            self._fs.sync_dir(self._directory(names[:-1]))",
+        "        if kind is None:\n            self._fs.sync_dir(self._directory(names[:-1]))",
+        "registry/test_registry_exploration.py -k power",
+    ),
+    Mistake(
+        "registry_leaves_a_failed_sync_as_it_is", "logcore/registry/files.py",
+        "                self._fs.pwrite(handle, bytes(len(new.pack(head))), head.place(new.version))\n",
+        "                pass\n",
+        "registry/test_registry_power.py",
+    ),
+    Mistake(
+        "registry_notes_the_domain_behind_the_node", "logcore/registry/files.py",
+        "            domain = domain_of(names)\n            if domain not in lease.facts.domains:",
+        "            domain = domain_of(names)\n            if domain == file:",
+        "registry/test_registry_exploration.py -k every_order",
+    ),
+    Mistake(
+        "registry_watches_nothing_in_place_of_what_is_missing", "logcore/registry/watching.py",
+        "                    directory = posixpath.dirname(directory)\n", "                    break\n",
+        "registry/test_registry_watches.py",
+    ),
+    Mistake(
+        "registry_believes_the_first_look_behind_a_death", "logcore/registry/watching.py",
+        "self._echoes = [now + echo for echo in _ECHOES_MS]", "self._echoes = []",
+        "registry/test_registry_watches.py",
+    ),
+    Mistake(
+        "registry_arms_no_new_directory", "logcore/registry/watching.py",
+        "            self._armed = {}  # a new directory may have the number of the old one\n", "            pass\n",
+        "registry/test_registry_conformance.py -k another_life",
+    ),
+    Mistake(
+        "registry_observer_goes_by_the_wall_clock", "logcore/registry/files.py",
+        "self._observer.look(self._fs.monotonic_ms(), ", "self._observer.look(self._fs.now_ms(), ",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
+        "registry_observer_that_slept_expels_at_once", "logcore/registry/sessions.py",
+        "                or (now_ms - before.last_ms) * 3 > facts.max_poll_interval_ms\n", "",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
+        "registry_lease_survives_a_fork", "logcore/registry/files.py",
+        "        fs.after_fork(self._forget)\n", "",
+        "registry/test_registry_processes.py -k fork",
+    ),
 )  # fmt: skip
 
 

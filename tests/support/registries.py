@@ -596,6 +596,22 @@ def test_a_watch_survives_another_life_of_its_node(registries: Registries) -> No
     watch.close()
 
 
+def test_a_watch_survives_another_life_between_two_waits(registries: Registries) -> None:
+    """On many file systems the new directory has the number of the old one."""
+    one = registries()
+    other = registries()
+    one.create("/a/b/c")
+    watch = one.watch(["/a/b/c"])
+    settle(one, watch)
+    other.delete("/a/b/c")
+    other.delete("/a/b")
+    other.create("/a/b/c")
+    settle(one, watch)
+    other.set("/a/b/c", b"1")
+    assert watch.wait(LONG_SECONDS)
+    watch.close()
+
+
 def test_a_change_between_two_waits_is_not_lost(registries: Registries) -> None:
     one = registries()
     other = registries()

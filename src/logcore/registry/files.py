@@ -94,14 +94,16 @@ Names = tuple[str, ...]
 Result = TypeVar("Result")
 
 
-def domain_of(names: Names) -> Names:
-    """What a change of a node locks: the first name, for what lies below a group's node the group."""
-    return names[:2] if names[0] == CONSUMERS else names[:1]
+def domain_of(names: Names) -> str:
+    """What a change of a node locks, as the path of its directory below the registry's: that of the first name, for a
+    group and what lies below it the group's.
+    """
+    return "/".join(map(file_name, names[:2] if names[0] == CONSUMERS else names[:1]))
 
 
-def domain_byte(domain: Names) -> int:
+def domain_byte(domain: str) -> int:
     """The byte of `.lock` that stands for a domain. A collision costs waiting and nothing else."""
-    digest = hashlib.sha256("/".join(map(file_name, domain)).encode()).digest()
+    digest = hashlib.sha256(domain.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> (64 - _BYTE_BITS)
 
 
@@ -177,8 +179,9 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
         finally:
             fs.close(handle)
         fs.rename(unfinished, place)
-        fs.sync_dir(root)
-        fs.sync_dir(posixpath.dirname(root))
+    # Always: whoever made it may have been killed before its syncs.
+    fs.sync_dir(root)
+    fs.sync_dir(posixpath.dirname(root))
     with contextlib.suppress(FileExistsError):
         fs.mkdir(posixpath.join(root, DIRECTORY), permissions=for_directories)
     with contextlib.suppress(FileExistsError):
@@ -445,13 +448,13 @@ class FileRegistry:
                 with self._turn(domain):
                     return act()
             except _OuterMissingError:
-                outer = domain[:-1]
+                outer = names[:1]
                 with self._turn(domain_of(outer)):
                     if self._look(outer) is None:
                         self._make_node(outer, b"", Kind.PERSISTENT)
 
     @contextlib.contextmanager
-    def _turn(self, domain: Names) -> Generator[None]:
+    def _turn(self, domain: str) -> Generator[None]:
         """Holds the lock of a domain and the gate of this session, which is not expired."""
         with self._mutex:
             lease = self._writing()
@@ -472,7 +475,7 @@ class FileRegistry:
                 self._is_busy = False
 
     @contextlib.contextmanager
-    def _locked(self, domain: Names) -> Generator[None]:
+    def _locked(self, domain: str) -> Generator[None]:
         assert self._lock is not None
         byte = domain_byte(domain)
         if not self._fs.lock_byte(self._lock, byte, timeout_ms=self._lock_timeout_ms):
@@ -480,7 +483,7 @@ class FileRegistry:
             who = f"process {', '.join(map(str, pids))}" if pids else "another process"
             raise RegistryLockedError(
                 f"{who} has been changing this domain for more than {self._lock_timeout_ms} ms; it may be stopped",
-                path="/" + "/".join(domain),
+                path=posixpath.join(self.path, domain),
                 pids=pids,
             )
         try:
@@ -514,7 +517,7 @@ class FileRegistry:
         if kind is Kind.EPHEMERAL:
             lease = self._writing()
             session = lease.id
-            domain = "/" + "/".join(domain_of(names))
+            domain = domain_of(names)
             if domain not in lease.facts.domains:  # first, so that whoever ends this session finds the node
                 facts = lease.facts
                 domains = (*facts.domains, domain)
@@ -650,49 +653,45 @@ class FileRegistry:
         """
         with self._mutex:
             self._writing()
-            domains = self._sessions.declare_over(session, self._lock_timeout_ms)
-            self._remove_nodes(session, domains)
-            self._sessions.forget(session)
+            self._end(session)
+
+    def _end(self, session: str) -> None:
+        domains = self._sessions.declare_over(session, self._lock_timeout_ms)
+        self._remove_nodes(session, domains)
+        self._sessions.forget(session)
 
     def _remove_nodes(self, session: str, domains: Iterable[str] | None) -> None:
-        if domains is None:
-            domains = self._all_domains()
-        for domain in domains:
-            names = split(domain)
-            with self._locked(domain_of(names)):
-                self._sweep(names, lambda found: found is not None and found[1].session == session)
+        for domain in self._all_domains() if domains is None else domains:
+            with self._locked(domain):
+                self._sweep(
+                    domain, lambda file: (found := self._read(file)) is not None and found[1].session == session
+                )
 
     def _all_domains(self) -> list[str]:
-        found = []
-        for name in self.children("/"):
-            found.append(f"/{name}")
-            if name == CONSUMERS:
-                found += [f"/{name}/{group}" for group in self.children(f"/{name}")]
-        return found
+        groups = f"{CONSUMERS}/"
+        names = [name for name in self._fs.listdir(self.path) if not name.startswith(".")]
+        with contextlib.suppress(FileNotFoundError):
+            names += [groups + name for name in self._fs.listdir(posixpath.join(self.path, CONSUMERS))]
+        return sorted({name.removesuffix(UNFINISHED).removesuffix(SUFFIX) for name in names})
 
-    def _sweep(self, domain: Names, is_garbage: Callable[[tuple[Head, Slot] | None], bool]) -> None:
-        """Under the lock of a domain: unlinks files of nodes in it."""
-        place = self._file(domain)
-        if self._fs.exists(place) and is_garbage(self._read(place)):
-            self._fs.unlink(place)
-        if domain == (CONSUMERS,):  # what is below belongs to the groups
-            return
-        waiting = [self._directory(domain)]
+    def _sweep(self, domain: str, is_garbage: Callable[[str], bool]) -> None:
+        """Under the lock of a domain: unlinks the files of nodes that are garbage, and those that were not finished."""
+        place = posixpath.join(self.path, domain)
+        files = [file for file in (place + SUFFIX, place + SUFFIX + UNFINISHED) if self._fs.exists(file)]
+        # The directory of CONSUMERS belongs to the groups.
+        waiting = [place] if domain != CONSUMERS else []
         while waiting:
             directory = waiting.pop()
-            try:
-                names = self._fs.listdir(directory)
-            except FileNotFoundError:
-                continue
-            for name in names:
-                path = posixpath.join(directory, name)
-                if name.endswith(SUFFIX + UNFINISHED):
-                    self._fs.unlink(path)
-                elif name.endswith(SUFFIX):
-                    if is_garbage(self._read(path)):
-                        self._fs.unlink(path)
-                elif self._fs.is_directory(path):
-                    waiting.append(path)
+            with contextlib.suppress(FileNotFoundError):
+                for name in self._fs.listdir(directory):
+                    path = posixpath.join(directory, name)
+                    if name.endswith((SUFFIX, SUFFIX + UNFINISHED)):
+                        files.append(path)
+                    elif self._fs.is_directory(path):
+                        waiting.append(path)
+        for file in files:
+            if file.endswith(UNFINISHED) or is_garbage(file):
+                self._fs.unlink(file)
 
     def clean(self) -> list[str]:
         """Removes what sessions left that are over, and files that were never finished; the ids of the sessions.
@@ -703,18 +702,23 @@ class FileRegistry:
             self._writing()
             over = [info.id for info in self._sessions.all() if info.state != "alive"]
             for session in over:
-                self.expire(session)
-            self._clean_unfinished()
+                self._end(session)
+            for domain in self._all_domains():
+                with self._locked(domain):
+                    self._sweep(domain, lambda file: self._believed(file) is None)
+            for directory in (self.path, self._sessions.directory):
+                self._remove_unfinished(directory)
             return over
 
-    def _clean_unfinished(self) -> None:
-        directory = self._sessions.directory
+    def _remove_unfinished(self, directory: str) -> None:
+        """Files of those who were killed while they opened the registry."""
         for name in self._fs.listdir(directory):
             path = posixpath.join(directory, name)
-            with contextlib.suppress(FileNotFoundError):
-                is_old = self._fs.now_ms() - self._fs.modified_ms(path) > _GARBAGE_MS
-                if name.endswith(UNFINISHED) and is_old and not self._sessions.is_alive(name):
-                    self._fs.unlink(path)
+            if name.endswith(UNFINISHED) and not name.endswith(SUFFIX + UNFINISHED):
+                with contextlib.suppress(FileNotFoundError):
+                    is_old = self._fs.now_ms() - self._fs.modified_ms(path) > _GARBAGE_MS
+                    if is_old and not self._sessions.is_alive(name):
+                        self._fs.unlink(path)
 
     def close(self) -> None:
         """Deletes this session's ephemeral nodes and ends it. A second call does nothing."""
@@ -727,8 +731,7 @@ class FileRegistry:
                 return
             try:
                 if not lease.is_expired:
-                    self._remove_nodes(lease.id, lease.facts.domains)
-                    lease.remove()
+                    self._end(lease.id)
             except RegistryLockedError:
                 pass  # nothing that it owned is believed from now on; clean() removes it
             finally:

@@ -156,11 +156,6 @@ class Lease:
     def leave(self) -> None:
         self._fs.unlock_byte(self._handle, GATE)
 
-    def remove(self) -> None:
-        """Ends the session. Its nodes are gone by now."""
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.unlink(self._path)
-
     def close(self) -> None:
         """Lets go of the lock, as the end of the process does."""
         self._fs.close(self._handle)

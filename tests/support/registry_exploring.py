@@ -1,0 +1,335 @@
+"""Processes that use one registry on a simulated disk, in any order, killed and stopped anywhere; then a judgement."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from logcore.errors import (
+    CorruptRegistryError,
+    LogcoreError,
+    NodeNotFoundError,
+    RegistryLockedError,
+    SessionExpiredError,
+)
+from logcore.fs import SharedFS
+from logcore.registry import FileRegistry, open_registry
+from logcore.registry.files import kind_of
+from logcore.registry.nodefile import SUFFIX, Kind, read_head, read_slot
+from logcore.registry.protocol import split
+from logcore.testing import SimulatedDisk
+from logcore.testing.disk import CrashState
+from logcore.testing.processes import Chances, Machine, SimulatedKill, SimulatedProcess
+from support.registry_histories import UNKNOWN, Call, check
+
+DIRECTORY = "/data"
+#: Two nodes of one domain, one beside them, and two of a group, of which one is never synced.
+PATHS = ("/a/p", "/a/q", "/b", "/consumers/g/ids/c", "/consumers/g/group")
+LOCK_TIMEOUT_MS = 400
+#: Values that fit a slot, and some that do not.
+SIZES = (8, 8, 8, 300, 6_000)
+
+
+@attrs.define
+class Life:
+    """A session, its process, and when it began to end (a kill) or was seen to have ended."""
+
+    session: str
+    process: int
+    invoked: int | None = None
+    returned: float | None = None
+
+
+class World:
+    """One run: a machine, its programs, what they did."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        processes: int = 3,
+        operations: int = 6,
+        chances: Chances | None = None,
+        disk: SimulatedDisk | None = None,
+        paths: tuple[str, ...] = PATHS,
+        ephemerals: bool = True,
+    ) -> None:
+        self.ephemerals = ephemerals
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk({"data": None}, seed=seed) if disk is None else disk
+        self.machine = Machine(self.disk, seed=seed, chances=chances)
+        self.machine.on_kill = self._killed
+        self.machine.on_freed = self._freed
+        self.operations = operations
+        self.paths = paths
+        self.calls: list[Call] = []
+        self.lives: dict[str, Life] = {}
+        self.endings: list[list[Any]] = []  # (session, invoked, returned, whether it is sure)
+        self.of_process: dict[int, list[str]] = {}
+        self.problems: list[str] = []
+        self.tag = 0
+        for _ in range(processes):
+            self.start()
+
+    @property
+    def now(self) -> int:
+        return self.machine.steps
+
+    def start(self) -> None:
+        number = len(self.machine.processes)
+        self.machine.start(lambda fs: self.program(number, fs))
+
+    def run(self) -> None:
+        self.machine.run()
+
+    # -- what a process does -----------------------------------------------------------------------------------------
+
+    def program(self, number: int, fs: SharedFS) -> None:
+        registry = self.open(number, fs)
+        left = self.operations
+        while left:
+            left -= 1
+            if registry is None:
+                registry = self.open(number, fs)
+                continue
+            try:
+                self.act(number, registry)
+            except SessionExpiredError:
+                registry.close()
+                registry = self.open(number, fs)
+        if registry is not None:
+            self.close(registry)
+        if self.rng.random() < 0.3 and len(self.machine.processes) < 5:
+            self.start()
+
+    def open(self, number: int, fs: SharedFS) -> FileRegistry | None:
+        try:
+            registry = open_registry(DIRECTORY, fs=fs, lock_timeout_ms=LOCK_TIMEOUT_MS, max_poll_interval_ms=1_000)
+        except SimulatedKill:
+            raise
+        session = registry.session.id
+        self.lives[session] = Life(session, number)
+        self.of_process.setdefault(number, []).append(session)
+        return registry
+
+    def close(self, registry: FileRegistry) -> None:
+        ending = [registry.session.id, self.now, math.inf, False]
+        self.endings.append(ending)
+        registry.close()
+        ending[2:] = [self.now, True]
+
+    def act(self, number: int, registry: FileRegistry) -> None:
+        rng = self.rng
+        path = rng.choice(self.paths)
+        kind = rng.choices(
+            ["create", "ephemeral", "get", "set", "cas", "delete", "update", "children", "expire", "clean", "stuck",
+             "parent"],
+            [4, 4 if self.ephemerals else 0, 5, 4, 3, 2, 4, 2, 2, 1, 1, 1],
+        )[0]  # fmt: skip
+        self.tag += 1
+        value = f"{number}.{self.tag};".encode().ljust(rng.choice(SIZES), b".")
+        if kind == "create":
+            self.call(number, registry, "create", path, (value, False), lambda: registry.create(path, value))
+        elif kind == "ephemeral":
+            self.call(
+                number, registry, "create", path, (value, True),
+                lambda: registry.create(path, value, ephemeral=True),
+            )  # fmt: skip
+        elif kind == "get":
+            self.get(number, registry, path)
+        elif kind == "set":
+            self.call(number, registry, "set", path, (value, -1), lambda: registry.set(path, value))
+        elif kind == "cas":
+            known = self.get(number, registry, path)
+            version = known[1] if isinstance(known, tuple) else 0
+            self.call(
+                number, registry, "set", path, (value, version), lambda: registry.set(path, value, version=version)
+            )
+        elif kind == "delete":
+            self.call(number, registry, "delete", path, (-1,), lambda: registry.delete(path))
+        elif kind == "update":
+            self.call(
+                number, registry, "update", path, (value,),
+                lambda: attrs.astuple(registry.update(path, lambda before: (before or b"") + value)),  # type: ignore[arg-type]
+            )  # fmt: skip
+        elif kind == "children":
+            self.children(number, registry)
+        elif kind == "parent":
+            self.quietly(lambda: registry.delete("/a"))
+        elif kind == "clean":
+            self.quietly(registry.clean)
+        elif kind == "stuck":
+            self.quietly(registry.poll)
+            self.quietly(registry.stuck)
+        else:
+            others = [life for life in self.lives.values() if life.session != registry.session.id]
+            if others:
+                self.expire(registry, rng.choice(others).session)
+
+    def quietly(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except SessionExpiredError:
+            raise
+        except LogcoreError as error:
+            if isinstance(error, CorruptRegistryError):
+                self.problems.append(f"corrupt: {error}")
+
+    def get(self, number: int, registry: FileRegistry, path: str) -> Any:
+        return self.call(number, registry, "get", path, (), lambda: attrs.astuple(registry.get(path)))
+
+    def children(self, number: int, registry: FileRegistry) -> None:
+        invoked = self.now
+        try:
+            found = registry.children("/a")
+        except CorruptRegistryError as error:
+            self.problems.append(f"corrupt: {error}")
+            return
+        for name in ("p", "q"):
+            path = f"/a/{name}"
+            self.calls.append(Call("exists", path, (), registry.session.id, number, invoked, self.now, name in found))
+
+    def call(
+        self, number: int, registry: FileRegistry, kind: str, path: str, arguments: tuple[Any, ...],
+        act: Callable[[], Any],
+    ) -> Any:  # fmt: skip
+        call = Call(kind, path, arguments, self.of_process[number][-1], number, self.now)
+        self.calls.append(call)
+        try:
+            call.result = act()
+        except SimulatedKill:
+            # An effect may be there, but not after the kill.
+            call.returned = self.now
+            raise
+        except LogcoreError as error:
+            call.result = type(error).__name__
+            call.returned = self.now
+            if isinstance(error, CorruptRegistryError):
+                self.problems.append(f"corrupt: {error}")
+            if isinstance(error, SessionExpiredError):
+                raise
+        call.returned = self.now
+        return call.result
+
+    def expire(self, registry: FileRegistry, session: str) -> None:
+        ending = [session, self.now, math.inf, False]
+        self.endings.append(ending)
+        try:
+            registry.expire(session)
+        except SessionExpiredError:
+            raise
+        except RegistryLockedError:
+            return
+        ending[2:] = [self.now, True]
+        for path, content in self.disk.files().items():
+            if path.endswith(SUFFIX) and (head := read_head(content, path)) is not None:
+                slot = read_slot(head, content)
+                if slot is not None and slot.session == session:
+                    self.problems.append(f"clean: {path} outlives its session's end")
+
+    def _killed(self, process: SimulatedProcess) -> None:
+        for call in self.calls:
+            if call.process == process.number and call.result is UNKNOWN and call.returned > self.now:
+                call.returned = self.now
+        for session in self.of_process.get(process.number, ())[-1:]:
+            self.lives[session].invoked = self.now
+
+    def _freed(self, process: SimulatedProcess) -> None:
+        for session in self.of_process.get(process.number, ())[-1:]:
+            life = self.lives[session]
+            assert life.invoked is not None
+            self.endings.append([session, life.invoked, self.now, True])
+
+    # -- judgement ---------------------------------------------------------------------------------------------------
+
+    def history(self, calls: list[Call] | None = None) -> list[Call]:
+        """The calls, and the ends of sessions as calls on every node."""
+        history = list(self.calls if calls is None else calls)
+        for session, invoked, returned, is_sure in self.endings:
+            result = None if is_sure else UNKNOWN
+            for path in self.paths:
+                history.append(Call("gone", path, (), session, -1, invoked, returned, result))
+                history.append(Call("fence", path, (), session, -1, invoked, returned, result))
+        return history
+
+    def judge(self) -> None:
+        assert not self.problems, self.problems
+        check(self.history())
+        self.judge_garbage()
+
+    def judge_garbage(self) -> None:
+        """clean: what the ended left is removed by clean(), and nothing else."""
+        with open_registry(DIRECTORY, fs=self.disk) as registry:
+            self.disk.advance(120_000)
+            before = {path: self.found(registry, path) for path in self.paths}
+            registry.clean()
+            assert before == {path: self.found(registry, path) for path in self.paths}, "clean: a living node went"
+            nodes = [path for path in self.disk.files() if path.endswith((".node", ".tmp"))]
+            for path in nodes:
+                assert path.endswith(".node"), f"clean: {path} is left"
+                found = registry._read(path)
+                assert found is None or found[1].session is None, f"clean: {path} is left of a session that is over"
+            left = [info for info in registry.sessions() if info.id != registry.session.id]
+            assert not left, f"clean: {left} are left"
+
+    @staticmethod
+    def found(registry: FileRegistry, path: str) -> Any:
+        try:
+            return registry.get(path)
+        except NodeNotFoundError:
+            return None
+
+    def judge_after_power(self, state: CrashState) -> None:
+        """What a power cut left: every acked change of what is synced is there, nothing else is."""
+        disk = state.disk()
+        disk.seed += 1_000_003  # chance does not begin again with the machine
+        end = self.now + 10
+        calls = [
+            attrs.evolve(call, returned=min(call.returned, self.now))
+            for call in self.calls
+            if kind_of(split(call.path)) is Kind.PERSISTENT
+            and (call.result is UNKNOWN or not isinstance(call.result, str))
+            and call.kind not in ("get", "exists")
+        ]
+        with open_registry(DIRECTORY, fs=disk) as registry:
+            for path in self.paths:
+                ephemerals = any(call.path == path and call.kind == "create" and call.arguments[1] for call in calls)
+                try:
+                    found: Any = attrs.astuple(registry.get(path))
+                except CorruptRegistryError:
+                    # Garbage in a file that was never synced is not told from damage.
+                    assert ephemerals or kind_of(split(path)) is not Kind.PERSISTENT, f"damaged: {path}"
+                    continue
+                except LogcoreError as error:
+                    found = type(error).__name__
+                if kind_of(split(path)) is Kind.PERSISTENT:
+                    calls.append(Call("get", path, (), None, 99, end, end, found))
+            check([*(self.ended(calls, end)), *calls])
+            for path in self.paths:
+                self.go_on(registry, path)
+
+    def ended(self, calls: list[Call], end: int) -> list[Call]:
+        """All sessions have ended by now. fence says nothing: writes of the past are in the past."""
+        return [
+            Call("gone", path, (), session, -1, self.began_to_end(life), end - 1, None)
+            for session, life in self.lives.items()
+            for path in self.paths
+        ]
+
+    def began_to_end(self, life: Life) -> int:
+        begun = [ending[1] for ending in self.endings if ending[0] == life.session]
+        return min(begun if life.invoked is None else [*begun, life.invoked], default=0)
+
+    def go_on(self, registry: FileRegistry, path: str) -> None:
+        try:
+            before = registry.update(path, lambda value: value or b"made")
+            assert before is not None
+            assert registry.set(path, before.value + b"+") == before.version + 1
+            assert registry.get(path).value == before.value + b"+"
+            registry.delete(path)
+        except CorruptRegistryError:
+            pass

@@ -1,0 +1,187 @@
+"""Whether what some processes were told by a registry fits a registry at all: each node is a register of its own.
+
+A history is what was asked and answered, and when. It is right if the operations on each node can be put in one order,
+each between its call and its answer, in which a plain model gives the same answers: linearizability. Names of what may
+be wrong come first, so that a failure says more than "no order fits":
+
+    complete      a value that was read was written as a whole by somebody
+    monotonic     what one process reads of one life of a node never goes back
+    one_creator   of creators without a deletion between them one wins
+    lease         a node of a session that is over is not believed, and none of a living one is missed
+    fenced        a session that is over writes nothing
+    order         everything else: lost updates, lost or doubled changes, stale reads
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+UNKNOWN = "unknown"
+EXPIRED = "SessionExpiredError"
+#: Without an effect, and without a statement about the node.
+SILENT = ("RegistryLockedError",)
+
+
+@attrs.define(eq=False)
+class Call:
+    """One operation on one node. kind: create, get, set, delete, update, exists, gone, fence. arguments: see apply().
+    session: of the caller; for gone and fence the session that ends. result: an answer, or the name of an error, or
+    UNKNOWN where the caller was killed or told nothing. returned: the last step at which it may have had its effect.
+    """
+
+    kind: str
+    path: str
+    arguments: tuple[Any, ...]
+    session: str | None
+    process: int
+    invoked: int
+    returned: float = math.inf
+    result: Any = UNKNOWN
+
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(argument)[:40] for argument in self.arguments)
+        until = "..." if self.returned == math.inf else int(self.returned)
+        return f"[{self.invoked}-{until}] p{self.process} {self.kind} {self.path}({shown}) -> {repr(self.result)[:60]}"
+
+
+State = tuple[Any, frozenset[str]]
+#: Node: (value, version, session) or None. With the sessions that are gone, and those that are fenced.
+EMPTY: tuple[Any, frozenset[str], frozenset[str]] = (None, frozenset(), frozenset())
+
+
+def apply(call: Call, state: tuple[Any, frozenset[str], frozenset[str]]) -> tuple[Any, Any]:
+    """(answer, state behind it) of the plain model."""
+    node, gone, fenced = state
+    kind = call.kind
+    if kind == "gone":
+        assert call.session is not None
+        left = None if node is not None and node[2] == call.session else node
+        return None, (left, gone | {call.session}, fenced)
+    if kind == "fence":
+        assert call.session is not None
+        return None, (node, gone, fenced | {call.session})
+    if kind == "get":
+        return ("NodeNotFoundError" if node is None else node), state
+    if kind == "exists":
+        return node is not None, state
+    if call.session in fenced:
+        return EXPIRED, state
+    if kind == "create":
+        value, is_ephemeral = call.arguments
+        if node is not None:
+            return "NodeExistsError", state
+        made = (value, 0, call.session if is_ephemeral else None)
+        # Of a session that is gone already it is not believed.
+        return 0, (None if is_ephemeral and call.session in gone else made, gone, fenced)
+    if kind == "update":
+        tag = call.arguments[0]
+        made = (tag, 0, None) if node is None else (node[0] + tag, node[1] + 1, node[2])
+        return made, (made, gone, fenced)
+    if node is None:
+        return "NodeNotFoundError", state
+    value, version, session = node
+    expected = call.arguments[-1]
+    if expected not in (-1, version):
+        return "BadVersionError", state
+    if kind == "delete":
+        return None, (None, gone, fenced)
+    assert kind == "set"
+    return version + 1, ((call.arguments[0], version + 1, session), gone, fenced)
+
+
+def fits(calls: Sequence[Call]) -> bool:
+    """Whether an order of the calls on one node exists. One of unknown result may be in it or not."""
+    calls = sorted(calls, key=lambda call: call.invoked)
+    everything = (1 << len(calls)) - 1
+    seen: set[tuple[int, Any]] = set()
+    waiting: list[tuple[int, Any]] = [(everything, EMPTY)]
+    while waiting:
+        left, state = waiting.pop()
+        if (left, state) in seen:
+            continue
+        seen.add((left, state))
+        open_calls = [at for at in range(len(calls)) if left >> at & 1]
+        if all(calls[at].result is UNKNOWN for at in open_calls):
+            return True
+        soonest = min(calls[at].returned for at in open_calls)
+        for at in open_calls:
+            call = calls[at]
+            if call.invoked > soonest:
+                break
+            answer, after = apply(call, state)
+            if call.result is UNKNOWN:
+                waiting.append((left & ~(1 << at), state))
+                waiting.append((left & ~(1 << at), after))
+            elif answer == call.result:
+                waiting.append((left & ~(1 << at), after))
+    return False
+
+
+def check(calls: Iterable[Call]) -> None:
+    """AssertionError with the name of what is wrong, and the history of that node."""
+    by_path: dict[str, list[Call]] = {}
+    for call in calls:
+        if call.result not in SILENT:
+            by_path.setdefault(call.path, []).append(call)
+    for path, found in sorted(by_path.items()):
+        told = "\n".join(f"    {call}" for call in sorted(found, key=lambda call: call.invoked))
+        name = wrong(found)
+        assert name is None, f"{name}: {path}\n{told}"
+        assert fits(found), f"order: no order of these calls gives these answers\n{told}"
+
+
+def wrong(calls: Sequence[Call]) -> str | None:
+    """The name of an invariant that is plainly broken on one node."""
+    written = {call.arguments[0] for call in calls if call.kind in ("create", "set")}
+    tags = {call.arguments[0] for call in calls if call.kind == "update"}
+    over = {call.session: call.returned for call in calls if call.kind == "gone" and call.result is not UNKNOWN}
+    fenced = {call.session: call.returned for call in calls if call.kind == "fence" and call.result is not UNKNOWN}
+    for call in calls:
+        if call.kind == "get" and isinstance(call.result, tuple):
+            value, _, session = call.result
+            if value not in written and not any(value.endswith(tag) for tag in tags):
+                return "complete"
+            if session is not None and over.get(session, math.inf) < call.invoked:
+                return "lease"
+        if (
+            call.kind in ("create", "set", "delete", "update")
+            and not isinstance(call.result, str)
+            and fenced.get(call.session, math.inf) < call.invoked
+        ):
+            return "fenced"
+    winners = [call for call in calls if call.kind == "create" and call.result == 0]
+    endings = [call for call in calls if call.kind in ("delete", "gone")]
+    for one in winners:
+        for other in winners:
+            if (
+                one is not other
+                and one.invoked <= other.returned <= math.inf
+                and not any(
+                    end.invoked <= max(one.returned, other.returned) and end.returned >= min(one.invoked, other.invoked)
+                    for end in endings
+                )
+            ):
+                return "one_creator"
+    return "monotonic" if _goes_back(calls) else None
+
+
+def _goes_back(calls: Sequence[Call]) -> bool:
+    """Whether a process read a lower version than before, with no end of a life between."""
+    endings = [call for call in calls if call.kind in ("delete", "gone")]
+    last: dict[int, Call] = {}
+    for call in sorted(calls, key=lambda call: call.invoked):
+        if call.kind != "get" or not isinstance(call.result, tuple):
+            continue
+        before = last.get(call.process)
+        if (
+            before is not None
+            and call.result[1] < before.result[1]
+            and not any(end.invoked <= call.returned and end.returned >= before.invoked for end in endings)
+        ):
+            return True
+        last[call.process] = call
+    return False
