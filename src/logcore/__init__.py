@@ -47,7 +47,7 @@ from logcore.errors import (
     UnsupportedCodecError,
 )
 from logcore.format.columns import RecordColumns
-from logcore.kernels import Record
+from logcore.kernels import Record, TopicRecord
 from logcore.log import Log, LogStatistics
 from logcore.log import open_log as open
 from logcore.logdir import LogDir, TopicDescription, open_dir
@@ -58,7 +58,7 @@ from logcore.partition.seals import ScrubReport
 from logcore.partition.writer import Receipt
 from logcore.recordbatch import RecordBatch
 from logcore.table import Table, TopicTable
-from logcore.topic import Topic, TopicRecord
+from logcore.topic import Topic
 
 __version__ = "0.1.0"
 

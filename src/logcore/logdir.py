@@ -57,6 +57,7 @@ from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.fs import FS, OS
 from logcore.glance import directory_html, topic_html
 from logcore.groupoffsets import committed_in
+from logcore.kernels import TopicRecord
 from logcore.kernels.layout import HeadersInput, Piece, Time
 from logcore.log import (
     Log,
@@ -83,7 +84,7 @@ from logcore.reader import Isolation, LogReader
 from logcore.recordbatch import time_ms
 from logcore.staging import applying
 from logcore.table import TopicTable
-from logcore.topic import Order, Position, Topic, TopicRecord
+from logcore.topic import Order, Position, Topic
 
 if TYPE_CHECKING:
     from logcore.consumer.consumer import Consumer

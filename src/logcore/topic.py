@@ -10,17 +10,18 @@ This module opens no log (logdir.py does) and decodes nothing.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from logcore.errors import InvalidConfigError, TopicNotFoundError
 from logcore.format.columns import TOPIC_COLUMNS
-from logcore.kernels import Record
-from logcore.kernels.layout import Headers, HeadersInput, Piece, Time
+from logcore.kernels import Record, TopicRecord, kernel
+from logcore.kernels.layout import HeadersInput, Piece, Time
 from logcore.log import Log
 from logcore.partition.scan import Scan
 from logcore.partition.writer import Level, Receipt
@@ -29,18 +30,6 @@ from logcore.reader import Isolation, span_of, tail_together
 #: Where a reading of a topic begins or ends: a time, or an offset for each partition that does not begin at its start.
 Position = datetime | Mapping[int, int]
 Order = Literal["partition", "time"]
-
-
-class TopicRecord(NamedTuple):
-    """A record of a topic: a Record, and where it is. timestamp_ms: -1 for none; key, value: None for null."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: Headers = ()
 
 
 class Directory(Protocol):
@@ -181,7 +170,7 @@ class Topic:
         self, chosen: Sequence[tuple[int, Log]], followed: Iterator[tuple[int, list[Record]]]
     ) -> Iterator[TopicRecord]:
         for at, records in followed:
-            yield from _named(self.name, chosen[at][0], records)
+            yield from kernel.place_records(self.name, chosen[at][0], records)
 
     def _logs(self, partitions: Iterable[int] | None, start: object, end: object) -> Iterator[tuple[int, Log]]:
         """The partitions asked for, read-only ones as they are now."""
@@ -200,8 +189,7 @@ class Topic:
 
 
 def _named(topic: str, partition: int, records: Iterable[Record]) -> Iterator[TopicRecord]:
-    for offset, timestamp_ms, key, value, headers in records:
-        yield TopicRecord(topic, partition, offset, timestamp_ms, key, value, headers)
+    return map(functools.partial(kernel.place_record, topic, partition), records)
 
 
 def _check_position(position: object, topic: str, known: Sequence[int]) -> None:

@@ -33,8 +33,9 @@ from typing import Any, Final
 from logcore import LogClosedError, LogcoreError, LogDir, Receipt, TopicExistsError, TopicNotFoundError, open_dir
 from logcore.checkpoint import Key
 from logcore.fs import OS, Lock, OsFS
+from logcore.kernels import TopicRecord
 from logcore.reader import Isolation
-from logcore.topic import Order, TopicRecord
+from logcore.topic import Order
 from netshim.server import ServerThread, serve
 
 #: pytest leaves frames of this module out of what it shows of a failure.

@@ -453,6 +453,38 @@ def test_a_record_behaves_as_a_named_tuple() -> None:
             _ = one < 3
 
 
+def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
+    kinds = [layout.TopicRecord] if compiled is None else [layout.TopicRecord, compiled.TopicRecord]
+    records = [layout.Record(3, T0, b"k", None, (("h", b"1"),)), layout.Record(4, T0, None, b"v")]
+    for kernel, kind in zip(KERNELS, kinds, strict=True):
+        mine = [kernel.Record(*record) for record in records]
+        placed = kernel.place_records("t", 1, mine)
+        assert [type(one) for one in placed] == [kind, kind]
+        assert [tuple(one) for one in placed] == [("t", 1, *record) for record in records]
+        assert kernel.place_record("t", 1, mine[0]) == placed[0]
+        one = placed[0]
+        topic, partition, offset, timestamp_ms, key, value, headers = one
+        assert (topic, partition, offset, timestamp_ms, key, value, headers) == one
+        assert hash(one) == hash(tuple(one)) == hash(kind(*one))
+        assert eval(repr(one), {"TopicRecord": kind}) == one
+        assert one._replace(value={"a": 1}).value == {"a": 1}
+        assert one._asdict()["topic"] == "t"
+        with pytest.raises(AttributeError):
+            one.offset = 5
+        assert one < placed[1] and one <= one and placed[1] > tuple(one) and not one >= placed[1]
+        assert (*one, 1) == one + (1,) and (1,) + one == (1, *one)  # noqa: RUF005
+        assert (one.index("t"), one.count(None), len(one), one[-1]) == (0, 1, 7, (("h", b"1"),))
+        assert type(pickle.loads(pickle.dumps(one))) is logcore.TopicRecord
+        assert copy.copy(one) == one
+        match one:
+            case kind(topic="t", offset=found):
+                assert found == 3
+            case _:
+                raise AssertionError("no match")
+        with pytest.raises(TypeError):
+            kernel.place_record("t", 1, None)
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickled_record_is_read_by_either_kernel(protocol: int) -> None:
     """A process with compiled kernels may send records to one without."""

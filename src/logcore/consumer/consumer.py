@@ -53,16 +53,13 @@ from logcore.errors import (
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
 from logcore.fs import FS
-from logcore.kernels import Record
+from logcore.kernels import Record, TopicRecord, kernel
 from logcore.log import Log
 from logcore.notices import WARNING, tell
 from logcore.reader import listen_to
-from logcore.topic import TopicRecord
 
 #: How long a consumer waits without looking, in case no event wakes it.
 _LOOK_SECONDS: Final = 1.0
-#: Half the time of TopicRecord(...), which is a function in Python.
-_MAKE: Final = functools.partial(tuple.__new__, TopicRecord)
 #: How long the iteration goes on before it looks after the group.
 _LOOK_WHILE_ITERATING_MS: Final = 100
 
@@ -533,24 +530,29 @@ class Consumer:
 
     def _one_by_one(self, one: TopicPartition, reading: _Reading) -> Iterator[TopicRecord]:
         """Until the records end, somebody moves the position, or the group has to be looked at."""
-        look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
+        clock_ms = self._fs.monotonic_ms
+        look_ms = clock_ms() + _LOOK_WHILE_ITERATING_MS
         records = reading.records
-        is_plain = self._settings.key_deserializer is None and self._settings.value_deserializer is None
+        settings = self._settings
+        is_plain = settings.key_deserializer is None and settings.value_deserializer is None
+        place = functools.partial(kernel.place_record, *one)
         while records is not None and records is reading.records and not reading.is_paused:
             try:
                 record = next(records, None)
-                handed = None if record is None or is_plain else self._handed(one, [record])[0]
+                handed: TopicRecord | None = None
+                if record is not None:
+                    handed = place(record) if is_plain else self._handed(one, [record])[0]
             except BaseException:
                 reading.drop()
                 raise
-            if record is None:
+            if handed is None:
                 reading.position = reading.end
                 reading.drop()
                 return
             reading.finished = reading.position
-            reading.position = record.offset + 1
-            yield handed or _MAKE((*one, *record))
-            if self._is_closed or self._readings.get(one) is not reading or self._fs.monotonic_ms() >= look_ms:
+            reading.position = handed.offset + 1
+            yield handed
+            if self._is_closed or self._readings.get(one) is not reading or clock_ms() >= look_ms:
                 return
 
     def wakeup(self) -> None:
@@ -689,7 +691,7 @@ class Consumer:
         return True
 
     def _handed(self, one: TopicPartition, records: list[Record]) -> list[TopicRecord]:
-        found = list(map(_MAKE, [(*one, *record) for record in records]))
+        found = kernel.place_records(*one, records)
         settings = self._settings
         for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
             if function is not None:

@@ -18,7 +18,7 @@ import attrs
 from logcore.consumer.assignors import ASSIGNORS, Assignor
 from logcore.consumer.membership import TopicPartition
 from logcore.errors import InvalidConfigError
-from logcore.topic import TopicRecord
+from logcore.kernels import TopicRecord
 
 Reset = Literal["latest", "earliest", "none"]
 IsolationLevel = Literal["read_uncommitted", "read_committed"]

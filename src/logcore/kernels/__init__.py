@@ -14,17 +14,18 @@ from logcore.kernels import layout
 
 if TYPE_CHECKING:
     from logcore.kernels import plain as kernel
-    from logcore.kernels.layout import Record
+    from logcore.kernels.layout import Record, TopicRecord
 else:
     try:
         if os.environ.get("LOGCORE_KERNELS") == "plain":
             raise ImportError("plain kernels asked for")
         from logcore.kernels import _compiled as kernel
-        from logcore.kernels._compiled import Record
+        from logcore.kernels._compiled import Record, TopicRecord
     except ImportError:
         from logcore.kernels import plain as kernel
-        from logcore.kernels.layout import Record
+        from logcore.kernels.layout import Record, TopicRecord
     # As a named tuple is: `match` takes one apart, and pandas.DataFrame(records) has columns with names.
     Sequence.register(Record)
+    Sequence.register(TopicRecord)
 
-__all__ = ["Record", "kernel", "layout"]
+__all__ = ["Record", "TopicRecord", "kernel", "layout"]

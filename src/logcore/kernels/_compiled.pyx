@@ -496,6 +496,119 @@ cdef class Record:
         return Record(**{**self._asdict(), **changes})
 
 
+@cython.final
+@cython.freelist(1024)
+@cython.collection_type("sequence")
+cdef class TopicRecord:
+    """A record of a topic: layout.TopicRecord as Record is layout.Record (35 ns from a Record, instead of 400).
+
+    key and value are objects, because a consumer's deserializers give what they like; so the cycle collector knows it.
+    """
+
+    cdef readonly object topic
+    cdef readonly int32_t partition
+    cdef readonly int64_t offset
+    cdef readonly int64_t timestamp_ms
+    cdef readonly object key
+    cdef readonly object value
+    cdef readonly tuple headers
+
+    _fields = _layout.TopicRecord._fields
+    __match_args__ = _layout.TopicRecord._fields
+
+    def __init__(self, topic, int32_t partition, int64_t offset, int64_t timestamp_ms, key, value, tuple headers=()):
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.timestamp_ms = timestamp_ms
+        self.key = key
+        self.value = value
+        self.headers = headers
+
+    cdef tuple fields(self):
+        return (self.topic, self.partition, self.offset, self.timestamp_ms, self.key, self.value, self.headers)
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        return self.fields()[index]
+
+    def __iter__(self):
+        return iter(self.fields())
+
+    def __hash__(self):
+        return hash(self.fields())
+
+    def __eq__(self, other):
+        if isinstance(other, (TopicRecord, tuple)):
+            return self.fields() == tuple(other)
+        return NotImplemented
+
+    def __repr__(self):
+        return (f"TopicRecord(topic={self.topic!r}, partition={self.partition!r}, offset={self.offset!r}, "
+                f"timestamp_ms={self.timestamp_ms!r}, key={self.key!r}, value={self.value!r}, headers={self.headers!r})")
+
+    def __lt__(self, other):
+        return self.fields() < tuple(other) if isinstance(other, (TopicRecord, tuple)) else NotImplemented
+
+    def __le__(self, other):
+        return self.fields() <= tuple(other) if isinstance(other, (TopicRecord, tuple)) else NotImplemented
+
+    def __gt__(self, other):
+        return self.fields() > tuple(other) if isinstance(other, (TopicRecord, tuple)) else NotImplemented
+
+    def __ge__(self, other):
+        return self.fields() >= tuple(other) if isinstance(other, (TopicRecord, tuple)) else NotImplemented
+
+    def __add__(self, other):
+        return self.fields() + tuple(other) if isinstance(other, (TopicRecord, tuple)) else NotImplemented
+
+    def __radd__(self, other):
+        return other + self.fields() if isinstance(other, tuple) else NotImplemented
+
+    def count(self, value):
+        return self.fields().count(value)
+
+    def index(self, value, *bounds):
+        return self.fields().index(value, *bounds)
+
+    def __reduce__(self):
+        return _layout.topic_record_of, self.fields()
+
+    def _asdict(self):
+        return dict(zip(self._fields, self.fields()))
+
+    def _replace(self, **changes):
+        return TopicRecord(**{**self._asdict(), **changes})
+
+
+cdef TopicRecord placed(object topic, int32_t partition, Record record):
+    cdef TopicRecord found = TopicRecord.__new__(TopicRecord)
+    found.topic = topic
+    found.partition = partition
+    found.offset = record.offset
+    found.timestamp_ms = record.timestamp_ms
+    found.key = record.key
+    found.value = record.value
+    found.headers = record.headers
+    return found
+
+
+def place_record(topic, int32_t partition, Record record not None):
+    """A record with the topic and partition that it is in. See plain.place_record."""
+    return placed(topic, partition, record)
+
+
+def place_records(topic, int32_t partition, list records not None):
+    """A list of records with the topic and partition that they are in. See plain.place_records."""
+    cdef list found = []
+    cdef Record record
+    for record in records:
+        found.append(placed(topic, partition, record))
+    return found
+
+
 cdef uint32_t crc_of(const uint8_t *data, Py_ssize_t size) except? 0:
     # crc32c is loaded at first use: importing it takes 40-70 ms, as long as the rest of the package together.
     global _crc32c

@@ -158,6 +158,31 @@ def record_of(*fields: Any) -> Record:
     return kind(*fields)
 
 
+class TopicRecord(NamedTuple):
+    """A record of a topic: a Record, and where it is.
+
+    timestamp_ms: -1 for none. key, value: None for null; from a consumer with deserializers, what these gave.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return topic_record_of, tuple(self)
+
+
+def topic_record_of(*fields: Any) -> TopicRecord:
+    """As record_of(), for a record of a topic."""
+    from logcore.kernels import TopicRecord as kind
+
+    return kind(*fields)
+
+
 #: A key, a value or a header's value as appends take it; None is null.
 Piece = bytes | bytearray | memoryview
 HeadersInput = Iterable[tuple[str, Piece | None]]

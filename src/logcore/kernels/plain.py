@@ -70,6 +70,7 @@ from logcore.kernels.layout import (
     EncodedBatch,
     Headers,
     Record,
+    TopicRecord,
     milliseconds,
 )
 
@@ -80,6 +81,8 @@ _PREFIX = struct.Struct(">qiib")
 _U64 = (1 << 64) - 1
 #: Below this many records the set-up of the vectorised decoder costs more than a loop.
 _FEW: Final = 12
+#: Half the time of TopicRecord(...), which is a function in Python.
+_PLACE: Final = functools.partial(tuple.__new__, TopicRecord)
 #: A slice of a memoryview takes 300 ns and one of bytes 60, so copying this much for each piece first still pays.
 _SPARSE_BYTES: Final = 2048
 
@@ -738,6 +741,16 @@ def decode_body_objects(
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
     rows = _rows(view, 0, len(view), count, path, position)
     return _objects(bytes(view), rows, base_offset, base_timestamp, append_timestamp)
+
+
+def place_record(topic: str, partition: int, record: Record) -> TopicRecord:
+    """A record with the topic and partition that it is in."""
+    return TopicRecord(topic, partition, *record)
+
+
+def place_records(topic: str, partition: int, records: list[Record]) -> list[TopicRecord]:
+    """A list of records with the topic and partition that they are in."""
+    return [_PLACE((topic, partition, *record)) for record in records]
 
 
 def read_one(
