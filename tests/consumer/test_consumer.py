@@ -338,3 +338,45 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data, pytest.raises(InvalidConfigError, match="group_id"):
         data.consumer(groupid="g")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("end", ["pause", "seek", "assign"])
+def test_what_ends_an_iteration_ends_it_at_once(tmp_path: Path, end: str) -> None:
+    """What was read ahead is not handed out afterwards, and not passed over either."""
+    with logcore.open_dir(tmp_path / "data", create=True) as data:
+        data.create_topic("t", 2)
+        data.partition("t", 0).append_many([(None, b"%d" % number) for number in range(50)])
+        data.partition("t", 1).append(b"other")
+        consumer = data.consumer(auto_offset_reset="earliest")
+        consumer.assign([("t", 0)])
+        seen = []
+        for record in consumer:
+            seen.append((record.partition, record.offset))
+            if len(seen) == 3:
+                match end:
+                    case "pause":
+                        consumer.pause(("t", 0))
+                        assert not consumer.poll()
+                        consumer.resume(("t", 0))
+                    case "seek":
+                        consumer.seek(("t", 0), 40)
+                    case "assign":
+                        consumer.assign([("t", 1)])
+            if len(seen) == 4:
+                break
+        then = {"pause": [(0, 3)], "seek": [(0, 40)], "assign": [(1, 0)]}[end]
+        assert seen == [(0, 0), (0, 1), (0, 2), *then]
+        consumer.close()
+
+
+def test_an_iteration_of_a_closed_consumer_is_refused(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as data:
+        data.create_topic("t", 1)
+        data.partition("t", 0).append_many([(None, b"v")] * 5)
+        consumer = data.consumer(auto_offset_reset="earliest")
+        consumer.assign([("t", 0)])
+        records = iter(consumer)
+        assert next(records).offset == 0
+        consumer.close()
+        with pytest.raises(ConsumerStateError, match="closed"):
+            next(records)
