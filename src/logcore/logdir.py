@@ -585,6 +585,16 @@ class LogDir:
                 self._groups = Groups(self._fs, self)
             return self._groups
 
+    def delete_group(self, group_id: str) -> None:
+        """Deletes a consumer group with all that it has committed.
+
+        Raises ConsumerStateError where there is none of that name, while it has members, and where the record of it
+        could not be stored; otherwise as consumer() with a group.
+        """
+        refused = self._own_groups().delete(group_id)
+        if refused is not None:
+            raise ConsumerStateError(f"group {group_id!r} was not deleted", path=self.path, found=refused.name)
+
     def next_producer_id(self) -> int:
         """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""
         with self._lock:

@@ -27,6 +27,8 @@ EXEMPT = {
     "logcore.cli.program": "a program, as above",
     "logcore.cli.dataset": "a program's part: imported by the one command that needs pyarrow",
     "logcore.cli.export": "a program, as above",
+    "logcore.cli.consuming": "a program, as above",
+    "logcore.cli.groups": "a program, as above",
     "logcore.cli.reading": "a program, as above",
     "logcore.cli.sql": "a program, as above",
     "logcore.cli.sources": "a program, as above",

@@ -7,7 +7,8 @@ Rules:
 - Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
 
 This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. Most
-commands are in writing.py, reading.py, topics.py and care.py. None knows a file format: inspect/ and log.py do.
+commands are in writing.py, reading.py, consuming.py, topics.py, groups.py and care.py. None knows a file format:
+inspect/ and log.py do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import click
 
 import logcore
 from logcore.cli.care import compact, dump, recover, retention, scrub, verify
+from logcore.cli.consuming import consume
 from logcore.cli.export import export
+from logcore.cli.groups import group
 from logcore.cli.program import DAMAGED, Group, json_option
 from logcore.cli.reading import read, tail
 from logcore.cli.sql import sql
@@ -145,6 +148,7 @@ def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None
 
 #: In the order of `logcore --help`.
 for _command in (
-    append, read, tail, sql, export, dump, verify, recover, info, topic, compact, scrub, retention, bench, demo
+    append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, compact, scrub, retention,
+    bench, demo,
 ):  # fmt: skip
     main.add_command(_command)

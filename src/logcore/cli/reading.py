@@ -191,13 +191,19 @@ def _print_records(
         parts = _format_parts(form, source)
         for record in records:
             out.write_bytes(b"".join(part if isinstance(part, bytes) else part(record) for part in parts))
-    elif wants_json(as_json):
+    else:
+        print_lines(out, records, full, as_json)
+
+
+def print_lines(out: Lines, records: Iterable[_Found], full: bool, as_json: bool) -> None:
+    """A line for each record: JSON in a pipe, else for people. full: not cut to the terminal's width."""
+    if wants_json(as_json):
         for record in records:
             out.write(to_json(_shown(record)))
-    else:
-        columns = None if full else terminal_columns()
-        for record in records:
-            out.write(_line(record, columns))
+        return
+    columns = None if full else terminal_columns()
+    for record in records:
+        out.write(_line(record, columns))
 
 
 def _shown(record: _Found) -> dict[str, Any]:

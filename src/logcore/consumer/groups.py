@@ -185,6 +185,13 @@ class Groups:
                 for partition, each in partitions.items()
             }
 
+    def delete(self, group_id: str) -> GroupError | None:
+        """Deletes a group without members, with all that it has committed; or says why not."""
+        answer = Answer()
+        self._do(lambda _: self._coordinator.delete(group_id, answer))
+        result: GroupError | None = answer.result
+        return result
+
     def forget_topics(self, names: set[str]) -> None:
         """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
         self._do(lambda _: self._coordinator.forget_topics(names))

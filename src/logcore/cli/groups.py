@@ -1,0 +1,188 @@
+"""`logcore group`: consumer groups of a log directory: how far they came, set elsewhere, deleted.
+
+Rules:
+- Looking takes no lock and works beside a broker or another writer. Changing needs the directory for itself, so no
+  member of a group is alive meanwhile.
+- A place is the same text as for `logcore read`: an offset, earliest, latest, now, a time, an age.
+
+The work is done by groupoffsets.py and consumer/.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import click
+
+import logcore
+from logcore.cli.program import DECLINED, Group, fail, json_option, log_directory_argument
+from logcore.cli.sources import named_partitions, place_in
+from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
+from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
+from logcore.groupoffsets import StoredGroups, stored_groups
+
+_group_argument = click.argument("name", metavar="GROUP")
+
+
+class _Place(NamedTuple):
+    """What a group has committed for a partition. end, lag: None where the partition is not in the directory."""
+
+    topic: str
+    partition: int
+    committed: Committed
+    end: int | None
+    lag: int | None
+
+
+@click.group(cls=Group)
+def group() -> None:
+    """List, describe, reset and delete the consumer groups of a log directory."""
+
+
+@group.command("list")
+@log_directory_argument
+@json_option
+def group_list(directory: str, as_json: bool) -> None:
+    """Groups in DATA that have committed something or have members, with their lag."""
+    with logcore.open_dir(directory, read_only=True) as logdir:
+        found = _stored(logdir)
+        rows = []
+        for name in sorted({*found.offsets, *found.groups}):
+            places = list(_places(logdir, found, name))
+            members = found.groups[name].members if name in found.groups else ()
+            lag = sum(place.lag or 0 for place in places)
+            if places or members:
+                rows.append((name, len(members), len({place.topic for place in places}), len(places), lag))
+    names = ("group", "members", "topics", "partitions", "lag")
+    if not wants_json(as_json):
+        print_table(names, rows, right=range(1, 5))
+        return
+    with Lines() as out:
+        for row in rows:
+            out.write(to_json(dict(zip(names, row, strict=True))))
+
+
+@group.command("describe")
+@log_directory_argument
+@_group_argument
+@json_option
+def group_describe(directory: str, name: str, as_json: bool) -> None:
+    """What GROUP has committed, partition by partition, and how far that is from the end.
+
+    The lag counts offsets up to the high watermark; "-" where the partition is in another directory.
+    """
+    with logcore.open_dir(directory, read_only=True) as logdir:
+        places = list(_places(logdir, _known(logdir, name), name))
+    if not wants_json(as_json):
+        rows = []
+        for place in places:
+            since = time_text(place.committed.commit_ms)
+            rows.append((*place[:2], place.committed.offset, _or_dash(place.end), _or_dash(place.lag), since))
+        print_table(("topic", "partition", "committed", "end", "lag", "since"), rows, right=range(1, 5))
+        return
+    with Lines() as out:
+        for place in places:
+            committed = place.committed
+            facts = {"group": name, "topic": place.topic, "partition": place.partition, "committed": committed.offset}
+            told = {"metadata": committed.metadata, "commit_ms": committed.commit_ms}
+            out.write(to_json({**facts, "end": place.end, "lag": place.lag, **told}))
+
+
+@group.command("reset")
+@log_directory_argument
+@_group_argument
+@click.option("--topic", "topics", metavar="TOPIC[:N]", multiple=True, help="Default: all it has committed for.")
+@click.option("--to", "place", metavar="PLACE", help="Offset, earliest, latest, time, or age as -10m.")
+@click.option("--shift-by", type=int, help="So many offsets forward, or back.")
+@click.option("--dry-run", is_flag=True, help="Say what would change.")
+@json_option
+def group_reset(
+    directory: str,
+    name: str,
+    topics: tuple[str, ...],
+    place: str | None,
+    shift_by: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Let GROUP go on elsewhere; its members must have ended.
+
+    Offsets outside the log become its start or its end. For a group that does not exist yet, name topics.
+    """
+    if (place is None) == (shift_by is None):
+        raise click.UsageError("say where to: --to or --shift-by, one of them")
+    now_ms = time.time_ns() // 1_000_000
+    with logcore.open_dir(directory, read_only=dry_run) as logdir:
+        stored = _stored(logdir).offsets.get(name, {})
+        chosen = [(topic, number) for topic in stored if topic in logdir for number in stored[topic]]
+        if topics:
+            named = [named_partitions(logdir, text) for text in topics]
+            chosen = [(topic, number) for topic, numbers in named for number in numbers]
+        if not chosen:
+            fail(f"group {name} has committed nothing for topics in {directory}", "name them with --topic")
+        changes: dict[tuple[str, int], tuple[int | None, int]] = {}
+        for topic, number in sorted(set(chosen)):
+            log = logdir.partition(topic, number)
+            committed = stored.get(topic, {}).get(number)
+            before = None if committed is None else committed.offset
+            wanted = place_in(log, place, now_ms) if place is not None else (before or 0) + (shift_by or 0)
+            wanted = min(max(wanted, log.log_start_offset), log.high_watermark)
+            changes[topic, number] = (before, wanted)
+        if not dry_run:
+            with logdir.consumer(group_id=name, enable_auto_commit=False) as consumer:
+                consumer.commit({partition: wanted for partition, (_, wanted) in changes.items()})
+    names = ("topic", "partition", "before", "after")
+    rows = [(*partition, *change) for partition, change in changes.items()]
+    if not wants_json(as_json):
+        print_table(names, [(*row[:2], _or_dash(row[2]), row[3]) for row in rows], right=range(1, 4))
+        return
+    with Lines() as out:
+        for row in rows:
+            out.write(to_json({"group": name, **dict(zip(names, row, strict=True)), "done": not dry_run}))
+
+
+@group.command("delete")
+@log_directory_argument
+@_group_argument
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def group_delete(directory: str, name: str, yes: bool) -> None:
+    """Delete GROUP with all that it has committed. Asks first; without a terminal only with --yes."""
+    with logcore.open_dir(directory, read_only=True) as logdir:  # no lock while the question stands
+        count = len(list(_places(logdir, _known(logdir, name), name)))
+    if not yes:
+        if not sys.stdin.isatty():
+            fail(f"deleting {name} has to be confirmed, and stdin is no terminal", "give --yes to delete it unasked")
+        if not click.confirm(f"Delete group {name} with the offsets of {count} partition{'s' * (count != 1)}?"):
+            click.echo("nothing was deleted", err=True)
+            raise click.exceptions.Exit(DECLINED)
+    with logcore.open_dir(directory) as logdir:
+        logdir.delete_group(name)
+
+
+def _stored(logdir: logcore.LogDir) -> StoredGroups:
+    if OFFSETS_TOPIC not in logdir:
+        return StoredGroups()
+    return stored_groups(logdir.partition(OFFSETS_TOPIC, number) for number in logdir.partitions(OFFSETS_TOPIC))
+
+
+def _known(logdir: logcore.LogDir, name: str) -> StoredGroups:
+    found = _stored(logdir)
+    if not found.offsets.get(name) and name not in found.groups:
+        fail(f"there is no group {name} in {logdir.path}", "`logcore group list` shows those that exist")
+    return found
+
+
+def _places(logdir: logcore.LogDir, found: StoredGroups, name: str) -> Iterator[_Place]:
+    for topic, partitions in sorted(found.offsets.get(name, {}).items()):
+        for number, committed in sorted(partitions.items()):
+            end = None
+            if topic in logdir and number in logdir.partitions(topic):
+                end = logdir.partition(topic, number).high_watermark
+            yield _Place(topic, number, committed, end, None if end is None else max(0, end - committed.offset))
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)

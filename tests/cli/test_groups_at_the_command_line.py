@@ -1,0 +1,123 @@
+"""`logcore consume` and `logcore group`: what they print, commit, change and refuse."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.errors import ConsumerStateError
+
+click_testing = pytest.importorskip("click.testing")
+from logcore.cli.commands import main  # noqa: E402
+
+T0 = 1_700_000_000_000
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    found = click_testing.CliRunner().invoke(main, list(map(str, arguments)))
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    assert found.exit_code == code, found.output
+    return found
+
+
+def rows(*arguments: object) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two partitions of ten records each, a second apart."""
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as directory:
+        directory.create_topic("t", 2)
+        for number in range(2):
+            records = [(None, b"%d-%d" % (number, n), (), T0 + 1_000 * n) for n in range(10)]
+            directory.partition("t", number).append_many(records)
+    return path
+
+
+def committed(data: Path) -> int:
+    """Offsets that group g has committed, in all."""
+    with logcore.open_dir(data, read_only=True) as directory:
+        return sum(directory.committed_offsets("t", number).get("g", 0) for number in range(2))
+
+
+def test_a_group_goes_on_where_it_stopped(data: Path) -> None:
+    first = rows("consume", data, "t", "--group", "g", "-n", 7)
+    second = rows("consume", data, "t", "--group", "g", "--until-end")
+    assert len(first) == 7
+    assert sorted(row["value"] for row in first + second) == sorted(f"{p}-{n}" for p in range(2) for n in range(10))
+    assert not rows("consume", data, "t", "--group", "g", "--until-end")
+    assert len(rows("consume", data, "t", "--until-end")) == 20, "without a group all comes again"
+    assert rows("consume", data, "t", "--until-end", "--from", "latest") == []
+    assert (
+        "no such topic" in run("consume", data, "none", code=2).stderr
+        or "none" in run("consume", data, "none", code=2).stderr
+    )
+
+
+def test_groups_are_listed_and_described(data: Path) -> None:
+    run("consume", data, "t", "--group", "g", "-n", 7)
+    (listed,) = rows("group", "list", data)
+    assert (listed["group"], listed["topics"], listed["lag"]) == ("g", 1, 13)
+    described = rows("group", "describe", data, "g")
+    assert sum(row["lag"] for row in described) == 13
+    assert {row["end"] for row in described} == {10}
+    assert "there is no group other" in run("group", "describe", data, "other", code=2).stderr
+    assert rows("group", "list", data) == [listed]
+
+
+def test_a_group_is_reset(data: Path) -> None:
+    run("consume", data, "t", "--group", "g", "--until-end")
+    shown = rows("group", "reset", data, "g", "--to", "2023-11-14T22:13:24Z", "--dry-run")
+    assert [(row["before"], row["after"], row["done"]) for row in shown] == [(10, 4, False)] * 2
+    assert {row["committed"] for row in rows("group", "describe", data, "g")} == {10}
+    rows("group", "reset", data, "g", "--to", 8, "--topic", "t:1")
+    assert [row["value"] for row in rows("consume", data, "t", "--group", "g", "--until-end")] == ["1-8", "1-9"]
+    rows("group", "reset", data, "g", "--shift-by", -3)
+    assert len(rows("consume", data, "t", "--group", "g", "--until-end")) == 6
+    rows("group", "reset", data, "g", "--shift-by", -1_000)
+    assert len(rows("consume", data, "t", "--group", "g", "--until-end")) == 20
+    rows("group", "reset", data, "new", "--to", "latest", "--topic", "t")
+    assert rows("consume", data, "t", "--group", "new", "--until-end") == []
+    assert "name them with --topic" in run("group", "reset", data, "unknown", "--to", "latest", code=2).stderr
+    run("group", "reset", data, "g", code=2)
+    run("group", "reset", data, "g", "--to", 1, "--shift-by", 1, code=2)
+
+
+def test_a_group_is_deleted(data: Path) -> None:
+    run("consume", data, "t", "--group", "g", "--until-end")
+    assert "--yes" in run("group", "delete", data, "g", code=2).stderr
+    run("group", "delete", data, "g", "--yes")
+    assert rows("group", "list", data) == []
+    assert len(rows("consume", data, "t", "--group", "g", "--until-end")) == 20
+    with logcore.open_dir(data) as directory:
+        with pytest.raises(ConsumerStateError, match="GROUP_ID_NOT_FOUND"):
+            directory.delete_group("unknown")
+        with directory.consumer(group_id="alive") as consumer:
+            consumer.subscribe(["t"])
+            consumer.poll()
+            with pytest.raises(ConsumerStateError, match="NON_EMPTY_GROUP"):
+                directory.delete_group("alive")
+
+
+def test_an_interrupt_ends_it_cleanly(data: Path) -> None:
+    command = [sys.executable, "-m", "logcore", "consume", str(data), "t", "--group", "g", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for _ in range(20):
+            assert json.loads(process.stdout.readline())["topic"] == "t"
+        while committed(data) < 20:
+            time.sleep(0.05)  # printed first and committed then
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == ""
+    assert rows("consume", data, "t", "--group", "g", "--until-end") == []
