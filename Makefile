@@ -42,6 +42,8 @@ spark-example: .venv/.spark
 
 # Checks of the library's own code; see src/logcore/invariants.py.
 test check coverage mutants meant-mutants slow interop: export LOGCORE_VERIFY = 1
+# Hundreds of processes import the library and what it stands on. Where bytecode may not be kept, each compiles all of it.
+test check coverage mutants meant-mutants slow interop: export PYTHONDONTWRITEBYTECODE =
 
 test: .venv/.dev
 	@$(show-kernels)
