@@ -763,13 +763,14 @@ def test_close_lets_go_of_everything_whatever_fails(operation: str) -> None:
         assert [logdir.partition(topic, 0).log_end_offset for topic in ("a", "b")] == [3, 3]
 
 
-def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too() -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too(step: int) -> None:
     """The reserve becomes the checkpoint; a crash in between leaves the old start or the new one, and no hole."""
     disk, logdir = _filled()
     logdir.close()
     files = disk.files()
     seen = set()
-    for at in range(1, 400, 2):
+    for at in range(1, 400, step):
         disk = SimulatedDisk(files, capacity_bytes=200_000, faults=FaultPlan(Fault("*", "crash", at=at)))
         with contextlib.suppress(SimulatedCrash), logcore.open_dir("data", fs=disk) as logdir:
             log = logdir.partition("t", 0)

@@ -8,7 +8,7 @@ epochs) is among the calls. Directories of topics are in tests/faults/test_direc
 
 That the explorer sees something is shown in tests/faults/test_seeded_bugs.py.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 8,000, or 50,000 in `make slow`, which also goes on where it ended
+LOGCORE_EXPLORE_STATES=n looks at n states instead of 3,000, or 50,000 in `make slow`, which also goes on where it ended
 last time, towards 20,000,000; LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
 """
 
@@ -148,7 +148,7 @@ class Doubting(Known[Any]):
 @pytest.mark.parametrize(
     ("durability", "config", "limit"),
     [
-        ("group", CONFIG, 4),
+        ("group", CONFIG, 3),
         pytest.param("group", CONFIG, 14, marks=pytest.mark.slow),
         pytest.param("os", COMPACTED, 14, marks=pytest.mark.slow),
     ],
@@ -284,7 +284,8 @@ def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
     """The first sector of the write is lost, the rest is there: the head then says offset 0, and all was called damage
     to what had been on disk.
     """
-    for size in range(1, 600):
+    size = 1
+    for _ in range(4):
         disk = SimulatedDisk()
         log = logcore.open("t-0", create=True, durability="os", fs=disk)
         log.append(b"first")
@@ -295,6 +296,7 @@ def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
         path = next(filter(is_log, disk.files()))
         at = len(disk.files()[path])
         if (at + lost) % 512:
+            size += -(at + lost) % 512  # a byte or two more where the length itself takes more: once more, then
             disk.crash()
             continue
         log.append(b"torn")
@@ -350,7 +352,7 @@ def test_opening_with_no_room_for_one_more_name() -> None:
 @pytest.mark.parametrize(
     ("durability", "step", "turns"),
     [
-        ("group", 3, (0,)),
+        ("group", 5, (0,)),
         *(pytest.param(one, 1, (0, 4, 7), marks=pytest.mark.slow) for one in ("group", "os", "always")),
     ],
 )

@@ -35,7 +35,7 @@ from logcore.testing import Explorer, FoundLog, LogHistory, Report, SimulatedDis
 from logcore.testing.crashstates import Kind
 from support.programs import POLICIES
 
-STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "600"))
+STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "300"))
 MANY = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "500000"))
 DEFAULTS = {"segment.bytes": 300, "index.interval.bytes": 100, "batch.size": 200}
 #: Settings of topics: what lives for ever, what is deleted when there is more, what is compacted at each chance.

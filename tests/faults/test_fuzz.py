@@ -5,7 +5,7 @@ CRC would stop them at the door it is stamped anew most of the time, so that wha
 process does it under a limit of its address space; what runs out of it, or hangs, fails. Inputs that once went wrong
 are kept in tests/data/fuzz, named `<decoder>-<what>.bin`, and run each time.
 
-LOGCORE_FUZZ says how often: 80,000 by default, 50,000,000 in `make slow`. A failure prints the decoder, the seed and
+LOGCORE_FUZZ says how often: 15,000 by default, 50,000,000 in `make slow`. A failure prints the decoder, the seed and
 the input, and leaves that in a file to keep.
 """
 
@@ -48,7 +48,7 @@ from support.files import own
 from support.messages import MESSAGES, draw, encode
 from support.vectors import DATA
 
-EXECUTIONS = int(os.environ.get("LOGCORE_FUZZ", "30000"))
+EXECUTIONS = int(os.environ.get("LOGCORE_FUZZ", "15000"))
 MANY = int(os.environ.get("LOGCORE_FUZZ", "50000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or None
 #: Beyond what the process has when it begins: twice the cap on inflated bytes, and as much again for records of them.

@@ -158,19 +158,18 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
 
 
 def test_kills_at_every_kind_of_place(ram: Path) -> None:
-    """Two rounds of scenarios: first a kill at each place that is like no other, then anywhere."""
-    count = int(os.environ.get("LOGCORE_KILLS", "80"))
+    """First a kill at each place that is like no other, then anywhere."""
+    count = int(os.environ.get("LOGCORE_KILLS", "50"))
     campaign = Campaign(ram)
     rng = random.Random(SEED)
     first: list[tuple[Scenario, Strike, Site]] = []
     rest: list[tuple[Scenario, Strike, Site]] = []
     seen: set[tuple[Site, bool, bool]] = set()
-    for seed in (SEED, SEED + 1):
-        for scenario in scenarios(campaign, seed):
-            for strike, site in campaign.strikes(scenario):
-                place = site, strike.part > 0, scenario.before is not None
-                (rest if place in seen else first).append((scenario, strike, site))
-                seen.add(place)
+    for scenario in scenarios(campaign, SEED):
+        for strike, site in campaign.strikes(scenario):
+            place = site, strike.part > 0, scenario.before is not None
+            (rest if place in seen else first).append((scenario, strike, site))
+            seen.add(place)
     rng.shuffle(first)
     rng.shuffle(rest)
     for scenario, strike, site in [*first, *rest][:count]:

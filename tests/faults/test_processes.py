@@ -132,7 +132,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
         at = receipt.last_offset + 1
         print(at, flush=True)
 """
-    for round_ in range(3):
+    for round_ in range(2):
         writer = run(program, partition, policy)
         assert writer.stdout is not None
         acknowledged = 0

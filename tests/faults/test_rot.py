@@ -7,7 +7,7 @@ A CRC covers a batch from its attributes on. Not covered are base offset, length
 bytes of a head: in the logs below 4 % of the flips. The length and the magic lead to an error of their own, the epoch
 changes no record, and the offsets are held against those of the neighbours.
 
-LOGCORE_FLIPS says how many bits are turned: 200,000 by default, 100,000,000 in `make slow`.
+LOGCORE_FLIPS says how many bits are turned: 50,000 by default, 100,000,000 in `make slow`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from logcore.testing import SimulatedDisk
 from support.files import CODECS, FUTURE, T0, Files, own
 from support.vectors import VECTORS
 
-FLIPS = int(os.environ.get("LOGCORE_FLIPS", "120000"))
+FLIPS = int(os.environ.get("LOGCORE_FLIPS", "50000"))
 MANY = int(os.environ.get("LOGCORE_FLIPS", "100000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "7"))
 
@@ -78,12 +78,13 @@ def heads_of(data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("count", [FLIPS, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])])
 def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
-    """Every single bit; then a few random ones at once of what the CRC covers."""
+    """Every single bit, or a choice where there is no time for all; then a few at once of what the CRC covers."""
     samples = batches()
     sound = {name: contents(data) for name, data in samples.items()}
     heads = {name: heads_of(data) for name, data in samples.items()}
     every = [(name, [bit]) for name, data in samples.items() for bit in range(len(data) * 8)]
     rng = random.Random(SEED)
+    single = rng.sample(every, min(len(every), count * 9 // 10))
 
     def several() -> Iterator[tuple[str, list[int]]]:
         while True:
@@ -91,7 +92,7 @@ def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
             yield name, rng.sample(range(17 * 8, len(samples[name]) * 8), rng.randrange(2, 6))
 
     refused = outside = 0
-    for name, bits in itertools.islice(itertools.chain(every, several()), count):
+    for name, bits in itertools.islice(itertools.chain(single, several()), count):
         bad = bytearray(samples[name])
         for bit in bits:
             bad[bit // 8] ^= 1 << bit % 8
@@ -410,11 +411,12 @@ def of_snapshot(files: Files) -> Any:
         (f"{32:020d}.snapshot", of_snapshot),
     ],
 )
-def test_a_bit_of_a_small_file_is_refused_or_changes_nothing(name: str, ask: Callable[[Files], Any]) -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_bit_of_a_small_file_is_refused_or_changes_nothing(name: str, ask: Callable[[Files], Any], step: int) -> None:
     files = own()
     sound = ask(files)
     (path,) = (path for path in files if os.path.basename(path) == name)
-    for bit in range(len(files[path]) * 8):
+    for bit in range(0, len(files[path]) * 8, step):
         bad = bytearray(files[path])
         bad[bit // 8] ^= 1 << bit % 8
         try:

@@ -525,18 +525,20 @@ def test_any_bytes_in_any_file(tmp_path_factory, name, data):
     survive(path)
 
 
+@pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)])
-def test_every_cut_of_a_file(crash, name):
+def test_every_cut_of_a_file(crash, name, places):
     whole = (CLEAN / name).read_bytes()
-    for cut in range(0, len(whole), 1 + len(whole) // 80):
+    for cut in range(0, len(whole), 1 + len(whole) // places):
         (crash / name).write_bytes(whole[:cut])
         survive(crash / name)
 
 
+@pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)])
-def test_every_byte_of_a_file_flipped(crash, name):
+def test_every_byte_of_a_file_flipped(crash, name, places):
     whole = (CLEAN / name).read_bytes()
-    for position in range(0, len(whole), 1 + len(whole) // 80):
+    for position in range(0, len(whole), 1 + len(whole) // places):
         for mask in (0x80, 0x01):
             data = bytearray(whole)
             data[position] ^= mask

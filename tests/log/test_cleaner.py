@@ -181,7 +181,7 @@ class Model:
         self.check()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(25), *(pytest.param(one, marks=pytest.mark.slow) for one in range(25, 300))])
 def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
     model = Model(seed, **({"min.compaction.lag.ms": 500} if seed % 5 == 0 else {}))
     for _ in range(8):

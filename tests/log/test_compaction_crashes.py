@@ -62,13 +62,25 @@ def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
         assert offset in offsets or newest.get(key, -1) > offset, f"the record at {offset} is lost"
 
 
+#: Of the disks that may be left at one moment. The seeded bugs below are found with as many.
+LIMIT = 2
+
+
 def explore_compaction(seed: int = 0, **options: Any) -> Any:
-    return explore(keyed, found_after, judge, seed=seed, **{"limit": 6, "again_every": 12, **options})
+    return explore(keyed, found_after, judge, seed=seed, **{"limit": LIMIT, "again_every": 24, **options})
 
 
-@pytest.mark.parametrize("names", ["posix", pytest.param("journal", marks=pytest.mark.slow)])
-def test_P45_a_crash_leaves_one_generation(names: Any) -> None:
-    report = explore_compaction(names=names)
+@pytest.mark.parametrize(
+    ("names", "limit"),
+    [
+        ("posix", LIMIT),
+        pytest.param("posix", 6, marks=pytest.mark.slow),
+        pytest.param("journal", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_P45_a_crash_leaves_one_generation(names: Any, limit: int) -> None:
+    report = explore_compaction(names=names, limit=limit)
+    print(report)
     assert report.states > 300
 
 
@@ -88,7 +100,7 @@ def test_readers_see_one_generation_whatever_a_crash_left() -> None:
         if offsets and len(promised) > 9:
             judge(promised[:9], result)
 
-    assert explore(keyed, read, check, limit=40, again_every=0).states > 200
+    assert explore(keyed, read, check, limit=12, again_every=0).states > 200
 
 
 def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
@@ -178,7 +190,7 @@ def test_seeded_bug_B44_the_checkpoint_comes_early(monkeypatch: pytest.MonkeyPat
         explore(keyed, recover, once, limit=40, again_every=0)
 
 
-@pytest.mark.parametrize("limit", [12, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_checkpoint_never_says_more_than_was_done(limit: int) -> None:
     def recover(disk: SimulatedDisk) -> Any:
         with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:

@@ -143,7 +143,7 @@ def changes_of_a_life(ram: Path, config: str) -> int:
     return driver.changes
 
 
-STEPS = [pytest.param(23, id="some"), pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+STEPS = [pytest.param(41, id="some"), pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -221,7 +221,7 @@ class FullFS(StrikingFS):
         return step
 
 
-@pytest.mark.parametrize("step", [pytest.param(17, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [pytest.param(37, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_disk_that_fills_up(ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int) -> None:
     """The batch fails, is aborted, and is written by the next life of the query, when there is room."""

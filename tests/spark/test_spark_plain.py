@@ -362,11 +362,11 @@ def test_tasks_are_cut_without_indexes_too(large: Path) -> None:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """500 partitions of 10 records."""
+    """200 partitions of 10 records."""
     path = tmp_path / "many"
     with logcore.open_dir(path, create=True) as directory:
-        directory.create_topic("t", partitions=500)
-        for number in range(500):
+        directory.create_topic("t", partitions=200)
+        for number in range(200):
             directory.partition("t", number).append_many([(None, b"%d" % number)] * 10)
     return path
 
@@ -377,10 +377,10 @@ def test_small_partitions_share_tasks(many: Path) -> None:
     tasks = reader.partitions()
     assert len(tasks) <= 8
     rows = [tuple(row.values()) for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
-    assert rows == [(number, offset) for number in range(500) for offset in range(10)]
+    assert rows == [(number, offset) for number in range(200) for offset in range(10)]
     for given in ({"packBytes": 0}, {"minPartitions": 3}, {"maxRecordsPerPartition": 100}):
         alone = source(many, subscribe="t", **given)
-        assert len(alone.reader(alone.schema()).partitions()) == 500
+        assert len(alone.reader(alone.schema()).partitions()) == 200
 
 
 def test_a_task_of_several_partitions_names_the_one_that_is_damaged(many: Path) -> None:
@@ -417,7 +417,7 @@ def test_reading_under_a_memory_limit(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("t")
         log = directory.partition("t", 0)
-        for _ in range(12):
+        for _ in range(8):
             log.append_columns(values=(bytes(16 << 20), np.arange(0, (16 << 20) + 1, 1 << 10)), durability="os")
         log.roll()
     script = f"""
@@ -438,7 +438,7 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("needs /proc to know how much is in use")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == str(12 << 14), done.stderr
+    assert done.stdout.strip() == str(8 << 14), done.stderr
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

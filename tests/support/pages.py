@@ -42,8 +42,8 @@ def shell(text: str, directory: Path) -> None:
     (commands / "logcore").chmod(0o755)
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
     # A page starts logcore dozens of times; compiling it and what it imports each time takes a second or two.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    environment["PYTHONPYCACHEPREFIX"] = str(commands / "compiled")
+    if environment.pop("PYTHONDONTWRITEBYTECODE", None):
+        environment["PYTHONPYCACHEPREFIX"] = str(commands / "compiled")
     done = subprocess.run(
         ["sh", "-e", "-c", text], cwd=directory, env=environment, capture_output=True, text=True, check=False
     )

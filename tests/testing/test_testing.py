@@ -548,11 +548,11 @@ def test_drawn_batches_and_records_are_accepted(batch: bytes, rows: list[strateg
         assert list(log.read(end)) == [row.at(end + at) for at, row in enumerate(rows)]
 
 
-#: Some thirty steps each; LOGCORE_MACHINES is for more.
-EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "280"))
+#: Some thirty steps each; LOGCORE_MACHINES is for other numbers.
+EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "120"))
+MANY = int(os.environ.get("LOGCORE_MACHINES", "2000"))
 PARTS = 2  # for two processes
 MACHINE = settings(
-    max_examples=EXAMPLES // PARTS,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -560,8 +560,11 @@ MACHINE = settings(
 )
 
 
+@pytest.mark.parametrize(
+    "examples", [EXAMPLES, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")]
+)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int) -> None:
+def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int, examples: int) -> None:
     @seed(2 + part)  # without a seed of its own each part would do the same
     class Machine(LogStateMachine):
         counts: ClassVar[dict[str, int]] = {}
@@ -572,9 +575,10 @@ def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int) -> None:
     else:  # by chance a run may draw hardly any log that is compacted
         Machine.configs = strategies.configs(compacted=True)
         least["compactions"] = 0.03
-    run_state_machine_as_test(Machine, settings=MACHINE)
+    found = settings(MACHINE, max_examples=examples // PARTS)
+    run_state_machine_as_test(Machine, settings=found)
     print(Machine.counts)
-    assert all(Machine.counts[what] >= each * MACHINE.max_examples for what, each in least.items()), Machine.counts
+    assert all(Machine.counts[what] >= each * found.max_examples for what, each in least.items()), Machine.counts
 
 
 def test_the_machine_finds_a_log_that_loses() -> None:
