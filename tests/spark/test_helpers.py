@@ -20,6 +20,8 @@ from pyspark_logcore.options import parse_read
 from pyspark_logcore.testing import failing, forget_commit, kafka_alias
 from support import kafka_job
 
+pytestmark = pytest.mark.timeout(300)  # the first of those that need Spark waits for it to start
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -42,6 +44,7 @@ def pairs(data: Path, name: str) -> list[tuple[bytes, bytes]]:
         return [(record.key or b"", record.value or b"") for record in log.read(0)]
 
 
+@pytest.mark.slow  # the job above with other words
 def test_a_kafka_job_moves_by_two_edits(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     text = inspect.getsource(kafka_job)
     text = text.replace('format("kafka")', 'format("logcore")')
@@ -75,6 +78,7 @@ def test_security_options_are_ignored_only_when_that_is_asked_for(data: Path) ->
     assert parse_read({**given, "ignoresecurityoptions": "true"}).subscribe == ("orders",)
 
 
+@pytest.mark.slow  # tests/spark/test_local.py has it in a job
 def test_a_task_that_fails_is_tried_again(spark: SparkSession, data: Path) -> None:
     rows = spark.range(40).selectExpr("cast(id as string) as value").repartition(2)
     faulty = rows.mapInArrow(failing(task=1, attempts=2), rows.schema)

@@ -80,7 +80,12 @@ def test_registering_twice_is_fine(spark: SparkSession, data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "columns", ["offset BIGINT", "value BINARY, offset BIGINT", "timestamp TIMESTAMP, topic STRING"]
+    "columns",
+    [
+        "value BINARY, offset BIGINT",
+        pytest.param("offset BIGINT", marks=pytest.mark.slow),
+        pytest.param("timestamp TIMESTAMP, topic STRING", marks=pytest.mark.slow),
+    ],
 )
 def test_columns_are_chosen_by_the_schema(spark: SparkSession, data: Path, columns: str) -> None:
     frame = spark.read.format("logcore").schema(columns).option("subscribe", "orders").load(str(data))
