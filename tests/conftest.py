@@ -55,10 +55,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 1
 
 
+#: Seconds that a test may ask for which is neither slow nor interop. One that needs more has no place in `make test`.
+LONGEST = 300
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that share a Spark go first, so that they stay together: what comes last is taken by other processes. The
     longest comes next, for nobody to wait for it at the end.
     """
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        is_fast = not any(item.get_closest_marker(name) for name in ("slow", "interop"))
+        if is_fast and limit is not None and limit.args[0] > LONGEST:
+            raise pytest.UsageError(f"{item.nodeid}: a time limit above {LONGEST} s is for tests that are marked slow")
     first = {"spark": 0, "part": 1}
     items.sort(key=lambda item: min((first.get(name, 2) for name in getattr(item, "fixturenames", ())), default=2))
 
