@@ -627,12 +627,12 @@ MISTAKES: Final = (
         "registry_believes_a_slot_without_its_crc", "logcore/registry/nodefile.py",
         "if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(head.creation + fields + value):",
         "if len(value) != length:",
-        "registry/test_registry_exploration.py -k every_order",
+        "registry/test_registry_exploration.py registry/test_registry_damage.py",
     ),
     Mistake(
         "registry_reads_a_torn_slot_once", "logcore/registry/sessions.py",
         "if data == before:\n            break", "if data != before:\n            break",
-        "registry/test_registry_exploration.py -k every_order",
+        "registry/test_registry_damage.py -k torn_read",
     ),
     Mistake(
         "registry_lets_go_of_the_lock_before_the_write", "logcore/registry/files.py",
@@ -662,7 +662,7 @@ MISTAKES: Final = (
         "registry_expires_without_passing_the_gate", "logcore/registry/sessions.py",
         "if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):\n                facts",
         "if timeout_ms < 0:\n                facts",
-        "registry/test_registry_exploration.py -k every_order",
+        "registry/test_registry_exploration.py -k declared_over",
     ),
     Mistake(
         "registry_believes_nodes_of_the_dead", "logcore/registry/files.py",
@@ -676,10 +676,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_session_is_seen_before_its_lock", "logcore/registry/sessions.py",
-        "        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=permissions)\n",
-        "        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=permissions)\n"
-        "        fs.rename(unfinished, name)\n        fs.rename(name, unfinished)\n",
-        "registry/test_registry_exploration.py -k every_order",
+        "        unfinished = name + nodefile.UNFINISHED\n", "        unfinished = name\n",
+        "registry/test_registry_sessions.py -k cleaning",
     ),
     Mistake(
         "registry_overwrites_what_may_be_all_there_is", "logcore/registry/files.py",
@@ -694,7 +692,7 @@ MISTAKES: Final = (
         "            self._fs.rename(unfinished, file)",
         "            self._fs.rename(unfinished, file)\n"
         "            if head.kind is Kind.PERSISTENT:\n                self._fs.fdatasync(handle)",
-        "registry/test_registry_exploration.py -k power",
+        "registry/test_registry_power.py",
     ),
     Mistake(
         "registry_syncs_the_last_name_only", "logcore/registry/files.py",
@@ -728,12 +726,12 @@ MISTAKES: Final = (
     Mistake(
         "registry_watches_nothing_in_place_of_what_is_missing", "logcore/registry/watching.py",
         "                    directory = posixpath.dirname(directory)\n", "                    break\n",
-        "registry/test_registry_watches.py",
+        "registry/test_registry_conformance.py -k not_there_yet",
     ),
     Mistake(
         "registry_believes_the_first_look_behind_a_death", "logcore/registry/watching.py",
         "self._echoes = [now + echo for echo in _ECHOES_MS]", "self._echoes = []",
-        "registry/test_registry_watches.py",
+        "registry/test_registry_sessions.py -k reported_again",
     ),
     Mistake(
         "registry_arms_no_new_directory", "logcore/registry/watching.py",

@@ -33,6 +33,7 @@ EXEMPT = {
     "logcore.cli.sql": "a program, as above",
     "logcore.cli.sources": "a program, as above",
     "logcore.cli.where": "a program's part: its errors are those of the command line",
+    "logcore.cli.registry": "a program, as above",
     "logcore.cli.topics": "a program, as above",
     "logcore.cli.writing": "a program, as above",
     "logcore.cli.demo": "a program, as above",
@@ -68,7 +69,7 @@ WORLDLY_NAMES = {
 ALLOWED = {"logcore.producer.producer": {"threading.Thread"}}
 
 #: Packages that only the functions which need them may import.
-INSIDE_FUNCTIONS_ONLY = {"click", "cramjam", "pandas", "polars", "pyarrow", "rich"}
+INSIDE_FUNCTIONS_ONLY = {"click", "cramjam", "kazoo", "pandas", "polars", "pyarrow", "rich"}
 
 
 def module_name(path: Path) -> str:

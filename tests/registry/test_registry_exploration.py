@@ -15,7 +15,7 @@ from logcore.fs import SharedFS
 from logcore.registry import Node, open_registry
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
-from support.registry_exploring import World
+from support.registry_exploring import PATHS, World
 
 ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "60"))
 
@@ -26,7 +26,8 @@ STOPS = Chances(switch=0.3, kill=0.002, stop=0.01)
 
 def explore(seeds: range, chances: Chances) -> None:
     for seed in seeds:
-        world = World(seed, chances=chances, processes=2 + seed % 2)
+        paths = PATHS if seed % 3 else PATHS[2:3]
+        world = World(seed, chances=chances, processes=2 + seed % 2, paths=paths)
         world.run()
         try:
             world.judge()

@@ -71,6 +71,7 @@ class World:
         self.endings: list[list[Any]] = []  # (session, invoked, returned, whether it is sure)
         self.of_process: dict[int, list[str]] = {}
         self.problems: list[str] = []
+        self.cleaned: list[str] = []  # sessions that clean() ended
         self.tag = 0
         for _ in range(processes):
             self.start()
@@ -161,7 +162,7 @@ class World:
         elif kind == "parent":
             self.quietly(lambda: registry.delete("/a"))
         elif kind == "clean":
-            self.quietly(registry.clean)
+            self.quietly(lambda: self.cleaned.extend(registry.clean()))
         elif kind == "stuck":
             self.quietly(registry.poll)
             self.quietly(registry.stuck)
@@ -259,6 +260,9 @@ class World:
     def judge(self) -> None:
         assert not self.problems, self.problems
         check(self.history())
+        ended = {ending[0] for ending in self.endings}
+        for session in self.cleaned:
+            assert session in ended or session not in self.lives, f"lease: {session} was cleaned away alive"
         self.judge_garbage()
 
     def judge_garbage(self) -> None:

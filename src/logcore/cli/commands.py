@@ -1,5 +1,5 @@
-"""The command line: logcore demo | append | read | tail | dump | verify | scrub | recover | info | topic | compact |
-retention | bench.
+"""The command line: logcore demo | append | read | tail | dump | verify | scrub | recover | info | topic | registry |
+compact | retention | bench.
 
 Rules:
 - On a terminal, lines and tables for people; in a pipe or with --json, one JSON object a line (NDJSON) on stdout.
@@ -26,6 +26,7 @@ from logcore.cli.export import export
 from logcore.cli.groups import group
 from logcore.cli.program import DAMAGED, Group, json_option
 from logcore.cli.reading import read, tail
+from logcore.cli.registry import registry
 from logcore.cli.sql import sql
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.cli.topics import topic
@@ -148,7 +149,7 @@ def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None
 
 #: In the order of `logcore --help`.
 for _command in (
-    append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, compact, scrub, retention,
-    bench, demo,
+    append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, registry, compact, scrub,
+    retention, bench, demo,
 ):  # fmt: skip
     main.add_command(_command)

@@ -25,6 +25,7 @@ from logcore.errors import (
     InvalidNameError,
     LogcoreError,
     LogNotFoundError,
+    NodeNotFoundError,
     OffsetOutOfRangeError,
     ResourceError,
     TopicNotFoundError,
@@ -45,6 +46,7 @@ NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
     (OffsetOutOfRangeError, "run `logcore info` on the directory to see which offsets it holds"),
     (InvalidNameError, "name the directory <topic>-<number>, such as orders-0"),
     (DiskFullError, "free some space and repeat the command from where it stopped"),
+    (NodeNotFoundError, "run `logcore registry ls` on the directory to see its nodes"),
     (ResourceError, "close some files or processes and repeat the command"),
 )
 

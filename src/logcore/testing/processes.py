@@ -311,7 +311,9 @@ class Machine:
 
     def cut(self, size: int) -> int:
         """How much of a write or a read is its first step."""
-        return self.rng.choice([size, size, self.rng.randrange(size), min(size, 4096), size // 2]) if size else 0
+        if not size:
+            return 0
+        return self.rng.choice([size, self.rng.randrange(size), min(size, 4096), max(0, size - 4)])
 
     def kill(self, process: SimulatedProcess) -> None:
         """Ends a process now. The caller, if it is this one, gets SimulatedKill from its next call."""

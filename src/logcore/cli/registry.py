@@ -1,0 +1,87 @@
+"""`logcore registry`: shows the nodes of a registry of files, and changes none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from logcore.cli.program import Group, json_option, log_directory_argument
+from logcore.cli.terminal import Lines, print_table, to_json, wants_json
+from logcore.errors import NodeNotFoundError
+from logcore.registry import FileRegistry, Node, open_registry
+
+_path_argument = click.argument("path", metavar="[PATH]", default="/")
+
+
+@click.group(cls=Group)
+def registry() -> None:
+    """Show what is in the registry beside a log directory: members of groups, owners, brokers."""
+
+
+@registry.command("ls")
+@log_directory_argument
+@_path_argument
+@json_option
+def registry_ls(directory: str, path: str, as_json: bool) -> None:
+    """The nodes below PATH, one level; the registry is the directory DATA.registry."""
+    with open_registry(directory, read_only=True) as opened:
+        above = "" if path == "/" else path
+        rows = []
+        for name in opened.children(path):
+            try:
+                node = opened.get(f"{above}/{name}")
+            except NodeNotFoundError:  # gone meanwhile
+                continue
+            rows.append((name, node, len(opened.children(f"{above}/{name}"))))
+    if wants_json(as_json):
+        with Lines() as out:
+            for name, node, children in rows:
+                facts = {"path": f"{above}/{name}", "version": node.version, "session": node.session}
+                out.write(to_json({**facts, "size_bytes": len(node.value), "children": children}))
+        return
+    cells = [(name, children or "", len(node.value), node.version, node.session) for name, node, children in rows]
+    print_table(("name", "children", "bytes", "version", "session"), cells, right=(1, 2, 3))
+
+
+@registry.command("get")
+@log_directory_argument
+@click.argument("path", metavar="PATH")
+@json_option
+def registry_get(directory: str, path: str, as_json: bool) -> None:
+    """The value of the node PATH, with its version and, if it is ephemeral, its owner."""
+    with open_registry(directory, read_only=True) as opened:
+        node = opened.get(path)
+        owner = _owner(opened, node)
+    if wants_json(as_json):
+        facts = {"path": path, "version": node.version, "session": node.session, **owner, "value": _shown(node.value)}
+        with Lines() as out:
+            out.write(to_json(facts))
+        return
+    of = f", session {node.session}, process {owner['pid']}" if node.session else ""
+    click.echo(f"{path}  version {node.version}{of}")
+    shown = _shown(node.value)
+    click.echo(shown if isinstance(shown, str) else json.dumps(shown, indent=2, ensure_ascii=False))
+
+
+def _owner(opened: FileRegistry, node: Node) -> dict[str, int | None]:
+    if node.session is None:
+        return {}
+    for info in opened.sessions():
+        if info.id == node.session and info.facts is not None:
+            return {"pid": info.facts.pid}
+    return {"pid": None}
+
+
+def _shown(value: bytes) -> Any:
+    """JSON as it is, other text as text, and the rest in hex."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return found if isinstance(found, dict | list) else text

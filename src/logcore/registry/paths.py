@@ -1,0 +1,228 @@
+"""What lies where in a registry: Kafka's ZooKeeper layout, and the values of its nodes.
+
+| path | value | kind |
+|---|---|---|
+| `/cluster/id` | `{"version":"1","id":"<22 characters>"}` | persistent |
+| `/brokers/ids/<n>` | `{"version":5,"host":...,"port":...,"endpoints":[...],"timestamp":"..."}` | ephemeral |
+| `/brokers/topics/<t>` | `{"version":2,"partitions":{"0":[1]},"topic_id":...}` | persistent |
+| `/brokers/topics/<t>/partitions/<p>/state` | `{"controller_epoch":1,"leader":1,...,"isr":[1]}` | persistent |
+| `/consumers/<g>/ids/<consumer>` | the member's subscription | ephemeral |
+| `/consumers/<g>/owners/<t>/<p>` | `<consumer>-<n>` | ephemeral |
+| `/consumers/<g>/offsets/<t>/<p>` | decimal text | persistent |
+| `/consumers/<g>/group` | the state of the group | persistent, not synced |
+| `/controller` | `{"version":1,"brokerid":1,"timestamp":"..."}` | ephemeral |
+| `/controller_epoch` | decimal text | persistent |
+| `/config/topics/<t>`, `/config/clients/<id>` | `{"version":1,"config":{...}}` | persistent |
+| `/admin/delete_topics/<t>` | empty | persistent |
+
+Rules:
+- JSON is UTF-8 without spaces. What cannot be read is CorruptRegistryError; an unpack function reads what
+  its pack function wrote.
+- A name that holds `/`, `%` or NUL, as a group's may, is percent-encoded in these three signs.
+- elect() is the only function that changes a registry.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from logcore.errors import CorruptRegistryError, InvalidNodeError, NodeExistsError
+from logcore.registry.protocol import CONSUMERS, Registry
+
+CLUSTER_ID: Final = "/cluster/id"
+BROKERS: Final = "/brokers/ids"
+TOPICS: Final = "/brokers/topics"
+CONTROLLER: Final = "/controller"
+CONTROLLER_EPOCH: Final = "/controller_epoch"
+_CLUSTER_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,22}")
+
+
+def element(name: str) -> str:
+    """A name as one element of a path."""
+    if not name:
+        raise InvalidNodeError("a name in a path is not empty")
+    return name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+
+
+def element_name(text: str) -> str:
+    """The name that element() made a text of."""
+    return text.replace("%00", "\0").replace("%2F", "/").replace("%25", "%")
+
+
+def broker(number: int) -> str:
+    return f"{BROKERS}/{_count(number, 'a broker id')}"
+
+
+def topic(name: str) -> str:
+    return f"{TOPICS}/{element(name)}"
+
+
+def partition_state(name: str, partition: int) -> str:
+    return f"{topic(name)}/partitions/{_count(partition, 'a partition')}/state"
+
+
+def group(name: str) -> str:
+    """The node above all of a group."""
+    return f"/{CONSUMERS}/{element(name)}"
+
+
+def group_state(name: str) -> str:
+    return f"{group(name)}/group"
+
+
+def member(name: str, consumer: str) -> str:
+    return f"{group(name)}/ids/{element(consumer)}"
+
+
+def owner(name: str, topic_name: str, partition: int) -> str:
+    return f"{group(name)}/owners/{element(topic_name)}/{_count(partition, 'a partition')}"
+
+
+def offset(name: str, topic_name: str, partition: int) -> str:
+    return f"{group(name)}/offsets/{element(topic_name)}/{_count(partition, 'a partition')}"
+
+
+def topic_config(name: str) -> str:
+    return f"/config/topics/{element(name)}"
+
+
+def client_config(client_id: str) -> str:
+    return f"/config/clients/{element(client_id)}"
+
+
+def deletion(name: str) -> str:
+    """The request to the controller to delete a topic."""
+    return f"/admin/delete_topics/{element(name)}"
+
+
+def _count(number: int, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise InvalidNodeError(f"{what} is a number from 0", found=repr(number))
+    return number
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def pack_json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def unpack_json(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise CorruptRegistryError("the value is no JSON", path=path) from error
+    if not isinstance(values, dict):
+        raise CorruptRegistryError("the value is no JSON object", path=path, found=type(values).__name__)
+    return values
+
+
+def pack_number(number: int) -> bytes:
+    """An offset or an epoch."""
+    return b"%d" % number
+
+
+def unpack_number(data: bytes, path: str) -> int:
+    if not re.fullmatch(rb"-?[0-9]{1,19}", data):
+        raise CorruptRegistryError("the value is no number", path=path, found=data[:40])
+    return int(data)
+
+
+def pack_cluster_id(cluster_id: str) -> bytes:
+    if not _CLUSTER_ID.fullmatch(cluster_id):
+        raise InvalidNodeError("a cluster id has 1 to 22 letters, digits, '_' and '-'", found=cluster_id[:100])
+    return pack_json({"version": "1", "id": cluster_id})
+
+
+def unpack_cluster_id(data: bytes) -> str:
+    found = unpack_json(data, CLUSTER_ID).get("id")
+    if not isinstance(found, str) or not _CLUSTER_ID.fullmatch(found):
+        raise CorruptRegistryError("no cluster id", path=CLUSTER_ID, found=found)
+    return found
+
+
+def pack_broker(host: str, port: int, *, endpoints: Sequence[str] = (), timestamp_ms: int) -> bytes:
+    values = {
+        "version": 5,
+        "host": host,
+        "port": port,
+        "endpoints": list(endpoints),
+        "timestamp": str(timestamp_ms),
+    }
+    return pack_json(values)
+
+
+def pack_topic(replicas: Mapping[int, Sequence[int]], *, topic_id: str | None = None) -> bytes:
+    """replicas: broker ids of each partition."""
+    partitions = {str(number): list(brokers) for number, brokers in sorted(replicas.items())}
+    return pack_json({"version": 2, "partitions": partitions, "topic_id": topic_id})
+
+
+def unpack_topic(data: bytes, path: str) -> dict[int, list[int]]:
+    """Broker ids of each partition."""
+    try:
+        partitions = unpack_json(data, path)["partitions"].items()
+        return {int(number): [int(each) for each in brokers] for number, brokers in partitions}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptRegistryError("not the partitions of a topic", path=path) from error
+
+
+def pack_partition_state(*, leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int) -> bytes:
+    values = {
+        "controller_epoch": controller_epoch,
+        "leader": leader,
+        "version": 1,
+        "leader_epoch": leader_epoch,
+        "isr": list(isr),
+    }
+    return pack_json(values)
+
+
+def pack_controller(broker_id: int, timestamp_ms: int) -> bytes:
+    return pack_json({"version": 1, "brokerid": broker_id, "timestamp": str(timestamp_ms)})
+
+
+def unpack_controller(data: bytes) -> int:
+    """The broker id of the controller."""
+    found = unpack_json(data, CONTROLLER).get("brokerid")
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise CorruptRegistryError("no broker id", path=CONTROLLER, found=found)
+    return found
+
+
+def pack_config(config: Mapping[str, str]) -> bytes:
+    return pack_json({"version": 1, "config": dict(sorted(config.items()))})
+
+
+def unpack_config(data: bytes, path: str) -> dict[str, str]:
+    found = unpack_json(data, path).get("config")
+    if not isinstance(found, dict):
+        raise CorruptRegistryError("no settings", path=path)
+    return {str(name): str(value) for name, value in found.items()}
+
+
+# -- the controller --------------------------------------------------------------------------------------------------
+
+
+def elect(registry: Registry, broker_id: int, timestamp_ms: int) -> int | None:
+    """Makes this process the controller, if none lives; its epoch, or None when another one is.
+
+    The node comes first and the epoch behind it, so that only a controller raises it. Kafka does both in one
+    transaction of ZooKeeper's. Raises what Registry.create() and update() do: behind a SessionExpiredError another
+    process is the controller.
+    """
+    try:
+        registry.create(CONTROLLER, pack_controller(broker_id, timestamp_ms), ephemeral=True)
+    except NodeExistsError:
+        return None
+    raised = registry.update(CONTROLLER_EPOCH, _next_epoch)
+    assert raised is not None
+    return unpack_number(raised.value, CONTROLLER_EPOCH)
+
+
+def _next_epoch(value: bytes | None) -> bytes:
+    return pack_number(1 if value is None else unpack_number(value, CONTROLLER_EPOCH) + 1)

@@ -1,0 +1,110 @@
+"""The registry on a real ZooKeeper server passes the suite of the registry of files; `make interop`.
+
+The server is of one Java process for all tests, on a port of its own, with its data in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kazoo")
+
+from logcore.errors import RegistryUnavailableError, SessionExpiredError
+from logcore.registry.protocol import Node, Registry
+from logcore.registry.zookeeper import connect
+from support.kafka_jvm import jars
+from support.registries import *  # noqa: F403
+from support.registries import Registries, gone
+
+pytestmark = pytest.mark.interop
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = jars("zookeeper.xml", "zookeeper", "zookeeper")
+    place: Path = tmp_path_factory.mktemp("zookeeper")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (place / "zoo.cfg").write_text(
+        f"dataDir={place}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\ntickTime=200\nadmin.enableServer=false\n"
+        "maxClientCnxns=0\nminSessionTimeout=400\n"
+    )
+    command = ["java", "-Xmx256m", "-cp", f"{folder}/*", "org.apache.zookeeper.server.ZooKeeperServerMain"]
+    with open(place / "out", "wb") as out:
+        process = subprocess.Popen([*command, str(place / "zoo.cfg")], stdout=out, stderr=out)
+    try:
+        for _ in range(300):
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (place / "out").read_text()[-2000:]
+                time.sleep(0.1)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def registries(server: str) -> Iterator[Registries]:
+    made = []
+    below = f"/test-{next(_numbers)}"
+
+    def make() -> Registry:
+        registry = connect(server + below)
+        made.append(registry)
+        return registry
+
+    yield make
+    for registry in made:
+        registry.close()
+
+
+def test_an_expired_session_writes_nothing(server: str) -> None:
+    """The server ends a session when somebody connects with its id and leaves it."""
+    from kazoo.client import KazooClient
+
+    below = f"/test-{next(_numbers)}"
+    with connect(server + below) as one, connect(server + below) as other:
+        one.create("/e", b"one", ephemeral=True)
+        one.create("/p", b"0")
+        thief = KazooClient(hosts=server, client_id=one._client.client_id)
+        thief.start()
+        thief.stop()
+        thief.close()
+        assert gone(lambda: other.get("/e"))
+        for _ in range(400):
+            if one.session.state == "expired":
+                break
+            time.sleep(0.01)
+        assert one.session.state == "expired"
+        with pytest.raises(SessionExpiredError):
+            one.set("/p", b"1")
+        with pytest.raises(SessionExpiredError):
+            one.create("/e", b"again", ephemeral=True)
+        assert other.get("/p") == Node(b"0", 0)
+
+
+def test_no_server_is_an_error_with_a_name() -> None:
+    with pytest.raises(RegistryUnavailableError):
+        connect("127.0.0.1:1", connect_timeout_ms=300)
+
+
+def test_the_servers_own_node_is_not_shown(server: str) -> None:
+    with connect(server) as registry:
+        assert "zookeeper" not in registry.children("/")
+        registry.create("/zookeeper", b"ours")
+        assert "zookeeper" in registry.children("/")
+        assert registry.get("/zookeeper").value == b"ours"
+        registry.delete("/zookeeper")

@@ -1,0 +1,220 @@
+"""Stuck sessions: counted by the looks of whoever asks, on a steady clock; and what a session's record holds."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from logcore.errors import InvalidConfigError, ReadOnlyLogError, RegistryError, RegistryLockedError, SessionExpiredError
+from logcore.fs import Boot, SharedFS, Watch
+from logcore.registry import open_registry
+from logcore.registry.files import domain_byte, domain_of
+from logcore.registry.sessions import Facts, Observer, SessionInfo
+from logcore.testing import SimulatedDisk
+from logcore.testing.processes import Chances, Machine
+
+INTERVAL_MS = 300
+
+
+def session(polls: int, interval_ms: int = INTERVAL_MS, state: str = "alive") -> SessionInfo:
+    facts = Facts(Boot(bytes(16), 0), 1, interval_ms, polls)
+    return SessionInfo("a" * 32, state, facts)  # type: ignore[arg-type]
+
+
+def looks(*steps: tuple[int, int], interval_ms: int = INTERVAL_MS) -> list[bool]:
+    """Whether the session is stuck at each (time, polls)."""
+    observer = Observer()
+    return [bool(observer.look(at, [session(polls, interval_ms)])) for at, polls in steps]
+
+
+def test_a_session_is_stuck_when_its_polls_stand_still_for_its_interval() -> None:
+    assert looks((0, 5), (100, 5), (200, 5), (299, 5), (300, 5)) == [False, False, False, False, True]
+
+
+def test_a_poll_begins_a_new_interval() -> None:
+    assert looks((0, 5), (100, 5), (200, 6), (300, 6), (400, 6), (499, 6), (500, 6))[-2:] == [False, True]
+
+
+def test_an_observer_that_slept_begins_again() -> None:
+    """It was stopped, perhaps together with the session: B50."""
+    assert looks((0, 5), (100, 5), (10_000, 5), (10_100, 5), (10_200, 5), (10_300, 5)) == [False] * 5 + [True]
+
+
+def test_a_session_without_an_interval_is_never_stuck() -> None:
+    assert not any(looks(*((at, 5) for at in range(0, 100_000, 50)), interval_ms=0))
+
+
+def test_the_dead_and_the_expired_are_not_stuck() -> None:
+    observer = Observer()
+    for state in ("dead", "expired"):
+        assert not any(observer.look(at, [session(1, state=state)]) for at in range(0, 1_000, 50))
+
+
+def test_jumps_of_the_wall_clock_expel_nobody() -> None:
+    disk = SimulatedDisk({"data": None})
+    with (
+        open_registry("/data", fs=disk, max_poll_interval_ms=INTERVAL_MS) as member,
+        open_registry("/data", fs=disk) as observer,
+    ):
+        for _ in range(20):
+            disk.set_wall_clock(disk.now_ms() + 99)
+            assert observer.stuck() == []
+        for _ in range(4):
+            disk.advance(75)
+            found = observer.stuck()
+        assert found == [member.session.id]
+        member.poll()
+        assert observer.stuck() == []
+
+
+def test_a_session_that_was_declared_over_writes_nothing() -> None:
+    disk = SimulatedDisk({"data": None})
+    one = open_registry("/data", fs=disk)
+    with open_registry("/data", fs=disk) as other:
+        one.create("/e", ephemeral=True)
+        one.create("/p")
+        other.expire(one.session.id)
+        assert one.session.state == "expired"
+        for act in (
+            lambda: one.create("/q"),
+            lambda: one.set("/p", b"1"),
+            lambda: one.delete("/p"),
+            lambda: one.update("/p", lambda value: b"1"),
+            one.poll,
+            lambda: one.holding("/p").__enter__(),
+        ):
+            with pytest.raises(SessionExpiredError):
+                act()
+        assert other.children("/") == ["p"]
+        one.close()
+        assert [info.id for info in other.sessions()] == [other.session.id]
+
+
+def test_holding_keeps_others_out_and_reads() -> None:
+    disk = SimulatedDisk({"data": None})
+    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk, lock_timeout_ms=50) as other:
+        one.create("/consumers/g/group", b"0")
+        with one.holding("/consumers/g"):
+            assert one.get("/consumers/g/group").value == b"0"
+            with pytest.raises(RegistryLockedError) as caught:
+                other.set("/consumers/g/group", b"1")
+            assert caught.value.pids
+            other.create("/consumers/h/group")
+            with pytest.raises(RegistryError, match="inside a change"):
+                one.set("/consumers/g/group", b"1")
+        assert other.set("/consumers/g/group", b"1") == 1
+
+
+def test_a_change_that_uses_the_registry_is_refused() -> None:
+    with open_registry("/data", fs=SimulatedDisk({"data": None})) as registry:
+        with pytest.raises(RegistryError, match="inside a change"):
+            registry.update("/a", lambda value: registry.create("/b") and b"")  # type: ignore[func-returns-value]
+        registry.create("/b")
+
+
+def test_a_reader_takes_no_session_and_changes_nothing() -> None:
+    disk = SimulatedDisk({"data": None})
+    with open_registry("/data", fs=disk) as writer:
+        writer.create("/a", b"x")
+        disk.operations.clear()
+        with open_registry("/data", fs=disk, read_only=True) as reader:
+            assert reader.get("/a").value == b"x"
+            assert len(reader.sessions()) == 1
+            with pytest.raises(ReadOnlyLogError):
+                reader.create("/b")
+            with pytest.raises(ReadOnlyLogError):
+                _ = reader.session
+        assert not disk.operations
+
+
+@attrs.define
+class Elsewhere(SimulatedDisk):
+    """A process of another boot or time namespace on the same disk."""
+
+    def __init__(self, disk: SimulatedDisk, boot: Boot) -> None:
+        self.__dict__.update(disk.__dict__)
+        self.elsewhere = boot
+
+    def boot(self) -> Boot:
+        return self.elsewhere
+
+
+@pytest.mark.parametrize("boot", [Boot(b"b" * 16, 1), Boot(bytes(16), 99)])
+def test_a_living_session_of_another_machine_is_an_error(boot: Boot) -> None:
+    disk = SimulatedDisk({"data": None})
+    if boot.time_namespace == 99:
+        boot = attrs.evolve(disk.boot(), time_namespace=99)
+    with open_registry("/data", fs=disk) as registry:
+        registry.create("/a", b"x")
+        before = disk.files()
+        with pytest.raises(InvalidConfigError, match="another machine or another time namespace"):
+            open_registry("/data", fs=Elsewhere(disk, boot))
+        assert disk.files() == before
+    with open_registry("/data", fs=Elsewhere(disk, boot)) as registry:  # the other one is gone
+        assert registry.get("/a").value == b"x"
+
+
+def test_domains_are_first_names_and_groups() -> None:
+    assert domain_of(("controller",)) == "controller"
+    assert domain_of(("brokers", "ids", "1")) == "brokers"
+    assert domain_of(("consumers",)) == "consumers"
+    assert domain_of(("consumers", "g", "ids", "c")) == domain_of(("consumers", "g")) == "consumers/g"
+    assert 0 <= domain_byte("consumers/g") < 1 << 62
+    assert domain_byte("consumers/g") != domain_byte("consumers/h")
+
+
+def test_a_living_session_is_never_declared_over_by_cleaning() -> None:
+    for seed in range(40):
+        machine = Machine(SimulatedDisk({"data": None}, seed=seed), seed=seed, chances=Chances(switch=0.5))
+
+        def live(fs: SharedFS) -> None:
+            for _ in range(3):
+                with open_registry("/data", fs=fs) as registry:
+                    registry.create("/e/" + registry.session.id, ephemeral=True)
+                    registry.get("/e/" + registry.session.id)
+
+        def clean(fs: SharedFS) -> None:
+            with open_registry("/data", fs=fs) as registry:
+                for _ in range(6):
+                    registry.clean()
+
+        machine.start(live)
+        machine.start(clean)
+        machine.run()
+
+
+class Reports:
+    """A watch that tells what it was given."""
+
+    def __init__(self, reports: list[bool]) -> None:
+        self.reports = reports
+        self.saw_close = False
+        self.saw_removal = False
+
+    def wait(self, timeout: float | None) -> bool:
+        self.saw_close = bool(self.reports)
+        return self.reports.pop() if self.reports else False
+
+    def fileno(self) -> int:
+        return 5
+
+    def close(self) -> None:
+        pass
+
+
+class WatchedDisk(SimulatedDisk):
+    def watch(self, *directories: str, closing: object = ()) -> Watch:
+        return Reports([True])
+
+
+def test_the_end_of_a_session_is_reported_again_while_its_lock_may_be_held() -> None:
+    disk = WatchedDisk({"data": None})
+    with open_registry("/data", fs=disk) as registry:
+        watch = registry.watch(["/e"])
+        assert watch.wait(0)
+        reported = []
+        for at in range(200):
+            disk.advance(1)
+            if watch.wait(0):
+                reported.append(at + 1)
+        assert reported == [1, 3, 7, 15, 31, 63, 127]
