@@ -203,8 +203,21 @@ class Reports:
 
 
 class WatchedDisk(SimulatedDisk):
+    watched: tuple[str, ...] = ()
+
     def watch(self, *directories: str, closing: object = ()) -> Watch:
+        self.watched = directories
         return Reports([True])
+
+
+def test_the_nearest_directory_is_watched_for_one_that_is_missing() -> None:
+    disk = WatchedDisk({"data": None})
+    with open_registry("/data", fs=disk) as registry:
+        watch = registry.watch(["/x/y/z"], children=["/x"])
+        assert disk.watched == ("/data.registry",)
+        registry.create("/x/y/other")
+        assert watch.wait(0)
+        assert disk.watched == ("/data.registry/x", "/data.registry/x/y")
 
 
 def test_the_end_of_a_session_is_reported_again_while_its_lock_may_be_held() -> None:
