@@ -251,7 +251,7 @@ class OsFS:
         self._paths: dict[int, str] = {}
         self.guard = threading.RLock()  # of _locks and members; held over a fork, so that no child finds it held
         self._locks: dict[tuple[int, int], _DirectoryLock] = {}
-        self._heirs: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
+        self._heirs: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
         self._heir_numbers = itertools.count()
         os.register_at_fork(
             before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._begin_child
@@ -269,10 +269,10 @@ class OsFS:
         for held in self._locks.values():
             os.close(held.handle)  # else the child would keep the parent's directories locked when that is killed
         self._locks.clear()
-        for heir in list(self._heirs.values()):
-            forget = heir()
-            if forget is not None:
-                forget()
+        for owner, forget in list(self._heirs.values()):
+            living = owner()
+            if living is not None:
+                forget(living)
 
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Has a bound method called in forked children, for as long as its object lives.
@@ -281,7 +281,9 @@ class OsFS:
         """
         number = next(self._heir_numbers)
         heirs = self._heirs
-        heirs[number] = weakref.WeakMethod(forget, lambda _: heirs.pop(number, None))
+        method: Any = forget
+        # Not WeakMethod: at the end of the process its own callback may find its module gone.
+        heirs[number] = weakref.ref(method.__self__, lambda _: heirs.pop(number, None)), method.__func__
 
     # -- files ---------------------------------------------------------------------------------------------------
 

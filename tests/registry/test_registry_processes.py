@@ -8,12 +8,15 @@ import os
 import random
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import logcore
 from logcore.errors import ForkedWriterError, LogcoreError, NodeNotFoundError, RegistryLockedError, SessionExpiredError
 from logcore.registry import open_registry
 
@@ -221,6 +224,21 @@ def test_a_forked_child_does_not_keep_the_session_of_a_killed_parent(tmp_path: P
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         process.lines.close()
+
+
+def test_a_registry_that_lives_until_the_end_of_its_program_ends_quietly(tmp_path: Path) -> None:
+    program = (
+        f"from logcore.registry import open_registry\nkept = open_registry({str(tmp_path / 'data')!r})\nkept.close()"
+    )
+    sources = str(Path(logcore.__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": sources},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_forked_child_opens_the_registry_itself(tmp_path: Path) -> None:
