@@ -51,12 +51,15 @@ def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms:
         raise MissingDependencyError("a registry on ZooKeeper needs kazoo; install logcore[zookeeper]") from error
     from kazoo.handlers.threading import KazooTimeoutError
 
-    client = KazooClient(hosts=hosts, timeout=session_timeout_ms / 1000)
+    servers, _, below = hosts.partition("/")
+    client = KazooClient(hosts=servers, timeout=session_timeout_ms / 1000)
     registry = ZooKeeperRegistry(client)
     try:
         client.start(timeout=connect_timeout_ms / 1000)
         with registry._errors("/"):
-            client.ensure_path("/")
+            if below:
+                client.ensure_path(f"/{below}")
+                client.chroot = f"/{below}"
         registry._begin()
     except KazooTimeoutError as error:
         client.close()
