@@ -11,6 +11,7 @@ import os
 import random
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -350,8 +351,9 @@ def test_one_thread_at_a_time() -> None:
         data.create_topic("t")
         with data.consumer() as consumer:
             consumer.subscribe(["t"])
-            with consumer._alone(), pytest.raises(ConsumerStateError, match="one thread"):
-                consumer.poll()
+            refused = pytest.raises(ConsumerStateError, match="one thread")
+            with consumer._alone(), ThreadPoolExecutor(1) as other, refused:
+                other.submit(consumer.poll).result()
 
 
 # -- random lives -----------------------------------------------------------------------------------------------------
@@ -622,3 +624,35 @@ def test_a_position_that_is_gone_is_warned_of(caplog: pytest.LogCaptureFixture) 
         assert [record.offset for record in again.poll().records()] == list(range(5, 10))
         assert "continues" in caplog.text and "at offset 5" in caplog.text
         again.close()
+
+
+def test_a_listener_seeks_and_commits() -> None:
+    class Moves(RebalanceListener):
+        def __init__(self) -> None:
+            self.refused: list[str] = []
+
+        def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+            for one in partitions:
+                consumer.seek(one, 3)
+                assert consumer.position(one) == 3
+            for call in (consumer.poll, consumer.poll_columns, consumer.unsubscribe, consumer.close):
+                try:
+                    call()
+                except ConsumerStateError as error:
+                    self.refused.append(str(error))
+
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            consumer.commit()
+
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t", 2)
+        for number in range(2):
+            data.partition("t", number).append_many([(None, b"x")] * 5)
+        moves = Moves()
+        consumer = data.consumer(group_id="g", enable_auto_commit=False)
+        consumer.subscribe(["t"], listener=moves)
+        seen = [(record.partition, record.offset) for _ in range(3) for record in consumer.poll().records()]
+        assert sorted(seen) == [(0, 3), (0, 4), (1, 3), (1, 4)]
+        assert len(moves.refused) == 4
+        consumer.close()
+        assert [data.committed_offsets("t", number) for number in range(2)] == [{"g": 5}] * 2

@@ -117,7 +117,8 @@ class Consumer:
         self._turn = 0  # where the next poll begins
         self._commit_due_ms = 0
         self._is_closed = False
-        self._using = threading.Lock()
+        self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
+        self._depth = 0  # of methods that run; changed under the lock
         self._moved = threading.Condition()
         self._has_moved = False
         self._is_woken = False
@@ -155,7 +156,7 @@ class Consumer:
         self._close(is_done=True)
 
     def _close(self, *, is_done: bool) -> None:
-        with self._alone():
+        with self._alone(is_whole=True):
             if self._is_closed:
                 return
             if self._fs.forks != self._forks:  # the parent is the member, and commits
@@ -187,11 +188,18 @@ class Consumer:
             member.leave()
 
     @contextlib.contextmanager
-    def _alone(self) -> Generator[None, None, None]:
+    def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
+        """While one method runs. is_whole: it may not be called by a listener, in the middle of another."""
         if not self._using.acquire(blocking=False):
             raise ConsumerStateError("a consumer is used by one thread at a time, and another uses this one")
         try:
-            yield
+            if is_whole and self._depth:
+                raise ConsumerStateError("a listener may seek and commit, and not poll, subscribe, assign or close")
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
         finally:
             self._using.release()
 
@@ -225,7 +233,7 @@ class Consumer:
         wanted = frozenset(topics)
         if bool(wanted) == (pattern is not None):
             raise InvalidConfigError("either topics or a pattern is subscribed to")
-        with self._alone():
+        with self._alone(is_whole=True):
             self._check_open()
             self._drop_assigned()
             self._topics = wanted
@@ -246,7 +254,7 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """Gives up all partitions and leaves the group."""
-        with self._alone():
+        with self._alone(is_whole=True):
             self._check_open()
             self._drop_assigned()
             if self._member is not None:
@@ -259,7 +267,7 @@ class Consumer:
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Reads these partitions, whatever a group does. Raises TopicNotFoundError."""
         wanted = frozenset(TopicPartition(*one) for one in partitions)
-        with self._alone():
+        with self._alone(is_whole=True):
             self._check_open()
             if self._topics or self._pattern is not None:
                 raise ConsumerStateError("this consumer has subscribed to topics", expected="unsubscribe() first")
@@ -480,7 +488,7 @@ class Consumer:
             raise InvalidConfigError(
                 "poll", expected="timeout_ms from 0, max_records from 1", found=f"{timeout_ms}, {most}"
             )
-        with self._alone():
+        with self._alone(is_whole=True):
             self._finish()
             found: dict[TopicPartition, list[TopicRecord]] = {}
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
@@ -495,7 +503,7 @@ class Consumer:
 
         Deserializers are not called. Raises what poll() raises.
         """
-        with self._alone():
+        with self._alone(is_whole=True):
             self._finish()
             found: dict[TopicPartition, list[RecordColumns]] = {}
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
@@ -516,7 +524,7 @@ class Consumer:
         loop asks for the next.
         """
         while True:
-            with self._alone():
+            with self._alone(is_whole=True):
                 self._finish()
                 if not self._prepare(None):
                     return

@@ -28,7 +28,10 @@ _METADATA_CHARACTERS: Final = 4096
 
 
 class RebalanceListener:
-    """Is told what a consumer gets and gives up, in the thread that calls poll(). Override what is of interest."""
+    """Is told what a consumer gets and gives up, in the thread that calls poll(). Override what is of interest.
+
+    The methods may call seek(), commit() and what only looks; poll(), subscribe(), assign() and close() are refused.
+    """
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """These are new; positions may be set with seek()."""
