@@ -1,0 +1,142 @@
+"""Four ways to bring the records of a topic into a database, and one to bring rows into a topic.
+
+| function | a crash |
+|---|---|
+| at_most_once | loses what was taken and not yet stored |
+| at_least_once | stores some records twice |
+| upserted | stores some records twice, which changes nothing: their place is their key |
+| exactly_once | changes nothing: how far it came is stored with the rows, in one transaction |
+| outbox | changes nothing: how far it came is read from the topic itself |
+
+Each is killed at every change it makes on disk, by tests/consumer/test_delivery.py.
+
+    python examples/delivery.py data payments.sqlite exactly_once
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import logcore
+from logcore.consumer import RebalanceListener, TopicPartition
+
+TABLES = """
+    CREATE TABLE IF NOT EXISTS payments (topic TEXT, partition INTEGER, "offset" INTEGER, value BLOB);
+    CREATE TABLE IF NOT EXISTS once (topic TEXT, partition INTEGER, "offset" INTEGER, value BLOB,
+        PRIMARY KEY (topic, partition, "offset"));
+    CREATE TABLE IF NOT EXISTS places (name TEXT, topic TEXT, partition INTEGER, next INTEGER,
+        PRIMARY KEY (name, topic, partition));
+    CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY AUTOINCREMENT, value BLOB);
+"""
+INSERT = "INSERT INTO payments VALUES (?, ?, ?, ?)"
+UPSERT = "INSERT OR REPLACE INTO once VALUES (?, ?, ?, ?)"
+MOVE = """
+    INSERT INTO places VALUES (:name, :topic, :partition, :next)
+    ON CONFLICT DO UPDATE SET next = excluded.next WHERE places.next = :expected
+"""
+
+
+def rows(records: logcore.consumer.ConsumerRecords) -> list[tuple[str, int, int, bytes | None]]:
+    return [(record.topic, record.partition, record.offset, record.value) for record in records.records()]
+
+
+def at_most_once(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
+    with directory.consumer(group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["orders"])
+        while records := consumer.poll(max_records=7):
+            consumer.commit()  # first
+            with database:
+                database.executemany(INSERT, rows(records))
+
+
+def at_least_once(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
+    with directory.consumer(group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["orders"])
+        while records := consumer.poll(max_records=7):
+            with database:
+                database.executemany(INSERT, rows(records))
+            consumer.commit()  # last
+
+
+def upserted(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
+    with directory.consumer(group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["orders"])
+        while records := consumer.poll(max_records=7):
+            with database:
+                database.executemany(UPSERT, rows(records))
+            consumer.commit()
+
+
+class Places(RebalanceListener):
+    """Where the rows of the database end, for each partition that this consumer gets."""
+
+    def __init__(self, consumer: logcore.consumer.Consumer, database: sqlite3.Connection) -> None:
+        self.consumer = consumer
+        self.database = database
+        self.next: dict[TopicPartition, int] = {}
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        for one in partitions:
+            found = self.database.execute(
+                "SELECT next FROM places WHERE name = 'payments' AND topic = ? AND partition = ?", one
+            ).fetchone()
+            self.next[one] = 0 if found is None else found[0]
+            self.consumer.seek(one, self.next[one])
+
+    def move(self, one: TopicPartition, after: int) -> None:
+        """In the transaction of the rows. Another owner may have passed: then nothing of it is stored."""
+        expected = self.next[one]
+        place = {"name": "payments", "topic": one.topic, "partition": one.partition}
+        moved = self.database.execute(MOVE, {**place, "next": after, "expected": expected})
+        if moved.rowcount == 0:
+            raise RuntimeError(f"another owner of {one.topic}-{one.partition} has stored what comes behind {expected}")
+        self.next[one] = after
+
+
+def exactly_once(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
+    with directory.consumer(group_id="payments", enable_auto_commit=False) as consumer:
+        places = Places(consumer, database)
+        consumer.subscribe(["orders"], listener=places)
+        while records := consumer.poll(max_records=7):
+            with database:
+                database.executemany(INSERT, rows(records))
+                for one, after in records.next_offsets().items():
+                    places.move(one, after)
+
+
+def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
+    """Rows of the table `outbox` in the order of their ids; row n goes to partition n modulo their number."""
+    partitions = directory.partitions("sent")
+    last = {}
+    for number in partitions:
+        log = directory.partition("sent", number)
+        log.flush()
+        end = log.high_watermark
+        newest = log.get(end - 1) if end > log.log_start_offset else None
+        last[number] = 0 if newest is None else int(dict(newest.headers)["id"] or 0)
+    # Of the rows behind the partition that came least far, others may have some already.
+    found = database.execute("SELECT id, value FROM outbox WHERE id > ? ORDER BY id", [min(last.values())])
+    with directory.producer() as producer:
+        for number, value in found:
+            partition = partitions[number % len(partitions)]
+            if number > last[partition]:
+                producer.send("sent", value, partition=partition, headers=[("id", b"%d" % number)])
+
+
+RECIPES = {one.__name__: one for one in (at_most_once, at_least_once, upserted, exactly_once, outbox)}
+
+
+def main(directory_path: str, database_path: str, recipe: str) -> None:
+    with logcore.open_dir(directory_path) as directory:
+        database = sqlite3.connect(database_path)
+        database.executescript(TABLES)
+        RECIPES[recipe](directory, database)
+        database.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[3] not in RECIPES:
+        print(f"usage: delivery.py DIR DATABASE {'|'.join(RECIPES)}", file=sys.stderr)
+        sys.exit(2)
+    main(*sys.argv[1:])

@@ -1,0 +1,142 @@
+"""The recipes of examples/delivery.py, killed at every change that they make: in the log's files or in the database."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from support.real_faults import Strike, StrikingFS, fork
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "delivery.py"
+RECIPES: dict[str, Any] = runpy.run_path(str(EXAMPLE))["RECIPES"]
+TABLES: str = runpy.run_path(str(EXAMPLE))["TABLES"]
+COUNT = 20
+#: How often a row may be there after a kill and a second run.
+ALLOWED = {
+    "at_most_once": {0, 1},
+    "at_least_once": {1, 2},
+    "upserted": {1},
+    "exactly_once": {1},
+    "outbox": {1},
+}
+
+
+def prepare(path: Path) -> None:
+    with logcore.open_dir(path / "data", create=True) as directory:
+        directory.create_topic("orders", 2)
+        directory.create_topic("sent", 2)
+        for number in range(COUNT):
+            directory.partition("orders", number % 2).append(b"%d" % number)
+    database = sqlite3.connect(path / "out.sqlite")
+    database.executescript(TABLES)
+    with database:
+        database.executemany("INSERT INTO outbox (value) VALUES (?)", [(b"%d" % number,) for number in range(COUNT)])
+    database.close()
+
+
+def run(path: Path, recipe: str, strike: Strike | None) -> int:
+    """How many changes there were, or -1 when the process was killed."""
+
+    def work(pipe: int) -> int:
+        fs = StrikingFS(strike)
+        database = sqlite3.connect(path / "out.sqlite")
+
+        def statement(text: str) -> None:
+            if not text.startswith("SELECT"):
+                with fs._step("sql", str(path)):
+                    pass
+
+        database.set_trace_callback(statement)
+        with logcore.open_dir(path / "data", fs=fs) as directory:
+            RECIPES[recipe](directory, database)
+        database.close()
+        os.write(pipe, b"%d" % len(fs.sites))
+        return 0
+
+    child, pipe = fork(work)
+    with pipe:
+        told = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == -signal.SIGKILL:
+        return -1
+    assert code == 0, told
+    return int(told)
+
+
+def stored(path: Path, recipe: str) -> Counter[bytes]:
+    if recipe == "outbox":
+        with logcore.open_dir(path / "data") as directory:
+            return Counter(record.value or b"" for record in directory.read("sent"))
+    database = sqlite3.connect(path / "out.sqlite")
+    table = "once" if recipe == "upserted" else "payments"
+    found = Counter(value for (value,) in database.execute(f"SELECT value FROM {table}"))
+    database.close()
+    return found
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Path]:
+    root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path
+    path = root / f"delivery-{os.getpid()}"
+    path.mkdir()
+    yield path
+    subprocess.run(["rm", "-rf", str(path)], check=True)
+
+
+@pytest.mark.parametrize("recipe", ALLOWED)
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_at_each_change(places: Path, recipe: str, every: int) -> None:
+    (places / "calm").mkdir()
+    prepare(places / "calm")
+    changes = run(places / "calm", recipe, None)
+    assert set(stored(places / "calm", recipe).values()) == {1}
+    counts: Counter[int] = Counter()
+    for at in range(0, changes, every):
+        path = places / str(at)
+        path.mkdir()
+        prepare(path)
+        assert run(path, recipe, Strike(at)) == -1
+        run(path, recipe, None)
+        found = stored(path, recipe)
+        each = Counter(found[b"%d" % number] for number in range(COUNT))
+        assert set(each) <= ALLOWED[recipe], f"killed at change {at}: {found}"
+        counts += each
+    if every == 1:
+        assert set(counts) == ALLOWED[recipe], "what may happen was seen to happen"
+
+
+def test_another_owner_is_noticed(places: Path) -> None:
+    """A consumer that lost its partition while it worked stores nothing that the next owner has stored already."""
+    prepare(places)
+    listener = runpy.run_path(str(EXAMPLE))["Places"]
+    database = sqlite3.connect(places / "out.sqlite")
+    with logcore.open_dir(places / "data") as directory:
+        consumer = directory.consumer()
+        consumer.assign([("orders", 0)])
+        late = listener(consumer, database)
+        late.on_partitions_assigned(consumer.assignment())
+        RECIPES["exactly_once"](directory, database)
+        with pytest.raises(RuntimeError, match="another owner"), database:
+            late.move(next(iter(consumer.assignment())), 7)
+        consumer.close()
+    assert set(stored(places, "exactly_once").values()) == {1}
+    database.close()
+
+
+def test_it_is_a_program(places: Path) -> None:
+    prepare(places)
+    command = [sys.executable, str(EXAMPLE), str(places / "data"), str(places / "out.sqlite")]
+    subprocess.run([*command, "exactly_once"], check=True, timeout=60)
+    assert set(stored(places, "exactly_once").values()) == {1}
+    assert subprocess.run([*command, "twice"], check=False, capture_output=True, timeout=60).returncode == 2
