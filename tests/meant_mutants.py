@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: What tests of one mistake may take together.
 LIMIT_SECONDS: Final = 90
-FEWER_ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000"}
+ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_REGISTRY_ROUNDS": "60"}
 
 
 class Mistake(NamedTuple):
@@ -766,7 +766,7 @@ def copy_of_the_tree(target: Path) -> None:
 
 def run(tree: Path, tests: list[str]) -> tuple[int, str]:
     """(exit status of pytest, -1 when it hung; what it said)."""
-    environment = {**os.environ, **FEWER_ROUNDS, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **ROUNDS, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=60"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:

@@ -17,7 +17,7 @@ from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 from support.registry_exploring import PATHS, World
 
-ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 
 QUIET = Chances(switch=0.3)
 KILLS = Chances(switch=0.3, kill=0.004)

@@ -17,7 +17,7 @@ from logcore.registry.watching import FileWatch
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
-ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 LOOK_SECONDS = 1.0
 
 
