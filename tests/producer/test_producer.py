@@ -176,7 +176,7 @@ def test_a_callback_does_not_wait_for_what_comes_after_it(data: LogDir) -> None:
     assert values(data) == [b"v", b"more"]
 
 
-def test_a_callback_may_close_the_producer(tmp_path: Path) -> None:
+def test_a_callback_may_close_the_producer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 1)
         producer = data.producer()
@@ -190,6 +190,46 @@ def test_a_callback_may_close_the_producer(tmp_path: Path) -> None:
         assert ended.wait(30)
         with pytest.raises(ProducerClosedError):
             producer.send("t", b"w")
+        assert producer._thread is not None
+        producer._thread.join(30)
+    assert not caplog.records
+
+
+def test_a_callback_that_closes_fails_what_is_queued_and_all_are_told(disk: SimulatedDisk, data: LogDir) -> None:
+    told: list[tuple[str, str]] = []
+    producer = still(data, linger_ms=0, batch_size=0)
+
+    def delivered(name: str) -> Callable[[Exception | None, RecordMetadata], None]:
+        def tell(error: Exception | None, metadata: RecordMetadata) -> None:
+            told.append((name, type(error).__name__))
+            if name == "first":
+                producer.send("t", b"v", partition=1, on_delivery=delivered("late"))
+                producer.close()
+
+        return tell
+
+    producer.send("t", b"v", partition=0, on_delivery=delivered("first"))
+    producer.send("t", b"v", partition=1, on_delivery=delivered("second"))
+    producer.poll()
+    assert told == [("first", "NoneType"), ("second", "NoneType"), ("late", "ProducerClosedError")]
+
+
+def test_null_is_given_to_no_serializer(data: LogDir) -> None:
+    producer = still(data, value_serializer=lambda value: str(value).encode())
+    producer.send("t", None, partition=0)
+    producer.close()
+    assert values(data) == [None]
+
+
+def test_many_records_stop_where_the_memory_ends(disk: SimulatedDisk, data: LogDir) -> None:
+    producer = still(data, buffer_memory=1_000, max_block_ms=0, batch_size=100)
+    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
+    future = producer.send_many("t", [(b"%d" % number, b"x" * 100) for number in range(50)])
+    settle(disk, producer)
+    producer.close()
+    assert isinstance(future.exception(), BufferFullError)
+    stored = sum(len(values(data, number)) for number in range(3))
+    assert 0 < stored < 10
 
 
 def test_interceptors_see_records_before_serializers_and_outcomes(data: LogDir) -> None:

@@ -315,7 +315,8 @@ class Producer:
             shares = list(self._routes.divide(topic, partition, keys if partition is None else None, sizes))
         for queue, places in shares:
             part = rows if places is None else [rows[place] for place in places.tolist()]
-            self._send_part(queue, part, sizes if places is None else sizes[places], gathered)
+            if not self._send_part(queue, part, sizes if places is None else sizes[places], gathered):
+                break
         gathered.add(None, None)
         return gathered.future
 
@@ -349,7 +350,8 @@ class Producer:
             shares = list(self._routes.divide(topic, partition, key_column, sizes))
         for queue, places in shares:
             part = columns if places is None else bulk.taken(columns, places)
-            self._send_part(queue, part, sizes if places is None else sizes[places], gathered)
+            if not self._send_part(queue, part, sizes if places is None else sizes[places], gathered):
+                break
         gathered.add(None, None)
         return gathered.future
 
@@ -371,8 +373,8 @@ class Producer:
 
     def _send_part(
         self, queue: Queue, records: Sequence[Any] | Columns, sizes: bulk.Sizes, gathered: bulk.Gathered
-    ) -> None:
-        """Puts the records of one partition into its queue, as batches of their own."""
+    ) -> bool:
+        """Puts the records of one partition into its queue, as batches of their own; False when there was no room."""
         settings = self._settings
         largest = int(sizes.max(initial=0))
         if largest > self._most_bytes:
@@ -388,13 +390,14 @@ class Producer:
                         self._wait_for_room(held_bytes)
                 except LogcoreError as error:
                     gathered.fail(error)
-                    return
+                    return False
                 part = records.cut(start, stop) if isinstance(records, Columns) else list(records[start:stop])
                 batch = accumulator.add(queue, part, size_bytes, self._fs.monotonic_ms())
                 batch.delivery.gathered = gathered
                 gathered.expect()
                 self._work.news.notify()
             self._start()
+        return True
 
     def _wait_for_room(self, held_bytes: int) -> None:
         """Under the lock: returns when so much memory is free, or raises BufferFullError after max_block_ms."""
@@ -588,8 +591,8 @@ def _copied_headers(given: HeadersInput) -> tuple[tuple[str, bytes | None], ...]
 
 
 def _serialized(serializer: Serializer | None, given: Any, what: str) -> Any:
-    """What a serializer makes of a key or value. Raises SerializationError."""
-    if serializer is None:
+    """What a serializer makes of a key or value; null stays null. Raises SerializationError."""
+    if serializer is None or given is None:
         return given
     try:
         return serializer(given)

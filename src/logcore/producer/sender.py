@@ -79,7 +79,7 @@ class _Written(NamedTuple):
 
 
 class Counts:
-    """What metrics() tells of outcomes; written under the lock of the producer."""
+    """What metrics() tells of outcomes; written by the round under way, of which there is one at a time."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -156,7 +156,8 @@ class Sender:
             for queue, batch in list(self._accumulator.all()):
                 error = ProducerClosedError("the producer was closed before the record was written")
                 self._give_up(queue, batch, error)
-        self._tell()
+        if not self._teller.is_me:  # a callback that closes the producer is a part of the telling
+            self._tell()
 
     def _tell(self) -> None:
         """Callbacks of what has ended; an interrupt leaves the rest for the next time."""

@@ -106,9 +106,9 @@ class ProducerOptions(TypedDict, total=False):
     a batch may be tried. retry_backoff_ms (100), retry_backoff_max_ms (1,000): between attempts, doubling.
     max_request_size (1,048,576): bytes of a record. compression_type: a codec; by default the topic's. partitioner
     ("default"): a name of producer/partitioners.py, or f(key, partitions) -> int. partitioner_ignore_keys (False).
-    key_serializer, value_serializer: f(given) -> bytes or None. interceptors: see Interceptor. enable_idempotence: True
-    unless acks is another than "all". client_id: a name for the metrics. on_delivery: f(error, metadata) for every
-    record. threaded (True): whether a thread of the producer writes.
+    key_serializer, value_serializer: f(given) -> bytes or None, never called with null. interceptors: see Interceptor.
+    enable_idempotence: True unless acks is another than "all". client_id: a name for the metrics. on_delivery:
+    f(error, metadata) for every record. threaded (True): whether a thread of the producer writes.
     """
 
     acks: Literal[0, 1, -1, "0", "1", "-1", "all"]
@@ -301,9 +301,9 @@ def _typed(name: str, value: object) -> object:
     """A value from a configuration, where numbers and flags may be text."""
     if not isinstance(value, str):
         return value
-    if name == "acks" or getattr(attrs.fields(ProducerSettings), name).type not in _FROM_TEXT:
-        return value
     kind = str(getattr(attrs.fields(ProducerSettings), name).type)
+    if name == "acks" or kind not in _FROM_TEXT:
+        return value
     if "bool" in kind:
         if value.lower() not in ("true", "false"):
             raise InvalidConfigError(name, expected="true or false", found=repr(value))
