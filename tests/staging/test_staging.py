@@ -269,6 +269,23 @@ def test_a_rotten_digit_of_a_manifest_is_never_carried_out(tmp_path: Path, ready
         shutil.rmtree(there)
 
 
+def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(data: Path) -> None:
+    """Its removal was not on disk, the state that says that it was carried out was."""
+    publish(data, "first", count=3)
+    path = Path(staging_path(str(data)))
+    name = manifest_name("app", 0, ".json")
+    left = {one.relative_to(path): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    assert Path(name) in left
+    logcore.open_dir(data).close()
+    assert name not in staged(data)
+    for one, content in left.items():
+        (path / one).parent.mkdir(exist_ok=True)
+        (path / one).write_bytes(content)
+    logcore.open_dir(data).close()
+    assert values(data, 0) == [b"before", *rows("first", 0, 3)]
+    assert name not in staged(data)
+
+
 def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(data: Path) -> None:
     one = publish(data, "first")
     root = Path(one.path)
