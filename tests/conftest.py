@@ -46,6 +46,9 @@ def quick_collections() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
+#: numpy starts a thread for each core, for algebra that no test does: a fifth of the time of importing it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 #: A Spark that lives for seconds spends most of them on compiling itself, the better the longer.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 

@@ -8,7 +8,7 @@ recovery, at the nth point for every n:
 Afterwards the same log takes another append or refuses it for good, is closed, and is opened by the rules of
 logcore.testing.oracle. Half the points are lines, where an action has so many, and the rest allocations. Points are
 taken evenly from the whole of an action; only those are counted that were met. LOGCORE_INTERRUPTS=n meets n instead of
-80; `make slow` meets 20,000.
+150; `make slow` meets 20,000.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from logcore.testing import FoundLog, LogHistory, SimulatedDisk
 from logcore.testing.oracle import recover_log
 
 _testcapi = pytest.importorskip("_testcapi")
-COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "80"))
+COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "150"))
 MANY = int(os.environ.get("LOGCORE_INTERRUPTS", "20000"))
 POLICIES = ("group", "os")
 CONFIG: dict[str, Any] = {"segment.bytes": 300, "index.interval.bytes": 50, "cleanup.policy": "compact"}

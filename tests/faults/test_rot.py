@@ -350,13 +350,14 @@ def _sent(log: logcore.Log, offset: int) -> bytes:
 
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("made", [own, compacted, transactional])
-def test_no_batch_or_segment_is_missing_in_silence(made: Callable[[], Files], read_only: bool) -> None:
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_batch_or_segment_is_missing_in_silence(made: Callable[[], Files], read_only: bool, step: int) -> None:
     """Whatever is asked of a log that lacks something: the answer of the whole log, or an error."""
     files = made()
     sound = answers(files, everything, read_only=read_only)
     assert logcore.LogcoreError not in [sound[name] for name in ("read", "columns", "stable", "stored")]
     silent = []
-    for what, bad in losses(files):
+    for what, bad in itertools.islice(losses(files), read_only % step, None, step):
         try:
             judge(sound, bad, everything, read_only=read_only)
         except AssertionError as error:

@@ -207,7 +207,7 @@ def test_the_checkpoint_never_says_more_than_was_done(limit: int) -> None:
 EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 
 
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", EACH_IN_TURN)
 def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
     """The log goes on, or refuses and is whole when it is opened again; nothing is lost either way."""

@@ -35,7 +35,7 @@ from support import group_messages
 from support.messages import DATA, MESSAGES, draw, encode
 
 VERSIONED = [(m, version) for m in MESSAGES for version in range(m.min_version, m.max_version + 1)]
-EXAMPLES = 6  # values per message, version and oracle
+EXAMPLES = 4  # values per message, version and oracle
 
 #: What each oracle was asked about in this run.
 #: The messages that each oracle was asked about in this process: the tests of one file may run in several.

@@ -63,10 +63,10 @@ def transaction(log: logcore.Log, producer_id: int, values: list[bytes], *, comm
     log.end_transaction(**facts, commit=commit)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Batches of all codecs and sizes, headers, gaps, times of the log, transactions."""
-    path = tmp_path / "data"
+    path = tmp_path_factory.mktemp("brokers") / "data"
     chance = random.Random(7)
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("plain", partitions=3, config=KEPT)
@@ -87,6 +87,12 @@ def data(tmp_path: Path) -> Path:
         directory.partition("stamped", 0).append_many([(None, b"x")] * 10)
         directory.create_topic("empty")
     return path
+
+
+@pytest.fixture
+def data(made: Path, tmp_path: Path) -> Path:
+    """A copy, which the test may change."""
+    return Path(shutil.copytree(made, tmp_path / "data"))
 
 
 @pytest.fixture
