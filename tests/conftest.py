@@ -54,9 +54,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many as cores, hyperthreads included. Each process collects all tests, which takes it eight seconds, and twenty
-    in a fresh clone; few tests wait, as long as syncs do not.
-    """
+    """As many as there are cores: few tests wait, and a process takes eight to twenty seconds to collect them all."""
     return max(2, os.cpu_count() or 1)
 
 
