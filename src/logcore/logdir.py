@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 import attrs
 
 from logcore import checkpoint
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, Key
+from logcore.checkpoint import Key
 from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import Durability, LogConfig
 from logcore.directory.copying import copy_directory, copy_log
-from logcore.directory.identity import Identity, ProducerIds
+from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import (
     TopicEntry,
@@ -68,15 +68,12 @@ from logcore.log import (
 )
 from logcore.names import (
     LOG,
-    base_offset_of,
     file_name,
-    is_deleted_partition,
     partition_name,
-    partition_of,
 )
 from logcore.notices import INFO, Incident, tell
 from logcore.partition.scan import Scan
-from logcore.partition.seals import Finding, Progress, ScrubReport, finish
+from logcore.partition.seals import Progress, ScrubReport, finish, unopened
 from logcore.partition.segmentfiles import list_bases
 from logcore.partition.writer import Level, Receipt
 from logcore.partitioner import Partitioner
@@ -97,9 +94,6 @@ if TYPE_CHECKING:
 _MEMBER: Final = "."
 #: Of topics in a repr.
 _SHOWN_TOPICS: Final = 8
-#: How often a reader looks again when topics change while it looks.
-_LOOKS: Final = 100
-_CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
 
 
 @attrs.frozen(kw_only=True)
@@ -160,7 +154,7 @@ def open_dir(
             raise LogNotFoundError("there is no log directory here; create=True makes one", path=directory)
         make_directories(fs, real)
     else:
-        _check_kind(fs, real, create)
+        check_kind(fs, real, create=create)
     claim = None if read_only else claim_directory(fs, real, _MEMBER)
     try:
         return LogDir(
@@ -171,34 +165,6 @@ def open_dir(
             claim.fail()
             claim.release()
         raise
-
-
-def _check_kind(fs: FS, real: str, create: bool) -> None:
-    """Raises LogNotFoundError for a directory that holds something else: without an error it would be one of no topics.
-
-    An empty one is fine, and so is one that has files of a log directory, or a partition directory in it.
-    """
-    names = fs.listdir(real)
-    if any(name in PARTITION_FILES or base_offset_of(name) is not None for name in names):
-        raise LogNotFoundError(
-            "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
-            path=real,
-        )
-    # The reserve, and a file that has not got its name yet, may be all that a crash left of one that was being made.
-    ours = (*DIRECTORY_FILES, checkpoint.RESERVE)
-    if create or not names or any(name.removesuffix(".tmp") in ours for name in names):
-        return
-    if not any(
-        (partition_of(name) is not None or is_deleted_partition(name)) and fs.is_directory(os.path.join(real, name))
-        for name in names
-    ):
-        raise LogNotFoundError(
-            "this is no log directory: it has neither a file of one nor a directory of a partition; create=True makes "
-            "it one",
-            path=real,
-            expected="directories like orders-0",
-            found=", ".join(sorted(names)[:5]),
-        )
 
 
 class LogDir:
@@ -894,9 +860,3 @@ class LogDir:
                 except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
                     reports.append(unopened(self._registry.partition_path(name, number), error))
         return reports
-
-
-def unopened(path: str, error: LogcoreError) -> ScrubReport:
-    """The report on a partition that could not be opened, or not read to its end."""
-    found = Finding(error.path or path, error.position, error.offset, None, error.reason)
-    return ScrubReport(path=path, findings=(found,))

@@ -32,9 +32,8 @@ from logcore.cli.terminal import (
     wants_json,
 )
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidNameError, LogNotFoundError, StorageReadError
-from logcore.logdir import unopened
 from logcore.names import parse_partition_name, partition_name
-from logcore.partition.seals import Progress
+from logcore.partition.seals import Progress, unopened
 
 _T = TypeVar("_T")
 

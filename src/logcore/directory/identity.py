@@ -1,4 +1,4 @@
-"""Who a log directory is, and the producer ids that it has given out: two small files of the directory.
+"""Who a log directory is: whether a directory is one, its ids, and the producer ids that it has given out.
 
 Rules (storage format section 6):
 - meta.properties is written when there is none, and kept as it is when Kafka wrote it.
@@ -13,10 +13,12 @@ import os
 from typing import Final
 
 from logcore import checkpoint
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT32_MAX
 from logcore.directory.topicfile import id_text, new_id
-from logcore.errors import CorruptLogError
+from logcore.errors import CorruptLogError, LogNotFoundError
 from logcore.fs import FS
+from logcore.names import base_offset_of, is_deleted_partition, partition_of
 
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 
@@ -82,3 +84,31 @@ class ProducerIds:
         given = self._next
         self._next += 1
         return given
+
+
+def check_kind(fs: FS, real: str, *, create: bool) -> None:
+    """Raises LogNotFoundError for a directory that holds something else: without an error it would be one of no topics.
+
+    An empty one is fine, and so is one that has files of a log directory, or a partition directory in it.
+    """
+    names = fs.listdir(real)
+    if any(name in PARTITION_FILES or base_offset_of(name) is not None for name in names):
+        raise LogNotFoundError(
+            "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
+            path=real,
+        )
+    # The reserve, and a file that has not got its name yet, may be all that a crash left of one that was being made.
+    ours = (*DIRECTORY_FILES, checkpoint.RESERVE)
+    if create or not names or any(name.removesuffix(".tmp") in ours for name in names):
+        return
+    if not any(
+        (partition_of(name) is not None or is_deleted_partition(name)) and fs.is_directory(os.path.join(real, name))
+        for name in names
+    ):
+        raise LogNotFoundError(
+            "this is no log directory: it has neither a file of one nor a directory of a partition; create=True makes "
+            "it one",
+            path=real,
+            expected="directories like orders-0",
+            found=", ".join(sorted(names)[:5]),
+        )

@@ -28,7 +28,7 @@ from typing import Final, TypeVar
 import attrs
 
 from logcore import checkpoint
-from logcore.errors import DiskFullError, ResourceError, StorageReadError, StorageWriteError
+from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageReadError, StorageWriteError
 from logcore.fs import FS, opened
 from logcore.kernels import layout
 from logcore.kernels.checksum import crc32c
@@ -381,3 +381,9 @@ def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
     except (DiskFullError, ResourceError):
         return False
     return True
+
+
+def unopened(path: str, error: LogcoreError) -> ScrubReport:
+    """The report on a partition that could not be opened, or not read to its end."""
+    found = Finding(error.path or path, error.position, error.offset, None, error.reason)
+    return ScrubReport(path=path, findings=(found,))
