@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from logcore import checkpoint
-from logcore.errors import CorruptLogError, LogcoreError, LogNotFoundError
+from logcore.errors import CompactionAbandonedError, CorruptLogError, LogcoreError, LogNotFoundError
 from logcore.fs import FS, opened
 from logcore.names import (
     CLEANED,
@@ -150,6 +150,8 @@ class SegmentFiles:
             segment.keep()
         present = set(fs.listdir(self._path))
         suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
+        if LOG not in suffixes:
+            raise CompactionAbandonedError("the new segment was removed by another program", path=new.path)
         paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
         try:
             for path in paths:
