@@ -9,6 +9,7 @@
   at any byte, zeros or garbage where a file grew, the new size without the data. `crash_states` lists these disks;
   crashstates.py chooses them.
 - A sync that failed has forgotten the data: programs still see it, the next sync succeeds, and it is not on the disk.
+  Each handle that was open gets the error once, as Linux does it.
 
 Rules:
 - The same calls give the same disks. Chance comes from `seed`, time from `advance`; nothing waits.
@@ -151,6 +152,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         DiskLocks.__init__(self)
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
+        self._unreported: dict[int, int] = {}  # errors of a sync, for handles that were open then
         self._next_handle = itertools.count(3)
         self._journal: list[Naming] = []
         self._dirty: dict[File, None] = {}
@@ -549,6 +551,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def close(self, handle: int) -> None:
         self._handles.pop(handle, None)
+        self._unreported.pop(handle, None)
         self.byte_locks.forget(handle)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
@@ -626,6 +629,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 file.forget(len(self.operations))
                 if not file.pending:
                     self._dirty.pop(file, None)
+                others = [other for other, held in self._handles.items() if held[0] is file and other != handle]
+                self._unreported.update((other, action) for other in others)
                 _raise_sync(OSError(action, os.strerror(action)), path)
             if action != "lie":
                 if file.pending:
@@ -635,6 +640,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
                     self._keep_names(None)
             if self.observer is not None:
                 self.observer(operation, True)
+            failed_before = self._unreported.pop(handle, None)
+            if failed_before is not None:
+                _raise_sync(OSError(failed_before, os.strerror(failed_before)), path)
 
     def size(self, handle: int) -> int:
         file, path, _ = self._held(handle)
