@@ -119,7 +119,7 @@ def share(fs: SharedFS, root: str, rng: random.Random, handles: list[int]) -> An
     handle = rng.choice(handles)
     calls: list[Any] = [
         lambda: fs.lock_byte(handle, byte),
-        lambda: fs.lock_byte(handle, byte),
+        lambda: fs.lock_byte(handle, byte, shared=True),
         lambda: fs.unlock_byte(handle, byte),
         lambda: fs.is_byte_locked(handle, byte),
         lambda: handles.remove(handle) or fs.close(handle),
@@ -569,12 +569,12 @@ def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int, examples: int
     class Machine(LogStateMachine):
         counts: ClassVar[dict[str, int]] = {}
 
-    least = {"steps": 20, "crashes": 1, "crashes in recovery": 0.1, "transactions ended": 0.3, "refused": 0.1}
-    if part == 0:
-        least["sent again"] = 0.1
-    else:  # by chance a run may draw hardly any log that is compacted
+    least = {"steps": 10.0, "crashes": 0.5}
+    if examples > EXAMPLES:  # few draws may by chance have hardly any of these, and depend on the modules loaded
+        least |= {"crashes in recovery": 0.1, "transactions ended": 0.3, "refused": 0.1}
+        least["sent again" if part == 0 else "compactions"] = 0.03
+    if part:
         Machine.configs = strategies.configs(compacted=True)
-        least["compactions"] = 0.03
     found = settings(MACHINE, max_examples=examples // PARTS)
     run_state_machine_as_test(Machine, settings=found)
     print(Machine.counts)
