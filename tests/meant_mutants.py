@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: What tests of one mistake may take together.
 LIMIT_SECONDS: Final = 90
-ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_REGISTRY_ROUNDS": "60"}
+ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_REGISTRY_ROUNDS": "60", "LOGCORE_SHARING_ROUNDS": "100"}
 
 
 class Mistake(NamedTuple):
@@ -528,6 +528,127 @@ MISTAKES: Final = (
         "        self.used_bytes -= batch.held_bytes\n",
         "        self.used_bytes -= batch.held_bytes - 1\n",
         "producer/test_producer_lives.py",
+    ),
+    # -- several processes write one log
+    Mistake(
+        "turn_that_leaves_no_sign", "logcore/partition/sharing.py",
+        "                self._turn.leave(attrs.evolve(self._note, is_busy=True))\n        except",
+        "                pass\n        except",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "unfinished_turn_is_believed", "logcore/partition/sharing.py",
+        "        elif note is None or synced is None or note.is_busy:\n",
+        "        elif note is None or synced is None:\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "structure_is_not_compared", "logcore/partition/sharing.py",
+        "        elif note.structure != self._note.structure:\n",
+        "        elif False:\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "structure_is_not_raised", "logcore/partition/sharing.py",
+        "            structure += 1\n",
+        "            structure += 0\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "replaced_file_keeps_the_structure", "logcore/partition/opening.py",
+        "        was_changed=before is None or before != _last_file(fs, place.path, list_names(fs, place.path)),\n",
+        "        was_changed=False,\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "recovery_keeps_the_structure", "logcore/partition/sharing.py",
+        "            self._note = Note(self._turn.new_number(), 0, 0)\n            self._renew(None)\n",
+        "            self._note = note or Note(0, 0, 0)\n            self._renew(None)\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "sync_published_over_a_cut", "logcore/partition/sharing.py",
+        "            if synced is None or synced.cuts != self._cuts:\n                return False\n",
+        "            if synced is None:\n                return False\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "end_published_that_came_during_the_sync", "logcore/partition/groupcommit.py",
+        "        self._note(target, written_bytes)\n",
+        "        self._note(self._written()[1], written_bytes)\n",
+        "partition/test_sharing_exploration.py log/test_properties.py",
+    ),
+    Mistake(
+        "failed_sync_is_told_nobody", "logcore/partition/writer.py",
+        "            if self.sharing is not None:\n                self.sharing.fail()\n",
+        "",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "cut_by_the_own_recovery_point", "logcore/partition/cutting.py",
+        "    if max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT)) > offset:\n",
+        "    if writer.recovery_point > offset:\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "two_compactions_at_once", "logcore/partition/turns.py",
+        "        return self._fs.lock_byte(self._lock_handle, self._byte + 2)\n",
+        "        return True\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "segments_read_behind_a_compaction", "logcore/partition/rewriting.py",
+        "            for segment in view.sealed:\n                segment.view()\n",
+        "            pass\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "batches_of_others_are_no_duplicates", "logcore/partition/writer.py",
+        "            self.producers.adopt(facts, active)\n",
+        "",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "shown_when_written_and_not_when_synced", "logcore/partition/sharing.py",
+        "            self.show(writer.commit.durable_end if writer.durability.waits else writer.state.end)\n",
+        "            self.show(writer.state.end)\n",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "checkpoints_of_others_overwritten", "logcore/checkpoint.py",
+        "        if known is None or self._changing is not None:\n",
+        "        if known is None:\n",
+        "partition/test_sharing_exploration.py directory/test_shared_directory.py",
+    ),
+    Mistake(
+        "note_of_an_earlier_life_is_believed", "logcore/partition/sharing.py",
+        "synced is None or is_alone or note.is_busy or synced.has_failed",
+        "synced is None or note.is_busy or synced.has_failed",
+        "partition/test_sharing.py",
+    ),
+    Mistake(
+        "deleted_partition_takes_appends", "logcore/directory/sharing.py",
+        "                say_deleted(self._fs, self._claim.lock_handle, (topic, number), path)\n",
+        "                pass\n",
+        "directory/test_shared_directory.py",
+    ),
+    Mistake(
+        "topics_of_others_overwritten", "logcore/directory/sharing.py",
+        "        with self._claim.changing():\n            self.look()\n            yield\n",
+        "        with self._claim.changing():\n            yield\n",
+        "directory/test_shared_directory.py",
+    ),
+    Mistake(
+        "index_lacks_what_others_aborted", "logcore/partition/writer.py",
+        "        self.lacks_aborted |= active.has_markers\n",
+        "",
+        "partition/test_sharing.py",
+    ),
+    Mistake(
+        "reader_goes_on_behind_its_end", "logcore/partition/scan.py",
+        "                if ran and expected >= end:  # the file",
+        "                if False:  # the file",
+        "partition/test_sharing_exploration.py",
     ),
     # -- groups of consumers
     Mistake(

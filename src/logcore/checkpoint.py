@@ -43,6 +43,7 @@ TOPICS: Final = "logcore.topics"
 PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
+TURN: Final = "logcore.turn"
 #: There while this library alone has written a partition since its seals were looked at: what ends in .deleted Kafka
 #: removes when it loads a partition, and Kafka compacts without a word to the seals.
 SEALS_HOLD: Final = "logcore.seals-hold.deleted"
@@ -63,7 +64,7 @@ DIRECTORY_FILES: Final = (
 )
 #: Those of them that grow with the number of partitions.
 _GROWING_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER, TOPICS)
-PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END)
+PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END, TURN)
 
 _MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything larger is not one of ours
 _DURABLE: Final = struct.Struct(">8sI")
@@ -182,14 +183,18 @@ def read_offsets(fs: FS, directory: str, name: str) -> dict[Key, int]:
 
 
 class OffsetCheckpoints:
-    """The offset checkpoints of a directory that no other process writes: parsed once, written from memory.
+    """The offset checkpoints of a directory: where no other process writes it, parsed once and written from memory.
 
     All methods may be called from several threads.
     """
 
-    def __init__(self, fs: FS, directory: str) -> None:
+    def __init__(
+        self, fs: FS, directory: str, *, changing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+    ) -> None:
+        """changing(): keeps other processes that write to the directory away; None where there are none."""
         self._fs = fs
         self._directory = directory
+        self._changing = changing
         self._lock = threading.Lock()
         self._files: dict[str, dict[Key, int]] = {}  # as on disk, by name; replaced whole, under _lock
 
@@ -215,7 +220,7 @@ class OffsetCheckpoints:
         holds: asked just before the write, with no other write between, whether a change is still true.
         may_use_reserve: for a write that makes room on a full disk, or closes. Raises what write() raises.
         """
-        with self._lock:
+        with contextlib.nullcontext() if self._changing is None else self._changing(), self._lock:
             before = self._read_locked(name)
             offsets = dict(before)
             for key, offset in changes.items():
@@ -228,14 +233,14 @@ class OffsetCheckpoints:
             if offsets == before:
                 return
             rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
-            del self._files[name]  # a write that fails half way may have put the new file in place
+            self._files.pop(name, None)  # a write that fails half way may have put the new file in place
             reserve = self._directory if may_use_reserve else None
             write(self._fs, self._directory, name, _checkpoint(rows), reserve=reserve)
             self._files[name] = offsets
 
     def _read_locked(self, name: str) -> dict[Key, int]:
         known = self._files.get(name)
-        if known is None:
+        if known is None or self._changing is not None:
             known = self._files[name] = read_offsets(self._fs, self._directory, name)
         return known
 

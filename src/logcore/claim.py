@@ -5,6 +5,9 @@ Rules:
   a LogDir) share it, and what is known of the directory.
 - The last member that leaves puts the marker of a clean shutdown (.kafka_cleanshutdown) back, if all of them closed
   well.
+- Several processes may claim a directory where each of them says so. What belongs to no single partition is then
+  changed under the directory's turn; one of them does the work that is due by time; and no marker is put back, because
+  none of them knows that the others closed well.
 
 claiming.py takes the lock. This module opens no log.
 """
@@ -13,13 +16,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Mapping
+from typing import cast
 
 import attrs
 
 from logcore import checkpoint
+from logcore.bytelocks import UPKEEP_BYTE, ByteLock, Presence
 from logcore.checkpoint import Key, OffsetCheckpoints
 from logcore.errors import DiskFullError, LogcoreError, ResourceError
-from logcore.fs import FS, Lock
+from logcore.fs import FS, Lock, SharedFS
 
 
 @attrs.define(eq=False)
@@ -33,6 +38,9 @@ class Common:
     checkpoints: OffsetCheckpoints
     has_failed: bool = False  # a member did not close well
     is_unfinished: bool = True  # there may be staged writes to roll forward
+    turn: ByteLock | None = None  # of the directory, where other processes write to it too
+    presence: Presence | None = None  # the same
+    takes_care: bool = False  # of what is due by time, where other processes could
     blocked: Mapping[str, LogcoreError] = attrs.Factory(dict)  # by member: why that was not possible
     closing: dict[Key, int | None] | None = None  # recovery points of members that close, while a LogDir gathers them
 
@@ -47,6 +55,45 @@ class Claim:
         self._fs = fs
         self._lock = lock
         self._common = common
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may write to the directory too."""
+        return self._common.turn is not None
+
+    @property
+    def lock_handle(self) -> int:
+        """Of the lock file, for the turns of a shared directory."""
+        return self._lock.handle
+
+    @contextlib.contextmanager
+    def changing(self) -> Generator[None, None, None]:
+        """Keeps other processes from changing what belongs to no single partition. Reentrant. Raises LogLockedError."""
+        turn = self._common.turn
+        if turn is None:
+            yield
+            return
+        with turn.held():
+            yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[bool, None, None]:
+        """Whether no other process has the directory open; then none can open it before the end of the block."""
+        presence = self._common.presence
+        if presence is None:
+            yield True
+            return
+        with presence.alone() as is_alone:
+            yield is_alone
+
+    def takes_care(self) -> bool:
+        """Whether retention, compaction and the like are this process's to do: of several, the first that asks."""
+        common = self._common
+        if common.turn is None:
+            return True
+        if not common.takes_care:
+            common.takes_care = cast(SharedFS, self._fs).lock_byte(self._lock.handle, UPKEEP_BYTE)
+        return common.takes_care
 
     @property
     def is_clean(self) -> bool:
@@ -90,7 +137,7 @@ class Claim:
     def leave(self) -> None:
         """Puts the marker of a clean shutdown back, if this is the last member and all of them closed well."""
         with self._mutex:
-            if self._lock.is_last and self.is_clean:
+            if self._lock.is_last and self.is_clean and not self.is_shared:
                 # Without room for it the next opening checks more; all records are on disk all the same.
                 with contextlib.suppress(DiskFullError, ResourceError):
                     content = b'{"version":0,"brokerEpoch":-1}'

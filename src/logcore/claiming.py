@@ -11,30 +11,38 @@ claim.py says what a member may do then. This module opens no log.
 from __future__ import annotations
 
 import os
+from typing import cast
 
 from logcore import checkpoint
+from logcore.bytelocks import DIRECTORY_BYTE, ByteLock, Presence
 from logcore.checkpoint import OffsetCheckpoints
 from logcore.claim import Claim, Common
 from logcore.errors import StorageWriteError
-from logcore.fs import FS
+from logcore.fs import FS, SharedFS
 from logcore.staging import applying
 
 
-def claim_directory(fs: FS, directory: str, member: str) -> Claim:
+def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False) -> Claim:
     """Takes the lock on a log directory, or a share of it when this process holds it already.
 
     The first member removes the marker of a clean shutdown, so that Kafka checks what a crash of ours would leave.
-    Raises LogLockedError, and what keeps staged writes from being rolled forward into the member.
+    shared: with other processes that say the same; staged writes are rolled forward by one that is alone. Raises
+    LogLockedError, and what keeps staged writes from being rolled forward into the member.
     """
-    lock = fs.lock(directory, member)
+    lock = fs.lock(directory, member, shared=shared)
     try:
         with lock.shared.mutex:
             common: Common | None = lock.shared.state
             if common is None:
-                common = Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory))
+                common = _common_of_many(fs, directory, lock.handle) if shared else _common(fs, directory)
                 lock.shared.state = common
                 checkpoint.keep_reserve(fs, directory)
-            if common.is_unfinished:  # also of this process, when it failed in the middle
+            if common.is_unfinished and common.presence is not None:
+                with common.presence.alone() as is_alone:
+                    if is_alone:
+                        common.blocked = applying.roll_forward(fs, directory)
+                common.is_unfinished = False
+            elif common.is_unfinished:  # also of this process, when it failed in the middle
                 common.blocked = applying.roll_forward(fs, directory)
                 common.is_unfinished = bool(common.blocked)
             blocked = common.blocked.get(member)
@@ -44,6 +52,21 @@ def claim_directory(fs: FS, directory: str, member: str) -> Claim:
         lock.release()
         raise
     return Claim(fs, directory, lock, common)
+
+
+def _common(fs: FS, directory: str) -> Common:
+    return Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory))
+
+
+def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
+    """What the members of one process know of a directory that others write to: nothing but what they read each
+    time.
+    """
+    turn = ByteLock(cast(SharedFS, fs), handle, DIRECTORY_BYTE, directory)
+    with turn.held():
+        _take_marker(fs, directory)
+    presence = Presence(cast(SharedFS, fs), handle)
+    return Common(False, OffsetCheckpoints(fs, directory, changing=turn.held), turn=turn, presence=presence)
 
 
 def _take_marker(fs: FS, directory: str) -> bool:

@@ -101,11 +101,14 @@ class Shared:
 class Lock(Protocol):
     """One share of the claim on a log directory, a partition's or a LogDir's, held until release().
 
-    is_last: whether this process has claimed nothing else there.
+    is_last: whether this process has claimed nothing else there. handle: of the lock file, for lock_byte(), where other
+    processes write to the directory too; else -1.
     """
 
     shared: Shared
 
+    @property
+    def handle(self) -> int: ...
     @property
     def is_last(self) -> bool: ...
     def release(self) -> None: ...
@@ -146,7 +149,7 @@ class FS(Protocol):
     def free_bytes(self, path: str) -> int: ...
     def total_bytes(self, path: str) -> int: ...
     def real_path(self, path: str) -> str: ...
-    def lock(self, directory: str, member: str) -> Lock: ...
+    def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock: ...
     def after_fork(self, forget: Callable[[], None]) -> None: ...
     def watch(self, *directories: str) -> Watch: ...
     def now_ms(self) -> int: ...
@@ -161,7 +164,9 @@ class FS(Protocol):
 
 
 class SharedFS(FS, Protocol):
-    """What those ask of a disk besides who change the same files in several processes: the registry."""
+    """What those ask of a disk besides who change the same files in several processes: the registry, and the writers of
+    a shared log directory.
+    """
 
     def open(
         self,
@@ -174,7 +179,7 @@ class SharedFS(FS, Protocol):
     ) -> int: ...
     def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None: ...
     def permissions(self, path: str) -> int: ...
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0) -> bool: ...
+    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool: ...
     def unlock_byte(self, handle: int, byte: int) -> None: ...
     def is_byte_locked(self, handle: int, byte: int) -> bool: ...
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch: ...
@@ -530,10 +535,11 @@ class OsFS:
 
     # -- locks and watches ---------------------------------------------------------------------------------------
 
-    def lock(self, directory: str, member: str) -> Lock:
+    def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """Claims member, a partition directory's name, below the log directory's lock, taking that first if needed.
 
-        Raises LogLockedError when another process holds the directory, or this one holds the member already.
+        shared: other processes may claim the directory too, those that say the same. Raises LogLockedError when another
+        process holds the directory otherwise, or this one holds it otherwise or the member already.
         """
         path = os.path.join(directory, ".lock")
         with _Writing(path):
@@ -542,27 +548,29 @@ class OsFS:
         with self.guard:
             held = self._locks.get(identity)
             if held is None or held.pid != os.getpid():
-                held = _DirectoryLock(self, identity, directory)
+                held = _DirectoryLock(self, identity, directory, is_shared=shared)
                 try:
                     self._locks[identity] = held
                 except BaseException:
                     os.close(held.handle)
                     raise
-            return held.claim(member)
+            return held.claim(member, is_shared=shared)
 
     def forget_lock(self, identity: tuple[int, int]) -> None:
         self._locks.pop(identity, None)
 
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0) -> bool:
+    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
         """Locks one byte of an open file, which need not exist, against all other openings of the file. False when
         another one holds it until the timeout.
 
-        The lock belongs to this opening, in whatever thread, and goes with it: by unlock_byte(), close(), or the death
-        of the process and of the children that it forked. Needs open-file-description locks, which Linux has.
+        shared: others may lock it so too. Where this opening holds the byte already, it becomes this kind. The lock
+        belongs to this opening, in whatever thread, and goes with it: by unlock_byte(), close(), or the death of the
+        process and of the children that it forked. Needs open-file-description locks, which Linux has.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         pause = _LOCK_PAUSE_SECONDS
-        while not self._set_lock(handle, byte, fcntl.F_WRLCK):
+        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        while not self._set_lock(handle, byte, kind):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(pause)
@@ -636,6 +644,12 @@ def _raise_sync(error: OSError, path: str) -> NoReturn:
     raise StorageWriteError(f"sync failed: {error.strerror}", path=path) from error
 
 
+#: Bytes of the lock file of a shared directory. Each process that has it open holds the first for reading; the second
+#: is locked only by one that has the directory for itself, with all others. claim.py and partition/turns.py have more.
+PRESENCE_BYTE: Final = 0
+PRIVATE_BYTE: Final = 4
+#: How long to wait for a process that is alone because it leaves.
+JOIN_SECONDS: Final = 10
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 
 
@@ -646,10 +660,11 @@ class _DirectoryLock:
     drops a POSIX record lock. Where there is none, lockf is used, and this object never opens the file twice.
     """
 
-    def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str) -> None:
+    def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str, *, is_shared: bool) -> None:
         self.fs = fs
         self.identity = identity
         self.directory = directory
+        self.is_shared = is_shared
         self.pid = os.getpid()
         self.forks = fs.forks
         # Looked up now, because drop() may be called where there is no memory for it.
@@ -662,7 +677,10 @@ class _DirectoryLock:
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o644)
         owner = os.path.join(directory, "logcore.owner")
         try:
-            _lock_file(self.handle)
+            if is_shared:
+                _join(self.handle)
+            else:
+                _lock_file(self.handle)
         except OSError as error:
             pid, host = _holder(self.handle, owner)
             os.close(self.handle)
@@ -671,7 +689,7 @@ class _DirectoryLock:
             who = f"process {pid}" if pid else "another process"
             raise LogLockedError(
                 f"the log directory is being written by {who}{f' on {host}' if host else ''}; "
-                "close it there, or open with read_only=True",
+                "close it there, open with read_only=True, or with shared=True in both",
                 path=directory,
                 pid=pid,
                 host=host,
@@ -679,6 +697,8 @@ class _DirectoryLock:
         except BaseException:
             os.close(self.handle)
             raise
+        if is_shared:
+            return
         try:
             with contextlib.suppress(OSError):  # who holds it, for the message: record locks of this kind do not tell
                 handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
@@ -690,7 +710,14 @@ class _DirectoryLock:
             os.close(self.handle)
             raise
 
-    def claim(self, member: str) -> Lock:
+    def claim(self, member: str, *, is_shared: bool) -> Lock:
+        if is_shared != self.is_shared:
+            raise LogLockedError(
+                "this process has the log directory open otherwise; say shared=True in both or in none",
+                path=self.directory,
+                pid=self.pid,
+                host=os.uname().nodename,
+            )
         if member in self.members:
             raise LogLockedError(
                 "this process has the log open for writing already",
@@ -712,6 +739,8 @@ class _DirectoryLock:
             if not self.members:
                 self.fs.forget_lock(self.identity)
                 os.close(self.handle)
+                if self.is_shared:
+                    return
                 with contextlib.suppress(OSError):  # the note is a courtesy, the lock is what counts
                     os.unlink(os.path.join(self.directory, "logcore.owner"))
         finally:
@@ -724,6 +753,10 @@ class _MemberLock:
     member: str
     shared: Shared
     _released: bool = False
+
+    @property
+    def handle(self) -> int:
+        return self.directory.handle if self.directory.is_shared else -1
 
     @property
     def is_last(self) -> bool:
@@ -740,6 +773,24 @@ def _lock_file(handle: int) -> None:
         fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     else:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _join(handle: int) -> None:
+    """Takes the share of one process among several. One that is alone for a moment, because it leaves, is waited for;
+    who has the directory for itself has locked all of the file, and is not. Raises OSError as _lock_file() does.
+    """
+    deadline = time.monotonic() + JOIN_SECONDS
+    while True:
+        try:
+            fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, PRESENCE_BYTE, 1, 0))
+            return
+        except OSError as error:
+            probe = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, PRIVATE_BYTE, 1, 0)
+            answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, probe)
+            is_private = _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+            if error.errno not in (errno.EACCES, errno.EAGAIN) or is_private or time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOCK_PAUSE_LIMIT_SECONDS)
 
 
 def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:

@@ -301,6 +301,11 @@ class IndexWriter:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.unlink(self._aborted.path)
 
+    def write_aborted(self) -> None:
+        """Brings the aborted transactions to their file, where there are any. Raises what a write raises."""
+        if self.has_aborted:
+            self._aborted.write(self._fs, whole=True)
+
     def add_aborted(self, entry: AbortedTransaction) -> None:
         """One more, written at once. Raises what a write raises."""
         self._aborted.add(*entry)

@@ -31,6 +31,7 @@ import attrs
 import numpy as np
 
 from logcore import checkpoint, retention
+from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
@@ -53,10 +54,11 @@ from logcore.names import (
 from logcore.partition import epochs, follower, recovery, seals
 from logcore.partition.cutting import delete_below_locked, truncate_locked
 from logcore.partition.noted import noted_gaps
-from logcore.partition.opening import Place, open_partition
+from logcore.partition.opening import Opened, Place, open_partition
 from logcore.partition.producers import SequencedBatch
 from logcore.partition.rewriting import Rewriting, rewriting
 from logcore.partition.scan import slot_of
+from logcore.partition.sharing import SharedLock
 from logcore.partition.state import PartitionState
 from logcore.partition.upkeep import Upkeep
 from logcore.partition.writer import Level, Receipt, Writer, check_level
@@ -108,6 +110,7 @@ def open_log(
     durability: str | Durability = "group",
     on_corruption: OnCorruption = "fail",
     replicated: bool = False,
+    shared: bool = False,
     fs: FS = OS,
 ) -> Log:
     """Opens one partition directory, such as data/orders-0.
@@ -125,6 +128,10 @@ def open_log(
     replicated: the log has copies, so the high watermark is moved by advance_high_watermark() and not by durability. It
     begins where the last writer left it: at what `logcore.durable` and `replication-offset-checkpoint` say, or at the
     log end when this library wrote the log without copies. A reader needs no such word, and gets InvalidConfigError.
+
+    shared: other processes that say the same may have the log open for writing too, on this machine; each append takes
+    its turn. All of them have to give the same durability. Where one keeps its turn for half a minute, because it was
+    stopped, the others get LogLockedError. See docs/sharing.md.
 
     Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
@@ -148,12 +155,15 @@ def open_log(
         raise LogNotFoundError("there is no partition directory here; create=True makes one", path=directory)
     if not fs.is_directory(parent):
         make_directories(fs, parent)
-    claim = claim_directory(fs, parent, name)
+    if shared and replicated:
+        raise InvalidConfigError("a replicated log has one writer; it cannot be shared")
+    claim = claim_directory(fs, parent, name, shared=shared)
     writer: Writer | None = None
     try:
-        if not exists:
-            fs.mkdir(real)
-            fs.sync_dir(parent)
+        with claim.changing():
+            if not exists and not fs.is_directory(real):
+                fs.mkdir(real)
+                fs.sync_dir(parent)
         place = Place(
             fs=fs,
             parent=parent,
@@ -165,10 +175,15 @@ def open_log(
             is_clean=claim.is_clean,
             keeps_damage=keeps_damage,
             is_replicated=replicated,
+            is_shared=shared,
         )
-        opened = open_partition(place)
-        writer = Writer(fs, real, settings, policy, claim=claim, opened=opened, is_replicated=replicated)
-        writer.start(opened)
+        if shared:
+            writer, opened = _join(place, claim)
+        else:
+            opened = open_partition(place)
+            writer = Writer(fs, real, settings, policy, claim=claim, opened=opened, is_replicated=replicated)
+            with writer.state.lock:
+                writer.start_locked(opened)
         log = Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
     except BaseException:
         try:
@@ -179,6 +194,41 @@ def open_log(
             claim.release()
         raise
     return log
+
+
+def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
+    """Opens a partition that other processes may have open too. Errors as open_log()."""
+    fs = place.fs
+    with claim.alone() as found_alone:
+        is_alone = found_alone
+    sharing = SharedLock(fs, claim.lock_handle, place.key, place.path)
+    with sharing.opening(is_alone=is_alone) as believed_end:
+        noted = checkpoint.read_notes(fs, place.path).policy
+        if believed_end is not None and noted != place.durability:
+            raise InvalidConfigError(
+                "another process has the log open with another durability; give the same",
+                path=place.path,
+                expected=str(noted),
+                found=str(place.durability),
+            )
+        opened = open_partition(attrs.evolve(place, believed_end=believed_end))
+        writer = Writer(
+            fs,
+            place.path,
+            place.config,
+            place.durability,
+            claim=claim,
+            opened=opened,
+            is_replicated=False,
+            sharing=sharing,
+        )
+
+        def open_again(believed_end: int | None) -> Opened:
+            return open_partition(attrs.evolve(place, believed_end=believed_end, config=writer.state.config))
+
+        sharing.attach(writer, opened, open_again, believed_end=believed_end)
+        writer.start_locked(opened)
+    return writer, opened
 
 
 def check_on_corruption(choice: object) -> bool:
@@ -627,7 +677,10 @@ class Log(LogReader):
             if first >= 0 and not commit:
                 stable = min(producers.open_transactions().values(), default=offset + 1)
                 try:
-                    writer.active.add_aborted(AbortedTransaction(producer_id, first, offset, stable))
+                    if writer.sharing is None:
+                        writer.active.add_aborted(AbortedTransaction(producer_id, first, offset, stable))
+                    else:
+                        writer.index_aborted_locked()
                 except BaseException as error:
                     # Kafka believes the file, so it must not lack an entry; opening the log again rebuilds it.
                     writer.commit.poison(error)

@@ -31,6 +31,7 @@ from logcore.config import Durability, LogConfig
 from logcore.directory.copying import copy_directory, copy_log
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
+from logcore.directory.sharing import Sharing
 from logcore.directory.topicfile import (
     TopicEntry,
     new_id,
@@ -129,6 +130,7 @@ def open_dir(
     upkeep: Upkeep | None = None,
     on_corruption: OnCorruption = "fail",
     on_incident: Callable[[Incident], None] | None = None,
+    shared: bool = False,
     fs: FS = OS,
 ) -> LogDir:
     """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
@@ -137,7 +139,8 @@ def open_dir(
     config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
     upkeep: limits of the directory, and how tick() keeps them. on_corruption: of each of its logs; see logcore.open().
     on_incident: called, in the thread at work, when something fails in work that no caller waits for; each kind the
-    first time, and the tenth, the hundredth and so on. See LogDir.incidents().
+    first time, and the tenth, the hundredth and so on. See LogDir.incidents(). shared: other processes that say so may
+    have the directory open for writing too; see docs/sharing.md.
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
     when the file of topics is damaged, and what the system raises.
@@ -155,7 +158,9 @@ def open_dir(
         make_directories(fs, real)
     else:
         check_kind(fs, real, create=create)
-    claim = None if read_only else claim_directory(fs, real, _MEMBER)
+    if read_only and shared:
+        raise InvalidConfigError("read_only=True works beside any writer; shared=True is for those who write")
+    claim = None if read_only else claim_directory(fs, real, _MEMBER, shared=shared)
     try:
         return LogDir(
             fs, real, claim, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption, on_incident
@@ -208,20 +213,28 @@ class LogDir:
         self.has_coordinator = False
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
-        self._identity = Identity(fs, path, can_write=claim is not None)
-        if claim is not None:
-            self._registry.finish_interrupted()
-        self._registry.look()
-        if claim is not None:
-            self._registry.complete()
+        self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
+        with contextlib.nullcontext(False) if claim is None else claim.alone() as finishes:
+            self._begin(finishes)
+
+    def _begin(self, finishes: bool) -> None:
+        """finishes: what a crash left half done, because no other process has the directory open for writing."""
+        claim = self._claim
+        with contextlib.nullcontext() if claim is None else claim.changing():
+            self._identity = Identity(self._fs, self.path, can_write=claim is not None)
+            if finishes:
+                self._registry.finish_interrupted()
+            self._registry.look()
+            if finishes:
+                self._registry.complete()
         self._closed = False
-        if claim is not None:
-            for path in applying.damaged(fs, self.path):
+        if finishes:
+            for path in applying.damaged(self._fs, self.path):
                 error = CorruptLogError("the manifest of a staged write is damaged", path=path)
                 self._incidents.met("staging", path, error)
             # A write that cannot be carried out now waits; others do not wait for it.
             with self._incidents.going_on("staging", self.path):
-                applying.apply_ready(fs, self)
+                applying.apply_ready(self._fs, self)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -333,6 +346,11 @@ class LogDir:
         if self._closed:
             raise LogClosedError("the log directory is closed", path=self.path)
 
+    def _check_alone(self, what: str) -> None:
+        self._check_writable()
+        if self.is_shared:
+            raise InvalidConfigError(f"{what} needs the directory for itself; open it without shared=True")
+
     def _check_writable(self) -> Claim:
         self._check_open()
         if self._fs.forks != self._forks:
@@ -348,20 +366,33 @@ class LogDir:
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
         self._check_open()
+        if self.is_shared:
+            self.refresh()
         return sorted(self._registry.known)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may have the directory open for writing too."""
+        return self._sharing.is_shared
+
     def __contains__(self, topic: object) -> bool:
+        if self.is_shared and topic not in self._registry.known and not self._closed:
+            self.refresh()
         return topic in self._registry.known
 
     def refresh(self) -> None:
-        """Looks at the directory again; for one that was opened read-only beside a writer."""
+        """Looks at the directory again; for one that was opened read-only beside a writer, or shared with others."""
         with self._lock:
             self._check_open()
             if self._claim is None:
                 self._registry.look()
+            else:
+                self._sharing.follow()
 
     def _topic(self, name: str) -> TopicEntry:
         self._check_open()
+        if self.is_shared and name not in self._registry.known:
+            self.refresh()
         return self._registry.topic(name)
 
     def topic_id(self, name: str) -> uuid.UUID:
@@ -413,7 +444,8 @@ class LogDir:
         """
         with self._lock:
             self._check_writable()
-            self._registry.create(wanted, check_only=check_only)
+            with self._sharing.changing():
+                self._registry.create(wanted, check_only=check_only)
 
     def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
         """Makes a topic that has another's records below an offset, with the same offsets, partitions and settings.
@@ -424,7 +456,7 @@ class LogDir:
         a partition.
         """
         with self._lock:
-            self._check_writable()
+            self._check_alone("fork()")
             source = self._topic(topic)
             overrides = self._registry.own_overrides(source)
             made = TopicEntry(new_topic, new_id(self._fs), len(source.numbers), overrides, source.numbers)
@@ -499,13 +531,15 @@ class LogDir:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
         with self._lock:
             self._check_writable()
-            self._registry.grow(name, count, check_only=check_only)
+            with self._sharing.changing():
+                self._registry.grow(name, count, check_only=check_only)
 
     def alter_topic(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
         """Sets settings of a topic by Kafka's names; None takes one back to the default. All of them or none."""
         with self._lock:
             self._check_writable()
-            self._registry.alter(name, changes, check_only=check_only)
+            with self._sharing.changing():
+                self._registry.alter(name, changes, check_only=check_only)
             if check_only:
                 return
             settings = self.settings(name)
@@ -522,15 +556,20 @@ class LogDir:
         """
         with self._lock, contextlib.ExitStack() as claims:
             self._check_writable()
-            topic = self._topic(name)
-            for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
-                if self.opened(name, number) is None:
-                    claims.callback(self._fs.lock(self.path, partition_name(name, number)).release)
-            self._partitioners.pop(name, None)
-            self._registry.start_deleting(topic)
+            with self._sharing.changing():
+                topic = self._topic(name)
+                for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
+                    if self.opened(name, number) is None:
+                        member = partition_name(name, number)
+                        claims.callback(self._fs.lock(self.path, member, shared=self.is_shared).release)
+                self._partitioners.pop(name, None)
+                self._registry.start_deleting(topic)
             tell("topics", INFO, "%s: topic %s deleted", self.path, name)
+            self.close_logs({name})
+            self._sharing.say_deleted(name, topic.numbers)
             claims.close()
-            self._registry.finish_deleting()
+            with self._sharing.changing():
+                self._registry.finish_deleting()
         # A new topic of that name begins without them. Not under the lock, which groups take while theirs is held.
         if self._groups is not None or (OFFSETS_TOPIC in self and not self.has_coordinator):
             with self._incidents.going_on("deletion", OFFSETS_TOPIC):
@@ -548,6 +587,7 @@ class LogDir:
                     path=self.path,
                 )
             if self._groups is None:
+                self._check_alone("a consumer group")
                 self._groups = Groups(self._fs, self)
             return self._groups
 
@@ -563,8 +603,7 @@ class LogDir:
 
     def next_producer_id(self) -> int:
         """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""
-        with self._lock:
-            self._check_writable()
+        with self._lock, self._check_writable().changing():
             return self._producer_ids.next()
 
     # -- partitions ----------------------------------------------------------------------------------------------
@@ -601,6 +640,7 @@ class LogDir:
                     config=config,
                     durability=self.durability,
                     on_corruption=self._on_corruption,
+                    shared=self.is_shared,
                     fs=self._fs,
                 )
                 committed = self._upkeeper.settings.committed or self.committed_offsets
@@ -817,7 +857,8 @@ class LogDir:
         now_ms: the wall clock, taken from the system when None. Call it from a timer, a few times a second. A log that
         an earlier error has poisoned is passed over; its next append tells its user.
         """
-        self._check_writable()
+        claim = self._check_writable()
+        self.refresh()
         wall_ms = time_ms(now_ms)
         if wall_ms is None:
             wall_ms = self._fs.now_ms()
@@ -826,12 +867,13 @@ class LogDir:
                 self._registry.finish_deleting()
         if not self._upkeeper.visit_open(wall_ms):
             return
-        with self._incidents.going_on("staging", self.path):  # the publisher is told
-            if applying.apply_ready(self._fs, self, most=1):
-                return
+        if not self.is_shared:
+            with self._incidents.going_on("staging", self.path):  # the publisher is told
+                if applying.apply_ready(self._fs, self, most=1):
+                    return
         clock_ms = self._fs.monotonic_ms()
         with self._lock:
-            if self._closed or self._upkeeper.keep(clock_ms, wall_ms):
+            if self._closed or (claim.takes_care() and self._upkeeper.keep(clock_ms, wall_ms)):
                 return
         if self._upkeeper.owes_high_watermarks:
             with self._lock, self._incidents.going_on("checkpoints", self.path):

@@ -464,13 +464,14 @@ class LogReader:
             yield from records
 
     def refresh(self) -> bool:
-        """Of a log opened read-only: looks at what its writer has added since; True when the high watermark moved.
+        """Of a log opened read-only or shared: looks at what other processes have added; True when the high watermark
+        moved.
 
-        Does nothing for a log open for writing, which knows. Raises LogNotFoundError when the directory is gone.
+        Does nothing for a log that this process alone writes. Raises LogNotFoundError when the directory is gone.
         """
         self._check_open()
         if self._is_writing:
-            return False
+            return self._state.follow()
         with self._state.lock, self._state.scanning:  # a look at transactions sees the segments before this or after it
             before = self._state.visible
             try:
@@ -790,7 +791,8 @@ def _follow(tailed: Sequence[_Tailed], timeout: float | None) -> Iterator[tuple[
     if not tailed:
         return
     with contextlib.ExitStack() as stack:
-        wait = _wait_for_writer if tailed[0].log._is_writing else _wait_for_reader
+        is_known = tailed[0].log._is_writing and not tailed[0].log._state.is_shared
+        wait = _wait_for_writer if is_known else _wait_for_reader
         is_there_more = wait(stack, tailed, timeout)
         try:
             while True:

@@ -663,6 +663,10 @@ class ActiveSegment(GrowingSegment):
             return super().start_position(offset)
         return index.entry(slot)[1]
 
+    def extend(self, size: int) -> None:
+        """Another process has appended up to a size. What it added is to be noted next."""
+        self._size = size
+
     def note_all(self, facts: layout.Facts) -> None:
         """The same for batches found by walking the file."""
         columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
@@ -703,9 +707,13 @@ class ActiveSegment(GrowingSegment):
             for at, batch_size, batch_last, batch_newest in batches:
                 self.note(start + at, batch_size, batch_last, batch_newest)
 
-    def set_aborted(self, entries: Iterable[AbortedTransaction]) -> None:
-        """All aborted transactions whose markers stand in this segment; a file that says otherwise goes."""
+    def set_aborted(self, entries: Iterable[AbortedTransaction], *, writes: bool = False) -> None:
+        """All aborted transactions whose markers stand in this segment; a file that says otherwise goes. writes: the
+        file says so at once.
+        """
         self._indexes.set_aborted(entries)
+        if writes:
+            self._indexes.write_aborted()
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
         """Takes note of an aborted transaction whose marker stands in this segment. Raises what a write raises."""

@@ -64,9 +64,9 @@ class UnsyncedFiles(OsFS):
     def sync_dir(self, path: str) -> None:
         pass
 
-    def lock(self, directory: str, member: str) -> Lock:
+    def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """One for the whole process, whoever opens the directory."""
-        return OS.lock(directory, member)
+        return OS.lock(directory, member, shared=shared)
 
 
 @functools.cache

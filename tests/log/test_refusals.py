@@ -186,7 +186,7 @@ def test_an_opening_that_fails_gives_the_lock_back(partition: Path, monkeypatch:
     def no_memory(*arguments: object, **options: object) -> None:
         raise MemoryError
 
-    for owner, name in ((Writer, "__init__"), (Writer, "start"), (logcore.Log, "__init__")):
+    for owner, name in ((Writer, "__init__"), (Writer, "start_locked"), (logcore.Log, "__init__")):
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
             patch.setattr(owner, name, no_memory)
             logcore.open(partition)

@@ -89,6 +89,7 @@ class TopicRegistry:
         self._given = given
         self.known: dict[str, TopicEntry] = {}
         self.deleting: dict[str, TopicEntry] = {}
+        self.deleting_elsewhere: set[str] = set()  # by other processes that share the directory
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -206,6 +207,8 @@ class TopicRegistry:
             for name, topic in sorted(topics.items())
             if topic.count or topic.overrides or topic.topic_id or name in gone
         ]
+        if self.deleting_elsewhere:
+            rows += [row for row in read_topics(self._fs, self.path) if row.name in self.deleting_elsewhere]
         write_topics(self._fs, self.path, rows, may_use_reserve=makes_room)
 
     # -- make, change, delete ----------------------------------------------------------------------------------------
@@ -214,13 +217,13 @@ class TopicRegistry:
         self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]], *, check_only: bool = False
     ) -> None:
         """Makes topics, name -> (partitions, config), all of them or none. check_only: only raise what that would."""
-        flat = {_confusable(name): name for name in (*self.known, *self.deleting)}
+        flat = {_confusable(name): name for name in (*self.known, *self.deleting, *self.deleting_elsewhere)}
         made = []
         for name, (partitions, config) in wanted.items():
             check_topic_name(name)
             if name in self.known:
                 raise TopicExistsError("there is such a topic already", path=self.path, found=repr(name))
-            if name in self.deleting:
+            if name in self.deleting or name in self.deleting_elsewhere:
                 raise TopicExistsError("the topic of that name is being deleted", path=self.path, found=repr(name))
             other = flat.setdefault(_confusable(name), name)
             if other != name:

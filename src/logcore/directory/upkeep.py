@@ -196,7 +196,10 @@ class Upkeeper:
         recovery_point = None
         next_ms = self._fs.monotonic_ms() + _RETRY_MS
         try:
-            acted, recovery_point = log.upkeep.tick_gathered(now_ms)
+            if log.writer.sharing is not None:  # the log may be cut below a recovery point that waits to be noted
+                acted = log.upkeep.tick(now_ms)
+            else:
+                acted, recovery_point = log.upkeep.tick_gathered(now_ms)
             next_ms = log.upkeep.rest()
         except (LogcoreError, OSError) as error:
             self._incidents.met("tick", "{}-{}".format(*key), error)

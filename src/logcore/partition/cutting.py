@@ -128,7 +128,7 @@ def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: byt
     fs = writer.fs
     state = writer.state
     # Below the cut everything is on disk, above it nothing is promised any more.
-    if writer.recovery_point > offset:
+    if max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT)) > offset:
         writer.recovery_point = offset  # first: a LogDir that has gathered the old one looks here before it writes
         writer.set_checkpoint(checkpoint.RECOVERY_POINT, offset)
     if writer.own_checkpoint(checkpoint.CLEANER) > offset:  # the records that follow were never compacted

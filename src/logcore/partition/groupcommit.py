@@ -44,9 +44,11 @@ class GroupCommit:
         sync: Callable[[], None],
         moved: Callable[[int], None],
         failed: Callable[[BaseException], None],
+        publish: Callable[[int], bool] | None = None,
     ) -> None:
         """written(): (bytes, log end) written so far. sync(): syncs all of it. moved(end): told of a new durable
-        end. failed(cause): told once, when the log is poisoned.
+        end. failed(cause): told once, when the log is poisoned. publish(end): where other processes write the log too,
+        asked before; False when one has cut the log meanwhile, so that the end means nothing any more.
         """
         self.durable_end = durable_end
         self.synced_bytes = 0
@@ -59,6 +61,7 @@ class GroupCommit:
         self._sync = sync
         self._moved = moved
         self._failed = failed
+        self._publish = publish
         # The lock itself is entered in C, the condition around it in Python: 0.4 us of an append to disk.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
@@ -70,7 +73,9 @@ class GroupCommit:
         self._expected = 0  # how many shared a sync lately
 
     def wait(self, target: int) -> None:
-        """Returns when all offsets below target are on disk. Raises DurabilityUnknownError when the sync fails."""
+        """Returns when all offsets below target are on disk, or another process has cut the log meanwhile. Raises
+        DurabilityUnknownError when the sync fails.
+        """
         me = threading.get_ident()
         try:
             with self._mutex:
@@ -104,6 +109,22 @@ class GroupCommit:
     def advance(self, end: int, written_bytes: int) -> None:
         """Notes that all below end is on disk; for the caller that holds syncs away and has synced by itself."""
         self._note(end, written_bytes)
+
+    def learn(self, end: int) -> None:
+        """Another process says that all below end is on disk."""
+        with self._mutex:
+            self.durable_end = max(self.durable_end, end)
+            written_bytes, log_end = self._written()
+            if self.durable_end >= log_end:
+                self.synced_bytes = written_bytes
+
+    def renew(self, end: int) -> None:
+        """The log was opened again, where other processes write it too: all below end is on disk."""
+        with self._mutex:
+            self.durable_end = end
+            written_bytes, log_end = self._written()
+            if end >= log_end:
+                self.synced_bytes = written_bytes
 
     def set_back(self, end: int) -> None:
         """Moves the durable end back, after a truncation."""
@@ -164,7 +185,12 @@ class GroupCommit:
 
     def _note(self, end: int, written_bytes: int) -> None:
         self.syncs += 1
-        self.synced_bytes = max(self.synced_bytes, written_bytes)
-        if end > self.durable_end:
-            self.durable_end = end
+        if self._publish is not None and not self._publish(end):
+            return
+        with self._mutex:
+            self.synced_bytes = max(self.synced_bytes, written_bytes)
+            is_news = end > self.durable_end
+            if is_news:
+                self.durable_end = end
+        if is_news:
             self._moved(end)

@@ -25,7 +25,18 @@ from logcore.checkpoint import Key, Notes, OffsetCheckpoints
 from logcore.config import Durability, LogConfig
 from logcore.errors import CorruptBatchError, CorruptLogError, DiskFullError, InvalidRecordError, ResourceError
 from logcore.fs import FS
-from logcore.names import INDEXES, LOG, SEAL, SEGMENT_FILES, SNAPSHOT, SWAP, base_offset_of, bases_in, file_name
+from logcore.names import (
+    CLEANED,
+    INDEXES,
+    LOG,
+    SEAL,
+    SEGMENT_FILES,
+    SNAPSHOT,
+    SWAP,
+    base_offset_of,
+    bases_in,
+    file_name,
+)
 from logcore.notices import WARNING, tell
 from logcore.partition import epochs, gaps, order, recovery, seals, transactions
 from logcore.partition.noted import begin
@@ -41,7 +52,8 @@ class Place:
     """Which partition is opened, and how.
 
     path: of its directory, which lies in the log directory parent. is_clean: whether nothing in parent needs checking.
-    keeps_damage: open a damaged log too.
+    keeps_damage: open a damaged log too. is_shared: other processes may have the log open, and do nothing in it until
+    this is over. believed_end: up to there they have left it in order; None to look as after a crash.
     """
 
     fs: FS
@@ -54,6 +66,8 @@ class Place:
     is_clean: bool
     keeps_damage: bool
     is_replicated: bool
+    is_shared: bool = False
+    believed_end: int | None = None
 
     def checkpointed(self, name: str) -> int:
         """The partition's entry in a file that all partitions of the directory share; 0 when there is none."""
@@ -68,7 +82,7 @@ class Opened:
     watermark. recovery_point: as it is noted, at most the end. notes: as the last writer left them. own_notes: those of
     this writer, which replace them before it writes. left_below: base offsets below the log start, of which a crash in
     a deletion left files. lost: the damage behind which nothing whole follows, so that no append is possible; else
-    None.
+    None. was_changed: whether opening made, replaced or cut a segment.
     """
 
     segments: list[Segment]
@@ -85,6 +99,7 @@ class Opened:
     left_below: list[int]
     report: recovery.RecoveryReport
     lost: recovery.Damage | None
+    was_changed: bool
 
     @property
     def is_damaged_at_its_end(self) -> bool:
@@ -99,22 +114,30 @@ def open_partition(place: Place) -> Opened:
     """
     fs = place.fs
     names = list_names(fs, place.path)
+    before = _last_file(fs, place.path, names)
     if any(name.endswith(SWAP) for name in names):
         recovery.finish_swaps(fs, place.path)
         names = list_names(fs, place.path)
-    recovery_point = place.checkpointed(checkpoint.RECOVERY_POINT)
+        before = None
+    if checkpoint.TURN in names and not place.is_shared:
+        fs.unlink(os.path.join(place.path, checkpoint.TURN))  # what it says is about to be no longer so
+    noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
+    recovery_point = noted_point if place.believed_end is None else place.believed_end
     found = _find(place, names, recovery_point)
     notes = checkpoint.read_notes(fs, place.path)
     # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
     has_producers = not found.is_new and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
-    if found.is_new or not place.is_clean or notes.policy is None:
+    is_sure = place.is_clean or place.believed_end is not None
+    if found.is_new or not is_sure or notes.policy is None:
         # A killed writer may have made files and directories and not their names durable, and Kafka does not always.
         fs.sync_dir(place.path)
         fs.sync_dir(place.parent)
     report = _recover(place, found, names, notes, recovery_point, has_producers)
     if report.cut_position is not None or report.damage:
         tell("recovery", WARNING, "%s", report)
-    found.files.remove_leftovers(names)
+    if place.believed_end is None:
+        # Of a shared log another process may be compacting: what it makes waits under such names.
+        found.files.remove_leftovers([name for name in names if not (place.is_shared and name.endswith(CLEANED))])
     if recovery.FAILED_SYNC in names:
         fs.unlink(os.path.join(place.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
     lost = next((one for one in report.damage if one.next_offset is None), None)
@@ -134,7 +157,7 @@ def open_partition(place: Place) -> Opened:
         log_start=found.log_start,
         end=end,
         visible=_high_watermark(place, found, notes, end),
-        recovery_point=min(recovery_point, end),
+        recovery_point=min(noted_point, end),
         epochs=_epochs_below(place, found, end),
         notes=notes,
         own_notes=Notes(place.durability, dense_from, has_producers, place.is_replicated),
@@ -142,7 +165,18 @@ def open_partition(place: Place) -> Opened:
         left_below=found.left_below,
         report=report,
         lost=lost,
+        was_changed=before is None or before != _last_file(fs, place.path, list_names(fs, place.path)),
     )
+
+
+def _last_file(fs: FS, path: str, names: Sequence[str]) -> tuple[str, tuple[int, int], int] | None:
+    """The name, the identity and the size of the file that is appended to."""
+    bases = bases_in(names)
+    if not bases:
+        return None
+    name = file_name(bases[-1], LOG)
+    full = os.path.join(path, name)
+    return name, fs.identity(full), fs.file_size(full)
 
 
 @attrs.frozen

@@ -99,6 +99,16 @@ class ProducerState:
         producers.expire(self._fs.now_ms())
         return producers
 
+    def adopt(self, facts: layout.Facts, segment: Segment) -> None:
+        """Takes in batches that another process has appended to a segment, in order."""
+        if self._known is None:
+            return
+        try:
+            self._known.add_facts(facts, coordinator_epochs(segment))
+        except BaseException:
+            self.forget()
+            raise
+
     def expire(self, now_ms: int) -> None:
         """Forgets producers that have written nothing for a day."""
         if self._known is not None:

@@ -156,7 +156,10 @@ class Rewriting:
         writer = self._writer
         with writer.state.lock:
             writer.check_writable_locked()
-            if writer.rewriter not in (None, self):
+            is_free = writer.rewriter in (None, self)
+            if is_free and writer.sharing is not None:
+                is_free = writer.sharing.take_rewriting()
+            if not is_free:
                 raise LogLockedError("the log is being compacted already", path=self.path, pid=None, host=None)
             writer.rewriter = self
         self._remove_cleaned()
@@ -217,6 +220,8 @@ class Rewriting:
         if self._created is not None and not self._writer.state.is_closed:
             with contextlib.suppress(LogcoreError, OSError):
                 self._remove_cleaned()
+        if self._writer.sharing is not None and not self._writer.state.is_closed:
+            self._writer.sharing.give_rewriting()
 
     def _remove_cleaned(self) -> None:
         self._created = None
@@ -253,7 +258,10 @@ def rewriting(
     """For the cleaner and copies: the sealed segments as they are now, and the way to replace them. See Rewriting."""
     with writer.state.lock:
         writer.check_writable_locked()
-    view = Rewriting(writer, last_stable_offset=last_stable_offset, transactions=transactions)
+        view = Rewriting(writer, last_stable_offset=last_stable_offset, transactions=transactions)
+        if writer.sharing is not None:  # another process may put other files under these names
+            for segment in view.sealed:
+                segment.view()
     try:
         yield view
     finally:

@@ -13,11 +13,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
 
 from logcore.config import LogConfig
 from logcore.partition.gaps import Gaps
 from logcore.partition.transactions import Transactions
 from logcore.segment import Segment
+
+
+class Turns(Protocol):
+    """A lock: of the threads of this process, or of all processes that write the log (sharing.py)."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def acquire(self, blocking: bool = True) -> bool: ...
+    def release(self) -> None: ...
+    def locked(self) -> bool: ...
+
+
+def _stays() -> bool:
+    return False
 
 
 class PartitionState:
@@ -33,11 +51,14 @@ class PartitionState:
         self.is_closed = False
         self.cuts: list[int] = []  # where the log was truncated since it was opened
         self.transactions: Transactions | None = None  # as far as they were walked; changed under scanning
+        #: Takes in what other processes did that write the log too; True when the visible end moved.
+        self.follow: Callable[[], bool] = _stays
+        self.is_shared = False
         self.make_locks()
 
     def make_locks(self) -> None:
         """Also for a forked child, where no other thread is left to release a lock or to end what it was about."""
-        self.lock = threading.Lock()
+        self.lock: Turns = threading.Lock()
         # Reentrant: the collector may end an abandoned tail() while this thread holds it.
         self.listening = threading.RLock()
         #: Called when the visible end moves, or the log is closed; they may not wait. Replaced whole under listening.

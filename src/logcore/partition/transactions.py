@@ -10,8 +10,9 @@ The state reads no file: segments hand it the facts of their batches, in order.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -100,10 +101,18 @@ def control_types(segment: Segment) -> Callable[[int], str]:
 def walked(segments: Iterable[Segment]) -> Transactions:
     """The transactions of a whole log, as its batches have them."""
     state = Transactions()
-    for segment in segments:
-        for facts, _, _ in segment.walk(0, crc=False):
-            state.add(facts, control_types(segment))
+    walk_on(state, list(segments))
     return state
+
+
+def walk_on(state: Transactions, segments: Sequence[Segment]) -> None:
+    """Takes in all batches of a log from where a state ends."""
+    for segment, following in itertools.zip_longest(segments, segments[1:]):
+        if following is not None and following.base_offset <= state.next_offset:
+            continue
+        start = segment.find(state.next_offset) if segment.base_offset < state.next_offset else 0
+        for facts, _, _ in segment.walk(start, crc=False):
+            state.add(facts, control_types(segment))
 
 
 def index_aborted(active: ActiveSegment, segments: Iterable[Segment]) -> None:

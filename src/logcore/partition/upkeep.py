@@ -174,7 +174,7 @@ class Upkeep:
             return False
         wall_ms = self._writer.fs.now_ms() if now_ms is None else now_ms
         self._next_retention_ms = clock_ms + retention.CHECK_MS
-        if not self._clocks.agree(wall_ms, clock_ms):
+        if not self._clocks.agree(wall_ms, clock_ms) or not self._writer.claim.takes_care():
             return False
         with self._writer.state.lock:
             self._writer.producers.expire(wall_ms)

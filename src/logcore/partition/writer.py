@@ -16,6 +16,7 @@ what users give, and documents all of it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, NoReturn
@@ -34,6 +35,7 @@ from logcore.errors import (
     InvalidConfigError,
     LogClosedError,
     LogFailedError,
+    LogNotFoundError,
     OffsetConflictError,
     OffsetOutOfRangeError,
     ResourceError,
@@ -49,9 +51,11 @@ from logcore.notices import ERROR, tell
 from logcore.partition import epochs, gaps, recovery, seals, transactions
 from logcore.partition.gaps import Gaps
 from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.noted import noted_gaps
 from logcore.partition.opening import Opened
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.scan import batch_around
+from logcore.partition.sharing import SharedLock
 from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import compressor, target_codec
@@ -92,7 +96,9 @@ class Writer:
     commit: syncs, the durable end, and why the log refuses writes, if it does. notes: as they are on disk. epochs: the
     leader epochs, replaced whole. written_bytes, appends, rolls: counts since the log was opened. recovery_bytes: of
     written_bytes, those below the recovery point. followed: the transactions of the whole log, once a marker of its
-    leader was stored. rewriter: who has .cleaned files in the directory.
+    leader, or of another process, was stored. lacks_aborted: whether other processes have appended markers of which the
+    index of aborted transactions here does not know. rewriter: who has .cleaned files in the directory. sharing: the
+    lock of a log that several processes write; None where this one is alone.
     """
 
     def __init__(
@@ -105,8 +111,9 @@ class Writer:
         claim: Claim,
         opened: Opened,
         is_replicated: bool,
+        sharing: SharedLock | None = None,
     ) -> None:
-        """Has done nothing yet; start() begins. opened: the partition at path, as opening has left it."""
+        """Has done nothing yet; start_locked() begins. opened: the partition at path, as opening has left it."""
         self.fs = fs
         self.path = path
         self.parent, name = os.path.split(path)
@@ -114,25 +121,19 @@ class Writer:
         self.claim = claim
         self.durability = policy
         self.is_replicated = is_replicated
-        self.report = opened.report
+        self.sharing = sharing
         #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others
         #: know the log; called under the log's lock, so it may not wait.
         self.on_stir: Callable[[], None] | None = None
         #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
         self.is_held = False
-        self.state = PartitionState(config, Gaps(opened.gaps))
-        self.state.segments = opened.segments
-        self.state.log_start = opened.log_start
-        self.state.end = opened.end
+        self.state = PartitionState(config, self._gaps(opened))
+        if sharing is not None:
+            self.state.lock = sharing
+            self.state.follow = sharing.follow
+            self.state.is_shared = True
         self.state.visible = opened.visible
-        self.active = opened.active
-        self.files = opened.files
-        self.recovery_point = opened.recovery_point
-        self.epochs = opened.epochs
-        self.leader_epoch = opened.epochs[-1][0]
-        self.notes = opened.notes
-        self.producers = ProducerState(fs, path, lambda: (self.state.segments, self.state.end))
-        self.followed: Transactions | None = None
+        self._hold(opened)
         self.rewriter: object | None = None
         self.scratch = bytearray(1 << 16)
         self.written_bytes = 0
@@ -158,7 +159,30 @@ class Writer:
             sync=lambda: fs.fdatasync(self.active.handle),
             moved=self._moved_durable_end,
             failed=self._note_failure,
+            publish=None if sharing is None else sharing.publish,
         )
+
+    def _hold(self, opened: Opened) -> None:
+        """Takes over the partition as opening has left it; all but what readers may see."""
+        state = self.state
+        state.segments = opened.segments
+        state.log_start = opened.log_start
+        state.end = opened.end
+        self.report = opened.report
+        self.active = opened.active
+        self.files = opened.files
+        self.recovery_point = opened.recovery_point
+        self.epochs = opened.epochs
+        self.leader_epoch = opened.epochs[-1][0]
+        self.notes = opened.notes
+        self.producers = ProducerState(self.fs, self.path, lambda: (self.state.segments, self.state.end))
+        self.followed: Transactions | None = None
+        self.lacks_aborted = False
+
+    def _gaps(self, opened: Opened) -> Gaps:
+        """Another process may compact a shared log, as for its readers."""
+        ask = None if self.sharing is None else functools.partial(noted_gaps, self.fs, self.path)
+        return Gaps(opened.gaps, ask)
 
     def _apply_config(self) -> None:
         """What appending takes from the settings, worked out once."""
@@ -177,22 +201,92 @@ class Writer:
         limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
         self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
 
-    def start(self, opened: Opened) -> None:
+    @locked
+    def start_locked(self, opened: Opened) -> None:
         """Begins to write; for open_log() alone."""
-        with self.state.lock:
-            # The visible end is on disk before the notes: after a crash between the two, these would tell the next
-            # opening of a high watermark that is nowhere.
-            self._durable_handle = self._open_durable_end()
-            self._note_locked(opened.own_notes)
-            lost = opened.lost
-            if lost is not None:
-                self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
-            elif opened.is_damaged_at_its_end:
-                self.roll_locked()
-            elif self.state.end > self.recovery_point:
-                # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a
-                # torn tail, by the rules of Kafka or of a looser policy that this opening may have brought.
-                self.save_recovery_point_locked()
+        # The visible end is on disk before the notes: after a crash between the two, these would tell the next opening
+        # of a high watermark that is nowhere.
+        self._durable_handle = self._open_durable_end()
+        self._note_locked(opened.own_notes)
+        self.begin_after_locked(opened)
+
+    @locked
+    def begin_after_locked(self, opened: Opened) -> None:
+        """What opening has left to do before the first write: because of damage, or of a recovery."""
+        lost = opened.lost
+        if lost is not None:
+            self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
+        elif opened.is_damaged_at_its_end:
+            self.roll_locked()
+        elif self.recovery_point < self.state.end == self.commit.durable_end:
+            # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
+            # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
+            self.save_recovery_point_locked()
+
+    @locked
+    def renew_locked(self, opened: Opened, durable_end: int, cut_offset: int | None) -> None:
+        """Goes on with the partition as it was opened again, because another process has changed its files or has died.
+
+        cut_offset: where the log was cut since this process looked; None where it was not.
+        """
+        state = self.state
+        with state.scanning:  # a look at transactions sees the log before this or after it
+            state.transactions = None
+            state.gaps = self._gaps(opened)
+            if cut_offset is not None:
+                state.cuts.append(cut_offset)
+                state.visible = min(state.visible, cut_offset)
+            state.visible = min(state.visible, opened.end)
+            self._opened_end += opened.end - state.end
+            known = {one.base_offset: one for one in state.segments[:-1] if one.is_current()}
+            self._hold(opened)
+            # What is mapped stays so, and a compaction under way finds the segments that it has read.
+            state.segments = [*(known.get(one.base_offset, one) for one in state.segments[:-1]), self.active]
+        self.written_bytes += opened.active.size_bytes  # how much of it is not on disk is not known
+        self.commit.renew(durable_end)
+        visible = durable_end if self.durability.waits else opened.end
+        if visible > state.visible:
+            state.show(visible)
+        elif cut_offset is not None:
+            state.wake()
+
+    @locked
+    def adopt_locked(self, end: int, size_bytes: int) -> None:
+        """Takes in whole batches that another process has appended to the active segment, up to a size and an end."""
+        active = self.active
+        before = active.size_bytes
+        has_markers = active.has_markers
+        active.has_markers = False
+        active.extend(size_bytes)
+        for facts, _, _ in active.walk(before, crc=False):
+            active.note_all(facts)
+            self.producers.adopt(facts, active)
+        self.lacks_aborted |= active.has_markers
+        active.has_markers |= has_markers
+        if active.last_offset + 1 != end:
+            raise CorruptLogError(
+                "the active segment does not end as the process says that appended to it",
+                path=active.path,
+                expected=f"the log end offset {end}",
+                found=active.last_offset + 1,
+            )
+        self.written_bytes += size_bytes - before
+        self._opened_end += end - self.state.end
+        self.state.end = end
+        if self.is_resting:
+            self.stir_locked()
+
+    @locked
+    def index_aborted_locked(self) -> None:
+        """Brings the index of aborted transactions of the active segment up to the log end, in memory and in its file,
+        where several processes append markers.
+        """
+        if self.followed is None:
+            self.followed = transactions.walked(self.state.segments)
+        else:
+            transactions.walk_on(self.followed, self.state.segments)
+        self.active.set_aborted(self.followed.entries_between(self.active.base_offset, INT64_MAX), writes=True)
+        self.lacks_aborted = False
 
     def _open_durable_end(self) -> int:
         """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
@@ -203,6 +297,8 @@ class Writer:
                 fs.unlink(path)
             return -1
         content = self._packed_end()
+        if self.sharing is not None and self.sharing.is_believed and fs.exists(path):
+            return fs.open(path, write=True)  # another process has written it, and may do so now
         if not fs.exists(path):
             # It gets its name when it is whole: readers look meanwhile, and to them an empty one is damaged. It is on
             # disk, too: after a crash a log without it is one that hides nothing.
@@ -216,6 +312,11 @@ class Writer:
             fs.close(handle)
             raise
         return handle
+
+    def show_elsewhere(self, end: int) -> None:
+        """Tells readers in other processes up to where they may read. Raises what a write raises."""
+        if self._durable_handle >= 0:
+            self.fs.pwrite(self._durable_handle, checkpoint.pack_shown_end(end), 0)
 
     def _packed_end(self) -> bytes:
         return checkpoint.pack_shown_end(self.state.visible, is_replicated=self.is_replicated)
@@ -252,6 +353,8 @@ class Writer:
                         self._durable_handle = -1
                         if handle >= 0:
                             self.fs.close(handle)
+                        if self.sharing is not None:
+                            self.sharing.leave()
                         # Segments are closed when the last reader lets go of them, not under it.
                         state.segments = []
                         del self.active
@@ -264,6 +367,8 @@ class Writer:
         active_ = self.active
         try:
             self.sync_locked()
+            if self.lacks_aborted:
+                self.index_aborted_locked()
             time_index = active_.time_index
             time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
             try:
@@ -277,14 +382,16 @@ class Writer:
                 self.producers.save(self.producers.if_any())
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self.claim.fail()
-            if not self.claim.hand_over(self.key, self.commit.durable_end):
+            # Of a shared log it is noted within the turn: later another process may have cut the log below.
+            if self.sharing is not None or not self.claim.hand_over(self.key, self.commit.durable_end):
                 self.save_recovery_point_locked()
             if self.is_replicated:
                 with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
                     self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
             elif self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
-                with contextlib.suppress(FileNotFoundError):
-                    fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
+                with self.claim.alone() as is_alone, contextlib.suppress(FileNotFoundError):
+                    if is_alone:
+                        fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
             self.files.unlink_retired(None)
             self.claim.leave()
         except BaseException:
@@ -390,7 +497,7 @@ class Writer:
         """Whether appending such a batch without durability may have to wait now: for another thread, a roll, a sync,
         or for what is to be read of producers first. For a host that then appends in another thread.
         """
-        if not self.state.lock.acquire(blocking=False):
+        if self.sharing is not None or not self.state.lock.acquire(blocking=False):
             return True
         try:
             if self.state.is_closed or self.commit.failure is not None:
@@ -590,6 +697,8 @@ class Writer:
             commit = self.commit
             if commit.durable_end <= last:
                 commit.wait(last + 1)
+                if self.sharing is not None:
+                    self.sharing.wait(last)
             if commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                 with self.state.lock:
                     if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
@@ -611,10 +720,15 @@ class Writer:
             target = self.state.end
         if self.commit.durable_end < target:
             self.commit.wait(target)
+            if self.sharing is not None:
+                self.sharing.wait(target - 1)
 
     def _moved_durable_end(self, end: int) -> None:
         """What a sync brings: readers may see more, here and in other processes."""
-        if self._durable_handle >= 0 and not self.is_replicated:
+        if self.sharing is not None:
+            if self.durability.waits:
+                self.sharing.show(end)
+        elif self._durable_handle >= 0 and not self.is_replicated:
             self.state.show(end)
             self._show_elsewhere()
 
@@ -662,7 +776,9 @@ class Writer:
         """Before records at and above offset are removed: readers are told that they are gone, and so are notes."""
         self.state.visible = min(self.state.visible, offset)
         self.state.wake()
-        if self._durable_handle >= 0:
+        if self.sharing is not None:
+            self.sharing.cut(offset)
+        elif self._durable_handle >= 0:
             self.fs.pwrite(self._durable_handle, self._packed_end(), 0)
             if self.is_replicated:
                 self.fs.fsync(self._durable_handle)  # the next opening begins with it
@@ -671,8 +787,10 @@ class Writer:
             self.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)
 
     def _note_failure(self, cause: BaseException) -> None:
-        if not isinstance(cause, (LogClosedError, CorruptLogError)):
+        if not isinstance(cause, (LogClosedError, CorruptLogError, LogNotFoundError)):
             recovery.note_failed_sync(self.fs, self.path)
+            if self.sharing is not None:
+                self.sharing.fail()
         if not isinstance(cause, LogClosedError):
             tell("log", ERROR, "%s refuses writes until it is opened again: %r", self.path, cause)
 
@@ -694,6 +812,8 @@ class Writer:
         old = self.active
         path = os.path.join(self.path, file_name(base, LOG))
         producers = self.producers.to_save(has_producers=self.notes.producers)
+        if self.lacks_aborted:
+            self.index_aborted_locked()
         with self.commit.held():
             try:
                 sealed = old.seal()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import attrs
 
 from logcore.errors import LogLockedError, StorageWriteError
-from logcore.fs import Lock, Shared
+from logcore.fs import JOIN_SECONDS, PRESENCE_BYTE, Lock, Shared, SharedFS
 from logcore.testing.nodes import Directory, File
 from logcore.watches import Watch
 
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class LockMembers:
+    """The members by which one process claims a directory. handle: of the lock file, where others may claim it too."""
+
     members: set[str] = attrs.field(factory=set)
     shared: Shared = attrs.field(factory=Shared)
+    handle: int = -1
 
 
 class MemberLock:
@@ -37,6 +40,10 @@ class MemberLock:
         self.shared = held.shared
 
     @property
+    def handle(self) -> int:
+        return self._held.handle
+
+    @property
     def is_last(self) -> bool:
         return self._held.members <= {self._member}
 
@@ -45,6 +52,52 @@ class MemberLock:
             self._held.members.discard(self._member)
             if not self._held.members and self._disk._locks.get(self._node) is self._held:
                 del self._disk._locks[self._node]
+                if self._held.handle >= 0:
+                    self._disk.close(self._held.handle)
+
+
+class ProcessLock:
+    """One share of what a process among several holds of a directory, in locks by the path of that."""
+
+    def __init__(self, fs: SharedFS, locks: dict[str, LockMembers], directory: str, member: str) -> None:
+        self._fs = fs
+        self._locks = locks
+        self._directory = directory
+        self._member = member
+        self._held = locks[directory]
+        self._held.members.add(member)
+        self.shared = self._held.shared
+
+    @property
+    def handle(self) -> int:
+        return self._held.handle
+
+    @property
+    def is_last(self) -> bool:
+        return self._held.members <= {self._member}
+
+    def release(self) -> None:
+        self._held.members.discard(self._member)
+        if not self._held.members and self._locks.get(self._directory) is self._held:
+            del self._locks[self._directory]
+            self._fs.close(self._held.handle)
+
+
+def lock_among_processes(
+    fs: SharedFS, locks: dict[str, LockMembers], directory: str, member: str, *, shared: bool
+) -> ProcessLock:
+    """As OsFS.lock, for one of several simulated processes: the directory is the process's by a byte of its file."""
+    held = locks.get(directory)
+    if held is None:
+        handle = fs.open(posixpath.join(directory, ".lock"), write=True, create=True)
+        if not fs.lock_byte(handle, PRESENCE_BYTE, timeout_ms=1000 * JOIN_SECONDS * shared, shared=shared):
+            fs.close(handle)
+            raise LogLockedError("another simulated process writes to the log directory", path=directory)
+        held = locks[directory] = LockMembers(handle=handle)
+    if member in held.members:
+        path = posixpath.join(directory, member)
+        raise LogLockedError("this process has the log open for writing already", path=path)
+    return ProcessLock(fs, locks, directory, member)
 
 
 class DiskWatch:
@@ -72,25 +125,37 @@ class DiskWatch:
 
 
 class ByteLocks:
-    """Locks on single bytes of files, each held by one handle."""
+    """Locks on single bytes of files, each held by one handle, or by several for reading."""
 
     def __init__(self) -> None:
-        self._holders: dict[tuple[File, int], int] = {}
+        self._holders: dict[tuple[File, int], set[int]] = {}
+        self._is_shared: dict[tuple[File, int], bool] = {}
 
-    def take(self, file: File, byte: int, handle: int) -> bool:
-        return self._holders.setdefault((file, byte), handle) == handle
+    def take(self, file: File, byte: int, handle: int, *, shared: bool = False) -> bool:
+        place = file, byte
+        holders = self._holders.get(place, set())
+        others = holders - {handle}
+        if others and not (shared and self._is_shared[place]):
+            return False
+        self._holders[place] = others | {handle}
+        self._is_shared[place] = shared
+        return True
 
     def drop(self, file: File, byte: int, handle: int) -> None:
-        if self._holders.get((file, byte)) == handle:
-            del self._holders[file, byte]
+        place = file, byte
+        left = self._holders.get(place, set()) - {handle}
+        if left:
+            self._holders[place] = left
+        else:
+            self._holders.pop(place, None)
 
-    def holder(self, file: File, byte: int) -> int | None:
-        return self._holders.get((file, byte))
+    def is_held_by_others(self, file: File, byte: int, handle: int) -> bool:
+        return bool(self._holders.get((file, byte), set()) - {handle})
 
     def forget(self, handle: int) -> None:
         """A handle was closed."""
-        if self._holders:
-            self._holders = {place: holder for place, holder in self._holders.items() if holder != handle}
+        for file, byte in [place for place, holders in self._holders.items() if handle in holders]:
+            self.drop(file, byte, handle)
 
     def clear(self) -> None:
         self._holders.clear()
@@ -104,13 +169,22 @@ class DiskLocks:
         self._locks: dict[Directory, LockMembers] = {}
         self.byte_locks = ByteLocks()
 
-    def lock(self, directory: str, member: str) -> Lock:
-        """As OsFS.lock, within this object: it stands for one machine, whose crash frees all locks. Makes no file."""
+    def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
+        """As OsFS.lock, within this object: it stands for one machine, whose crash frees all locks. Makes a file only
+        for a shared directory.
+        """
         disk = cast("SimulatedDisk", self)
         with self._mutex:
             disk._ask("lock", directory)
             node = disk._directory(directory, StorageWriteError)
-            held = self._locks.setdefault(node, LockMembers())
+            held = self._locks.get(node)
+            if held is None:
+                held = self._locks[node] = LockMembers()
+                if shared:
+                    held.handle = disk.open(posixpath.join(directory, ".lock"), write=True, create=True)
+                    disk.lock_byte(held.handle, PRESENCE_BYTE, shared=True)
+            if shared != (held.handle >= 0):
+                raise LogLockedError("this process has the log directory open otherwise", path=directory)
             if member in held.members:
                 raise LogLockedError(
                     "this process has the log open for writing already", path=posixpath.join(directory, member)
@@ -118,13 +192,13 @@ class DiskLocks:
             held.members.add(member)
             return MemberLock(disk, node, held, member)
 
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0) -> bool:
+    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
         """As OsFS.lock_byte. Where another handle holds the byte, the time that it was to wait passes at once."""
         disk = cast("SimulatedDisk", self)
         file, path, _ = disk._held(handle)
         with self._mutex:
             disk._ask("lock_byte", path)
-            if self.byte_locks.take(file, byte, handle):
+            if self.byte_locks.take(file, byte, handle, shared=shared):
                 return True
             disk.advance(timeout_ms)
             return False
@@ -136,7 +210,7 @@ class DiskLocks:
 
     def is_byte_locked(self, handle: int, byte: int) -> bool:
         file, _, _ = cast("SimulatedDisk", self)._held(handle)
-        return self.byte_locks.holder(file, byte) not in (None, handle)
+        return self.byte_locks.is_held_by_others(file, byte, handle)
 
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Nothing: a process that forks has two of these disks then."""

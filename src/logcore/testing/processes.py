@@ -33,8 +33,9 @@ from typing import Any, Final, cast
 
 import attrs
 
-from logcore.fs import Data, SharedFS
+from logcore.fs import Data, Lock, SharedFS
 from logcore.testing.disk import SimulatedDisk
+from logcore.testing.locks import LockMembers, lock_among_processes
 
 #: pytest leaves frames of this module out of what it shows of a failure.
 __tracebackhide__ = True
@@ -77,6 +78,7 @@ class SimulatedProcess:
         self.handles: dict[int, tuple[str, bool]] = {}
         self.may_run = threading.Semaphore(0)
         self.watches: list[SimulatedWatch] = []
+        self._locks: dict[str, LockMembers] = {}
 
     def __repr__(self) -> str:
         return f"<SimulatedProcess {self.number}>"
@@ -110,7 +112,9 @@ class SimulatedProcess:
         return handle
 
     def close(self, handle: int) -> None:
-        self._machine.step(self)
+        """No step of its own: the collector calls it too, in any thread and in the middle of other calls."""
+        if handle not in self.handles:  # the end of the process has closed it
+            return
         path, is_writable = self.handles.pop(handle)
         self._disk.close(handle)
         if is_writable:
@@ -141,11 +145,14 @@ class SimulatedProcess:
         self._machine.report("rename", source)
         self._machine.report("rename", target)
 
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0) -> bool:
+    def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
+        return lock_among_processes(self.fs, self._locks, directory, member, shared=shared)
+
+    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
         deadline = self._disk.monotonic_ms() + timeout_ms
         while True:
             self._machine.step(self)
-            if self._disk.lock_byte(handle, byte):
+            if self._disk.lock_byte(handle, byte, shared=shared):
                 return True
             if self._disk.monotonic_ms() >= deadline:
                 return False

@@ -1,0 +1,120 @@
+"""What the processes that share a log directory do about its topics: each follows what the others make and delete.
+
+Rules:
+- What belongs to no single partition is read again and changed under the directory's turn. Who holds the turn of a
+  partition may take that of the directory, so no partition is opened, closed or changed inside the latter.
+- What a crash left half done is finished by a process that is alone, when it opens the directory.
+- A topic is called deleting first; then the note of each of its partitions says so, for processes that have them open;
+  then the files go.
+
+This module opens no log. Where a directory is not shared, it does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+import weakref
+from collections.abc import Collection, Generator, Mapping
+from typing import Protocol
+
+from logcore import checkpoint
+from logcore.checkpoint import Key
+from logcore.claim import Claim
+from logcore.config import LogConfig
+from logcore.directory.incidents import Incidents
+from logcore.directory.topicfile import TopicEntry, read_topics
+from logcore.directory.topics import TopicRegistry
+from logcore.fs import FS
+from logcore.log import Log
+from logcore.names import partition_name
+from logcore.partition.sharing import say_deleted
+
+
+class Directory(Protocol):
+    """What is asked of the LogDir."""
+
+    def known_logs(self) -> Mapping[Key, Log]: ...
+    def close_logs(self, topics: Collection[str]) -> None: ...
+    def settings(self, name: str) -> LogConfig: ...
+
+
+class Sharing:
+    """One process's part in a log directory that it may share. All is called under the lock of the LogDir."""
+
+    def __init__(
+        self, fs: FS, directory: Directory, claim: Claim | None, registry: TopicRegistry, incidents: Incidents
+    ) -> None:
+        self._fs = fs
+        # Weak: a directory that was not closed warns as soon as it is dropped.
+        self._directory: Directory = weakref.proxy(directory)
+        self._claim = claim
+        self._registry = registry
+        self._incidents = incidents
+        self._seen: tuple[object, ...] | None = None  # the file of topics, as it was when it was last looked at
+
+    @property
+    def is_shared(self) -> bool:
+        return self._claim is not None and self._claim.is_shared
+
+    @contextlib.contextmanager
+    def changing(self) -> Generator[None, None, None]:
+        """Keeps other processes from changing topics, and takes in what they did. Raises LogLockedError."""
+        if self._claim is None or not self.is_shared:
+            yield
+            return
+        with self._claim.changing():
+            self.look()
+            yield
+
+    def look(self) -> None:
+        """Takes in the topics that other processes have made, changed and deleted."""
+        if not self.is_shared:
+            return
+        seen = self._state_of_file()
+        if seen == self._seen:
+            return
+        self._registry.look()
+        rows = {row.name for row in read_topics(self._fs, self._registry.path) if row.is_deleting}
+        self._registry.deleting_elsewhere = rows - set(self._registry.deleting)
+        self._seen = seen
+
+    def follow(self) -> None:
+        """As look(), and brings the open logs in line: those of deleted topics are closed, settings that were changed
+        are in force.
+        """
+        before = {name: topic.topic_id for name, topic in self._registry.known.items()}
+        self.look()
+        known = self._registry.known
+        logs = self._directory.known_logs()
+        gone = {topic for topic, number in logs if topic not in known or number not in known[topic].numbers}
+        # One that was deleted and made again since the last look is another.
+        gone |= {name for name, _ in logs if self._is_other(before.get(name), known.get(name))}
+        if gone:
+            self._directory.close_logs(gone)
+        for (topic, number), log in list(logs.items()):
+            settings = self._directory.settings(topic)
+            if not log.is_closed and not log.has_failed and log.config != settings:
+                with self._incidents.going_on("settings", partition_name(topic, number)):
+                    log.reconfigure(settings)
+
+    @staticmethod
+    def _is_other(before: uuid.UUID | None, topic: TopicEntry | None) -> bool:
+        return before is not None and topic is not None and topic.topic_id is not None and topic.topic_id != before
+
+    def _state_of_file(self) -> tuple[object, ...]:
+        path = os.path.join(self._registry.path, checkpoint.TOPICS)
+        try:
+            return self._fs.identity(path), self._fs.modified_ms(path), self._fs.file_size(path)
+        except FileNotFoundError:
+            return ()
+
+    def say_deleted(self, topic: str, numbers: Collection[int]) -> None:
+        """Tells processes that have partitions open that these are about to go. Not inside changing()."""
+        if self._claim is None or not self.is_shared:
+            return
+        for number in numbers:
+            path = self._registry.partition_path(topic, number)
+            if self._fs.is_directory(path):
+                say_deleted(self._fs, self._claim.lock_handle, (topic, number), path)

@@ -1,0 +1,183 @@
+"""Turns: the right to change a partition that several processes write, and the note that they leave each other of it.
+
+    logcore.turn, in the partition's directory
+
+    position 0    what was changed last: written by who has the turn, when it begins and when it ends
+    position 512  what is on disk: written by who has synced, under a lock of its own
+
+Rules:
+- A turn is a record lock on a byte of the log directory's lock file. The kernel gives it back when its holder dies.
+- The note says "busy" while a turn lasts. Who finds it so knows that its writer died in the middle, and recovers the
+  partition before anything else.
+- A note of another boot, or one that is damaged, says nothing. Nothing in it outlives a power cut.
+- The end that is on disk falls only when the log is cut, and cuts are counted: who synced before a cut notes nothing
+  after it.
+
+This module does not know what is in a partition; sharing.py does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import struct
+import weakref
+import zlib
+from typing import Final, cast
+
+import attrs
+
+from logcore.bytelocks import PARTITIONS_FROM, TURN_SECONDS, ByteLock
+from logcore.checkpoint import TURN, Key
+from logcore.errors import LogLockedError
+from logcore.fs import FS, SharedFS
+
+#: How many cuts are remembered: for a process that did not look for longer the log was cut at its start.
+_CUTS: Final = 8
+
+_NOTE: Final = struct.Struct(">8s16sQqqIII")  # mark, boot, structure, end, size, flags, pid, crc
+_SYNCED: Final = struct.Struct(f">8s16sqQ{_CUTS}qII")  # mark, boot, durable end, cuts, the latest, flags, crc
+_NOTE_MARK: Final = b"LCTURN1\n"
+_SYNCED_MARK: Final = b"LCSYNC1\n"
+_SYNCED_AT: Final = 512
+_BUSY: Final = 1
+_DELETED: Final = 2
+_FAILED: Final = 1
+#: A record is written in one piece, and read in one, but nothing promises that a reader does not meet half of it.
+_LOOKS: Final = 100
+
+
+@attrs.frozen
+class Note:
+    """What a turn left. structure: another number when files were replaced, so that what is known of them is old.
+
+    end: the log end offset. size_bytes: of the active segment. pid: of the last holder, for messages.
+    """
+
+    structure: int
+    end: int
+    size_bytes: int
+    is_busy: bool = False
+    is_deleted: bool = False
+    pid: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen
+class Synced:
+    """What is on disk. cuts: how often the log was truncated, or recovered. latest: where, the last times, in order.
+    has_failed: a sync has.
+    """
+
+    durable_end: int
+    cuts: int
+    latest: tuple[int, ...] = ()
+    has_failed: bool = False
+
+    def cut(self, offset: int) -> Synced:
+        """Nothing at and above an offset is on disk any more, whatever a sync that began before says."""
+        latest = (*self.latest, offset)[-_CUTS:]
+        return Synced(min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed)
+
+    def lowest_cut_since(self, cuts: int, log_start: int) -> int | None:
+        """The lowest offset at which the log was cut since there were so many cuts; None where it was not."""
+        missed = self.cuts - cuts
+        if missed == 0:
+            return None
+        if not 0 < missed <= len(self.latest):
+            return log_start
+        return min(self.latest[-missed:])
+
+
+class Turn:
+    """The turns of one process in one partition. publishing: the lock under which what is on disk is noted."""
+
+    def __init__(self, fs: FS, handle: int, key: Key, path: str) -> None:
+        """handle: of the lock file of the log directory. path: of the partition's directory, which exists."""
+        self._fs = cast(SharedFS, fs)
+        self._lock_handle = handle
+        number = int.from_bytes(hashlib.sha256("{}-{}".format(*key).encode()).digest()[:5], "big")
+        self._byte = PARTITIONS_FROM + 4 * number
+        self._path = path
+        self._boot = self._fs.boot().boot_id
+        self._pid = os.getpid()
+        self._note_handle = self._fs.open(os.path.join(path, TURN), write=True, create=True)
+        # Not before nobody refers to it: a thread that reads may be about to look at the note.
+        weakref.finalize(self, self._fs.close, self._note_handle).atexit = False
+        self.publishing = ByteLock(self._fs, handle, self._byte + 1, path)
+
+    def take(self, *, waits: bool = True) -> bool:
+        """Raises LogLockedError when another process keeps the turn too long; False when it is not to be waited for."""
+        if self._fs.lock_byte(self._lock_handle, self._byte):
+            return True
+        if not waits:
+            return False
+        if self._fs.lock_byte(self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS):
+            return True
+        note = self.note()
+        pid = note.pid if note is not None else None
+        raise LogLockedError(
+            f"process {pid or '?'} has kept its turn for {TURN_SECONDS} seconds; if it is stopped, let it go on or "
+            "end it",
+            path=self._path,
+            pid=pid,
+        )
+
+    def give(self) -> None:
+        self._fs.unlock_byte(self._lock_handle, self._byte)
+
+    def take_rewriting(self) -> bool:
+        """The right to make segments that are to replace others; False where another process has it."""
+        return self._fs.lock_byte(self._lock_handle, self._byte + 2)
+
+    def give_rewriting(self) -> None:
+        self._fs.unlock_byte(self._lock_handle, self._byte + 2)
+
+    # -- the note ----------------------------------------------------------------------------------------------------
+
+    def note(self) -> Note | None:
+        """What the last turn left; None where nothing is known, as after a power cut."""
+        return self._unpacked(self._fs.pread(self._note_handle, _NOTE.size, 0))
+
+    def _unpacked(self, content: bytes) -> Note | None:
+        if len(content) < _NOTE.size:
+            return None
+        mark, boot, structure, end, size_bytes, flags, pid, crc = _NOTE.unpack_from(content)
+        if mark != _NOTE_MARK or boot != self._boot or crc != zlib.crc32(content[: _NOTE.size - 4]):
+            return None
+        return Note(structure, end, size_bytes, bool(flags & _BUSY), bool(flags & _DELETED), pid)
+
+    def leave(self, note: Note) -> None:
+        """Replaces the note; for who has the turn."""
+        flags = _BUSY * note.is_busy | _DELETED * note.is_deleted
+        packed = _NOTE.pack(_NOTE_MARK, self._boot, note.structure, note.end, note.size_bytes, flags, self._pid, 0)
+        content = packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "big")
+        self._fs.pwrite(self._note_handle, content, 0)
+
+    def new_number(self) -> int:
+        """One that no living process knows."""
+        return int.from_bytes(self._fs.random_bytes(8), "big") >> 2
+
+    # -- what is on disk ---------------------------------------------------------------------------------------------
+
+    def synced(self) -> Synced | None:
+        """What is on disk; None where nothing is known. May be called without any lock."""
+        for _ in range(_LOOKS):  # it may be in the middle of being written
+            content = self._fs.pread(self._note_handle, _SYNCED.size, _SYNCED_AT)
+            if len(content) < _SYNCED.size:
+                return None
+            mark, boot, durable_end, cuts, *latest, flags, crc = _SYNCED.unpack_from(content)
+            if crc == zlib.crc32(content[:-4]):
+                if mark != _SYNCED_MARK or boot != self._boot:
+                    return None
+                known = tuple(offset for offset in latest if offset >= 0)
+                return Synced(durable_end, cuts, known, bool(flags & _FAILED))
+        return None
+
+    def note_synced(self, synced: Synced) -> None:
+        """Replaces what is said of the disk; under publishing."""
+        flags = _FAILED * synced.has_failed
+        latest = (*synced.latest, *itertools.repeat(-1, _CUTS - len(synced.latest)))
+        packed = _SYNCED.pack(_SYNCED_MARK, self._boot, synced.durable_end, synced.cuts, *latest, flags, 0)
+        content = packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "big")
+        self._fs.pwrite(self._note_handle, content, _SYNCED_AT)

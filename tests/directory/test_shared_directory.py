@@ -1,0 +1,172 @@
+"""A log directory that several real processes have open for writing: topics, appends, deletions, crashes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import LogDir
+
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+class Other:
+    """Another process with the directory open, which calls what it is sent with its LogDir."""
+
+    def __init__(self, path: Path) -> None:
+        self.here, there = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_serve, args=(path, there), daemon=True)
+        self.process.start()
+        said = self.here.recv()
+        if said != "open":
+            raise said
+
+    def call(self, what: Callable[..., Any], *arguments: Any) -> Any:
+        self.here.send((what, arguments))
+        is_error, result = self.here.recv()
+        if is_error:
+            raise result
+        return result
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.here.send(None)
+            self.process.join(10)
+
+
+def _serve(path: Path, there: Connection) -> None:
+    try:
+        opened = logcore.open_dir(path, shared=True)
+    except logcore.LogcoreError as error:
+        there.send(error)
+        return
+    with opened as data:
+        there.send("open")
+        while (call := there.recv()) is not None:
+            what, arguments = call
+            try:
+                there.send((False, what(data, *arguments)))
+            except Exception as error:
+                there.send((True, error))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[LogDir]:
+    with logcore.open_dir(tmp_path / "data", create=True, shared=True) as opened:
+        opened.create_topic("t", partitions=2, config={"segment.bytes": 20_000})
+        yield opened
+
+
+@pytest.fixture
+def other(data: LogDir) -> Iterator[Other]:
+    process = Other(Path(data.path))
+    yield process
+    process.end()
+
+
+def append(data: LogDir, topic: str, value: bytes, partition: int = 0) -> int:
+    return data.append(topic, value, partition=partition).offset
+
+
+def values(data: LogDir, topic: str) -> list[bytes | None]:
+    data.refresh()
+    found = []
+    for number in data.partitions(topic):
+        log = data.partition(topic, number)
+        log.refresh()
+        found += [record.value for record in log.read(log.log_start_offset)]
+    return found
+
+
+def create(data: LogDir, topic: str) -> None:
+    data.create_topic(topic)
+
+
+def test_two_processes_append_to_one_partition(data: LogDir, other: Other) -> None:
+    for number in range(300):
+        assert append(data, "t", b"own %d" % number) == 2 * number
+        assert other.call(append, "t", b"other %d" % number) == 2 * number + 1
+    expected = [b"%s %d" % (who, number) for number in range(300) for who in (b"own", b"other")]
+    assert values(data, "t") == expected
+    assert other.call(values, "t") == expected
+
+
+def test_each_sees_the_topics_of_the_other(data: LogDir, other: Other) -> None:
+    other.call(create, "theirs")
+    assert data.topics() == ["t", "theirs"]
+    assert append(data, "theirs", b"1") == 0
+    assert other.call(append, "theirs", b"2") == 1
+    data.alter_topic("theirs", {"max.message.bytes": 100})
+    data.add_partitions("theirs", 3)
+    with pytest.raises(logcore.TopicExistsError):
+        other.call(create, "theirs")
+    assert other.call(values, "theirs") == [b"1", b"2"]
+    with pytest.raises(logcore.RecordTooLargeError):
+        other.call(append, "theirs", b"x" * 200)
+    assert other.call(append, "theirs", b"3", 2) == 0
+
+
+def test_a_topic_that_another_deletes_is_gone(data: LogDir, other: Other) -> None:
+    other.call(append, "t", b"1")
+    append(data, "t", b"2")
+    data.delete_topic("t")
+    with pytest.raises((logcore.LogFailedError, logcore.TopicNotFoundError)):
+        other.call(append, "t", b"lost")
+    create(data, "t")
+    assert other.call(values, "t") == []
+    assert other.call(append, "t", b"new") == 0
+    assert values(data, "t") == [b"new"]
+
+
+def test_a_killed_process_holds_up_nobody(data: LogDir, other: Other) -> None:
+    other.call(append, "t", b"1")
+    other.kill()
+    assert append(data, "t", b"2") == 1
+    assert values(data, "t") == [b"1", b"2"]
+
+
+def test_who_has_it_alone_and_who_shares_it_exclude_each_other(data: LogDir, other: Other) -> None:
+    path = data.path
+    with pytest.raises(logcore.LogLockedError, match="otherwise"):
+        logcore.open_dir(path)
+    data.close()
+    with pytest.raises(logcore.LogLockedError, match="shared=True in both"):  # the other one shares it
+        logcore.open_dir(path)
+    other.end()
+    with logcore.open_dir(path) as alone:
+        assert values(alone, "t") == []
+        with pytest.raises(logcore.LogLockedError):
+            Other(Path(path))
+
+
+def test_all_have_to_give_the_same_durability(data: LogDir, other: Other) -> None:
+    path = data.path
+    other.call(append, "t", b"1")
+    data.close()
+    with (
+        logcore.open_dir(path, shared=True, durability="os") as looser,
+        pytest.raises(logcore.InvalidConfigError, match="durability"),
+    ):
+        append(looser, "t", b"2")
+
+
+def test_a_stopped_process_outside_its_turn_holds_up_nobody(data: LogDir, other: Other) -> None:
+    other.call(append, "t", b"1")
+    assert other.process.pid is not None
+    os.kill(other.process.pid, signal.SIGSTOP)
+    assert append(data, "t", b"2") == 1
+    os.kill(other.process.pid, signal.SIGCONT)
+    assert other.call(append, "t", b"3") == 2

@@ -1,0 +1,199 @@
+"""Two writers of one partition, each with an opening of its own of all files, as two processes have."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import logcore
+from logcore import recordbatch
+from logcore.fs import OsFS
+from logcore.index import TXN_ENTRY
+from logcore.partition import turns
+
+CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}
+
+
+def opened(path: Path, **options: Any) -> logcore.Log:
+    return logcore.open(path, create=True, shared=True, fs=OsFS(), **{"config": CONFIG, **options})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "t-0"
+
+
+@pytest.fixture
+def both(path: Path) -> Iterator[tuple[logcore.Log, logcore.Log]]:
+    with opened(path) as one, opened(path) as other:
+        yield one, other
+
+
+def batch(value: bytes, producer_id: int, sequence: int, *, transactional: bool = False) -> bytes:
+    return recordbatch.encode(
+        [(None, value)],
+        now_ms=time.time_ns() // 1_000_000,  # the producers of old batches are forgotten
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+
+
+def test_offsets_go_on_where_the_other_ended(both: tuple[logcore.Log, logcore.Log], path: Path) -> None:
+    for number in range(200):
+        assert both[number % 2].append(b"%d" % number).offset == number
+    for log in both:
+        log.refresh()
+        assert [record.value for record in log.read(0)] == [b"%d" % number for number in range(200)]
+    assert both[0].statistics().segments > 3
+    with logcore.open(path, read_only=True) as reader:
+        assert reader.high_watermark == 200
+
+
+def test_what_one_has_synced_the_other_need_not(both: tuple[logcore.Log, logcore.Log]) -> None:
+    one, other = both
+    one.append(b"1", durability="os")
+    receipt = other.append(b"2")
+    assert receipt.durability == "disk"
+    assert one.refresh()
+    assert one.durable_end_offset == one.high_watermark == 2
+    syncs = one.statistics().syncs
+    one.flush()
+    assert one.statistics().syncs == syncs
+
+
+def test_a_batch_that_the_other_has_stored_is_not_stored_again(both: tuple[logcore.Log, logcore.Log]) -> None:
+    one, other = both
+    for sequence in range(6):
+        first = one.append_batch(batch(b"%d" % sequence, 7, sequence))
+        assert other.append_batch(batch(b"%d" % sequence, 7, sequence)).offset == first.offset
+    with pytest.raises(logcore.OutOfOrderSequenceError):
+        other.append_batch(batch(b"gap", 7, 9))
+    assert one.log_end_offset == 6
+
+
+def test_the_index_names_what_either_has_aborted(both: tuple[logcore.Log, logcore.Log], path: Path) -> None:
+    for number in range(24):
+        log = both[number // 2 % 2]
+        producer_id = 1 + number % 3
+        log.append_batch(batch(b"%d" % number, producer_id, number // 3, transactional=True))
+        both[number % 2].end_transaction(producer_id, 0, commit=number % 4 == 0)
+    both[0].roll()
+    both[1].refresh()
+    for log in both:
+        values = [record.value for record in log.read(0, isolation="read_committed")]
+        assert values == [b"%d" % number for number in range(0, 24, 4)]
+    indexes = [Path(segment.file(".txnindex")) for segment in both[0].writer.state.segments[:-1]]
+    entries = [np.frombuffer(index.read_bytes(), TXN_ENTRY)["last_offset"] for index in indexes if index.exists()]
+    found = sorted(np.concatenate(entries).tolist())
+    assert found == [2 * number + 1 for number in range(24) if number % 4]
+
+
+def test_a_tail_is_woken_by_the_other(both: tuple[logcore.Log, logcore.Log]) -> None:
+    one, other = both
+    found: list[bytes | None] = []
+
+    def follow() -> None:
+        found.extend(record.value for record in one.tail(0, timeout=10))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for number in range(5):
+        other.append(b"%d" % number)
+    deadline = time.monotonic() + 10
+    while len(found) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    one.close()
+    thread.join()
+    assert found == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_truncations_deletions_and_settings_reach_the_other(both: tuple[logcore.Log, logcore.Log]) -> None:
+    one, other = both
+    one.append_many([(None, b"%d" % number) for number in range(100)])
+    one.roll()
+    other.append_many([(None, b"%d" % number) for number in range(100, 200)])
+    other.truncate(150)
+    assert one.append(b"new").offset == 150
+    other.delete_records(120)
+    one.refresh()
+    assert one.log_start_offset == 120
+    one.begin_epoch(4)
+    one.append(b"of epoch 4")
+    assert other.append(b"of epoch 4 too").offset == 152
+    assert other.leader_epoch == 4
+    assert other.end_of_epoch(0) == (0, 151)
+
+
+def test_a_note_of_an_earlier_life_says_nothing(path: Path) -> None:
+    """Another program, which knows nothing of the note, may have cut the log since all processes left it."""
+    with opened(path, config={}) as log:
+        log.append(b"1")
+        size = log.statistics().size_bytes
+        log.append(b"2")
+    os.truncate(path / "00000000000000000000.log", size)
+    (path.parent / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 1\n")
+    with opened(path, config={}) as log:
+        assert log.append(b"3").offset == 1
+
+
+def test_who_waits_too_long_learns_whose_turn_it_is(
+    both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = both
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.01)
+    one.append(b"1")
+    with one.writer.state.lock, pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()}") as met:
+        other.append(b"2")
+    assert met.value.retriable
+    assert other.append(b"2").offset == 1
+
+
+def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) -> None:
+    class Failing(OsFS):
+        fails = False
+
+        def fdatasync(self, handle: int) -> None:
+            if self.fails:
+                raise logcore.StorageWriteError("sync failed", path="x") from OSError(errno.EIO, "error")
+            super().fdatasync(handle)
+
+    failing = Failing()
+    with (
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=failing) as one,
+        opened(path) as other,
+    ):
+        other.append(b"1")
+        failing.fails = True
+        with pytest.raises(logcore.DurabilityUnknownError):
+            one.append(b"2")
+        failing.fails = False
+        with pytest.raises(logcore.LogFailedError):
+            other.append(b"3")
+        other.close()
+        with opened(path) as again:
+            again.append(b"4")
+            values = [record.value for record in again.read(0)]
+            assert values in ([b"1", b"4"], [b"1", b"2", b"4"])
+
+
+def test_a_log_with_one_writer_stays_so(path: Path) -> None:
+    with logcore.open(path, create=True) as log:
+        log.append(b"1")
+        with pytest.raises(logcore.LogLockedError):
+            opened(path)
+    with opened(path) as log:
+        with pytest.raises(logcore.LogLockedError):
+            logcore.open(path, fs=OsFS())
+        assert log.append(b"2").offset == 1
+    with pytest.raises(logcore.InvalidConfigError):
+        opened(path, replicated=True)

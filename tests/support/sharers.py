@@ -1,0 +1,281 @@
+"""Simulated processes that write one partition together, and what has to hold whatever happens to them.
+
+A ledger outlives the processes: what was tried, what was acknowledged and how, and from which offset on truncations may
+have taken something. Each process has a producer id of its own; one that is killed is followed by another of its name,
+which sends again what was not acknowledged.
+
+The invariants, by name:
+- dense: the offsets of the log have no gaps, and none is there twice.
+- acked: what was acknowledged is at its offset, with its value.
+- once: no value is there twice; in the order in which its process sent it.
+- stable: a reader never sees another record at an offset, unless the log was cut below it.
+- committed: who reads committed records sees all of a transaction that was committed, and nothing of an aborted one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+import logcore
+from logcore import recordbatch
+from logcore.fs import SharedFS
+from logcore.testing import SimulatedDisk
+from logcore.testing.processes import Chances, Machine, SimulatedProcess
+
+PATH: Final = "data/t-0"
+CONFIG: Final = {"segment.bytes": 700, "index.interval.bytes": 90}
+NOW_MS: Final = 1_700_000_000_000  # when the simulated disk begins
+
+
+@attrs.define
+class Sender:
+    """One process by name, through all its lives. sent: how many batches of its producer were acknowledged. pending:
+    one of which that is not known.
+    """
+
+    number: int
+    tried: int = 0
+    sent: int = 0
+    pending: list[bytes] | None = None
+    open_values: list[bytes] = attrs.Factory(list)  # of a transaction that was not ended
+
+    def value(self) -> bytes:
+        self.tried += 1
+        return b"%d:%d" % (self.number, self.tried)
+
+
+class Sharers:
+    """See the top of this module. acked: offset -> (value, durability). cut: from here on truncations may have taken
+    records that were acknowledged.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        chances: Chances,
+        processes: int = 2,
+        operations: int = 10,
+        durability: str = "group",
+        kinds: str = "amprdfbo",
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk({"data": None}, seed=seed)
+        self.machine = Machine(self.disk, seed=seed, chances=chances)
+        self.machine.on_freed = self._follow
+        self.durability = durability
+        self.kinds = kinds
+        self.config = {**CONFIG, "cleanup.policy": "compact" if "c" in kinds else "delete"}
+        self.operations = operations
+        self.acked: dict[int, tuple[bytes, str]] = {}
+        self.seen: dict[int, bytes] = {}
+        self.cut = 1 << 62
+        self.log_start = 0
+        self.committed: set[bytes] = set()
+        self.aborted: set[bytes] = set()
+        self.senders = [Sender(number) for number in range(processes)]
+        self.lives: dict[SimulatedProcess, Sender] = {}
+        self.failures: list[BaseException] = []
+        for sender in self.senders:
+            self._begin(sender)
+        self.machine.start(self._read)
+
+    def run(self) -> None:
+        self.machine.run()
+
+    def _begin(self, sender: Sender) -> None:
+        self.lives[self.machine.start(lambda fs: self._live(fs, sender))] = sender
+
+    def _follow(self, process: SimulatedProcess) -> None:
+        if not self.machine.is_off and process in self.lives and len(self.lives) < 12:
+            self._begin(self.lives[process])
+
+    # -- what processes do -------------------------------------------------------------------------------------------
+
+    def _live(self, fs: SharedFS, sender: Sender) -> None:
+        """Opens the log, does something, closes it: some times."""
+        left = self.operations
+        while left > 0:
+            count = self.rng.randrange(1, left + 1)
+            left -= count
+            with self._opened(fs) as log:
+                if log is None:
+                    continue
+                for _ in range(count):
+                    self._act(log, sender)
+
+    @contextlib.contextmanager
+    def _opened(self, fs: SharedFS) -> Any:
+        """A log that other processes have open; None where a failed sync of another came between."""
+        try:
+            log = logcore.open(
+                PATH,
+                create=True,
+                shared=True,
+                durability=self.durability,
+                config=self.config,
+                on_corruption="fail",
+                fs=fs,
+            )
+        except logcore.StorageWriteError:
+            yield None
+            return
+        try:
+            yield log
+        except (logcore.LogFailedError, logcore.DurabilityUnknownError, logcore.StorageWriteError):
+            pass  # opened again, as the error says
+        finally:
+            with contextlib.suppress(logcore.DurabilityUnknownError, logcore.StorageWriteError):
+                log.close()
+
+    def _act(self, log: logcore.Log, sender: Sender) -> None:
+        kind = self.rng.choice(self.kinds)
+        acts: dict[str, Callable[[logcore.Log, Sender], None]] = {
+            "a": self._append,
+            "o": self._append_os,
+            "m": self._append_many,
+            "b": self._append_batch,
+            "r": lambda log, _: log.roll(),
+            "d": self._delete,
+            "t": self._truncate,
+            "f": lambda log, _: log.flush(),
+            "c": lambda log, _: logcore.clean(log, force=True),
+            "x": self._transact,
+        }
+        try:
+            acts[kind](log, sender)
+        except logcore.CompactionAbandonedError:
+            pass
+        except logcore.LogLockedError:  # another process compacts
+            assert kind == "c"
+
+    def _ack(self, receipt: logcore.Receipt, values: list[bytes]) -> None:
+        for offset, value in enumerate(values, receipt.offset):
+            self.acked[offset] = value, receipt.durability
+
+    def _append(self, log: logcore.Log, sender: Sender) -> None:
+        value = sender.value()
+        self._ack(log.append(value, key=value), [value])
+
+    def _append_os(self, log: logcore.Log, sender: Sender) -> None:
+        value = sender.value()
+        self._ack(log.append(value, key=value, durability="os"), [value])
+
+    def _append_many(self, log: logcore.Log, sender: Sender) -> None:
+        values = [sender.value() for _ in range(self.rng.randrange(1, 5))]
+        self._ack(log.append_many([(value, value) for value in values]), values)
+
+    def _append_batch(self, log: logcore.Log, sender: Sender) -> None:
+        """Of an idempotent producer: once, however often it is sent."""
+        if sender.pending is None:
+            sender.pending = [sender.value() for _ in range(2)]
+        values = sender.pending
+        batch = recordbatch.encode(
+            [(value, value) for value in values],
+            now_ms=NOW_MS,
+            producer_id=100 + sender.number,
+            producer_epoch=0,
+            base_sequence=2 * sender.sent,
+        )
+        self._ack(log.append_batch(batch), values)
+        sender.pending = None
+        sender.sent += 1
+
+    def _transact(self, log: logcore.Log, sender: Sender) -> None:
+        """A transaction of two batches, ended one way or the other. One that a kill has left open is aborted first."""
+        producer_id = 500 + sender.number
+        if sender.open_values:
+            log.end_transaction(producer_id, 0, commit=False)
+            self.aborted.update(sender.open_values)
+            sender.open_values = []
+        for _ in range(2):
+            value = sender.value()
+            sender.open_values.append(value)
+            batch = recordbatch.encode(
+                [(value, value)],
+                now_ms=NOW_MS,
+                transactional=True,
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=0,
+            )
+            log.append_batch(batch, check_sequence=False)
+        if self.rng.random() < 0.5:
+            values = sender.open_values
+            sender.open_values = []  # a kill in the middle of the next call leaves it open, or ended
+            log.end_transaction(producer_id, 0, commit=True)
+            self.committed.update(values)
+        else:
+            log.end_transaction(producer_id, 0, commit=False)
+            self.aborted.update(sender.open_values)
+            sender.open_values = []
+
+    def _delete(self, log: logcore.Log, sender: Sender) -> None:
+        log.refresh()
+        if log.high_watermark > log.log_start_offset + 12:
+            offset = log.high_watermark - 10
+            self.log_start = max(self.log_start, offset)
+            with contextlib.suppress(logcore.OffsetOutOfRangeError):  # cut meanwhile
+                log.delete_records(offset)
+
+    def _truncate(self, log: logcore.Log, sender: Sender) -> None:
+        log.refresh()
+        offset = log.log_end_offset - self.rng.randrange(4)
+        if offset > self.log_start:
+            self.cut = min(self.cut, offset)
+            with contextlib.suppress(logcore.OffsetOutOfRangeError):  # deleted meanwhile
+                log.truncate(offset)
+
+    def _read(self, fs: SharedFS) -> None:
+        """Looks at the log as any other process does, which is not asked for a turn."""
+        while not fs.is_directory(PATH):
+            if all(process.has_ended or process.is_killed for process in self.lives):
+                return
+        with logcore.open(PATH, read_only=True, fs=fs) as log:
+            for _ in range(6):
+                with contextlib.suppress(logcore.OffsetOutOfRangeError):
+                    log.refresh()
+                    for record in log.read(log.log_start_offset):
+                        value = self.seen.setdefault(record.offset, record.value or b"")
+                        assert value == record.value or record.offset >= self.cut, (
+                            f"stable: {record.offset} was {value!r} and is {record.value!r}"
+                        )
+
+    # -- what has to hold --------------------------------------------------------------------------------------------
+
+    def judge(self, fs: Any, *, after_power: bool) -> None:
+        """On a disk that all processes have left."""
+        if not fs.exists(f"{PATH}"):
+            assert after_power or not self.acked, "acked: the partition is gone"
+            return
+        with logcore.open(PATH, create=True, durability=self.durability, config=self.config, fs=fs) as log:
+            for sender in self.senders if "x" in self.kinds else ():  # what a kill has left open hides what follows
+                log.end_transaction(500 + sender.number, 0, commit=False)
+            records = list(log.read(log.log_start_offset))
+            committed = {record.value for record in log.read(log.log_start_offset, isolation="read_committed")}
+            start = log.log_start_offset
+            end = log.high_watermark
+        offsets = [record.offset for record in records]
+        assert offsets == sorted(set(offsets)), f"dense: {offsets}"
+        if "c" not in self.kinds and "x" not in self.kinds:
+            assert offsets == list(range(start, end)), f"dense: {start} to {end} {offsets}"
+        found = {record.offset: record.value for record in records}
+        for offset, (value, level) in self.acked.items():
+            is_promised = level == "disk" or not after_power
+            if is_promised and start <= offset < self.cut:
+                assert found.get(offset) == value, f"acked: {value!r} at {offset}, found {found.get(offset)!r}"
+        values = [record.value for record in records]
+        assert len(values) == len(set(values)), f"once: {values}"
+        for sender in self.senders:
+            own = [int(value.split(b":")[1]) for value in values if value and value.startswith(b"%d:" % sender.number)]
+            if "b" not in self.kinds:  # one that is sent again comes later than others
+                assert own == sorted(own), f"once: {own}"
+        if not after_power and self.cut > end:
+            kept = {value for value in self.committed if value in set(values)}
+            assert kept <= committed, f"committed: {kept - committed}"
+            assert not self.aborted & committed, f"committed: {self.aborted & committed}"
