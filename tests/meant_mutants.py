@@ -532,8 +532,15 @@ MISTAKES: Final = (
     # -- several processes write one log
     Mistake(
         "turn_that_leaves_no_sign", "logcore/partition/sharing.py",
-        "                self._turn.leave(attrs.evolve(self._note, is_busy=True))\n        except",
+        "                self._turn.begin()\n        except",
         "                pass\n        except",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
+        "note_is_called_done_before_it_is", "logcore/partition/turns.py",
+        "        self._fs.pwrite(self._note_handle, content, 0)\n        self._known_note",
+        "        self._fs.pwrite(self._note_handle, holder, _HOLDER_AT)\n"
+        "        self._fs.pwrite(self._note_handle, content, 0)\n        self._known_note",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(

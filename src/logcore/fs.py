@@ -567,9 +567,11 @@ class OsFS:
         belongs to this opening, in whatever thread, and goes with it: by unlock_byte(), close(), or the death of the
         process and of the children that it forked. Needs open-file-description locks, which Linux has.
         """
+        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        if self._set_lock(handle, byte, kind):
+            return True
         deadline = time.monotonic() + timeout_ms / 1000
         pause = _LOCK_PAUSE_SECONDS
-        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
         while not self._set_lock(handle, byte, kind):
             if time.monotonic() >= deadline:
                 return False

@@ -22,6 +22,7 @@ writer.py changes the log, and knows this module as its lock and as who tells ot
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Generator
 from types import TracebackType
@@ -85,6 +86,7 @@ class SharedLock:
         self._has_turn = False  # under the mutex
         self.is_believed = False
         self._note = Note(0, 0, 0)  # what this process knows, or is about to leave; under the mutex
+        self._synced: Synced | None = None  # as of the last look; under the mutex
         self._shape: tuple[Any, ...] = ()  # what the note's structure stands for; under the mutex
         self._cuts = 0  # as of the last look; under publishing and the mutex
         self._showing = threading.Lock()
@@ -112,9 +114,11 @@ class SharedLock:
                 self._mutex.release()
                 return False
             self._has_turn = True
-            self._catch_up()
+            note, synced = self._turn.look()
+            if note is not self._note or synced is not self._synced:
+                self._catch_up(note, synced)
             if not self._is_over():
-                self._turn.leave(attrs.evolve(self._note, is_busy=True))
+                self._turn.begin()
         except BaseException:
             self._give()
             raise
@@ -163,7 +167,7 @@ class SharedLock:
                     self._note = Note(self._turn.new_number(), 0, 0, is_busy=True)
                     believed_end = None
                 else:
-                    self._note = attrs.evolve(note, is_busy=True)
+                    self._note = note._replace(is_busy=True)
                     believed_end = note.end
                 self._turn.leave(self._note)
                 yield believed_end
@@ -183,7 +187,7 @@ class SharedLock:
             writer.state.visible = synced.durable_end
         self.is_believed = believed_end is not None
         if opened.was_changed:
-            self._note = attrs.evolve(self._note, structure=self._turn.new_number())
+            self._note = self._note._replace(structure=self._turn.new_number())
         self._shape = self._present_shape()
 
     def _settle_synced(self, opened: Opened, believed_end: int | None) -> Synced:
@@ -210,9 +214,7 @@ class SharedLock:
             return
         shape = self._present_shape()
         structure = self._note.structure
-        if shape[-1] != self._shape[-1] or any(
-            now is not then for now, then in zip(shape[:-1], self._shape, strict=False)
-        ):
+        if not all(map(operator.is_, shape, self._shape)):
             structure += 1
         self._shape = shape
         self._note = Note(structure, writer.state.end, writer.active.size_bytes)
@@ -237,7 +239,7 @@ class SharedLock:
         self._turn.give_rewriting()
 
     def _present_shape(self) -> tuple[Any, ...]:
-        """All that others have to open the partition again for. Each but the last is replaced and never changed."""
+        """All that others have to open the partition again for. Each of these is replaced and never changed."""
         writer = self._writer
         assert writer is not None, "the log is open"
         state = writer.state
@@ -266,12 +268,10 @@ class SharedLock:
                 pass
         return writer.state.visible != before
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, note: Note | None, synced: Synced | None) -> None:
         """Under the turn. Raises what reading and recovering the partition raise."""
         writer = self._writer
         assert writer is not None, "the log is open"
-        note = self._turn.note()
-        synced = self._turn.synced()
         if note is not None and note.is_deleted:
             writer.commit.poison(LogNotFoundError("another process has deleted the partition", path=self._path))
         elif synced is not None and synced.has_failed:
@@ -288,6 +288,7 @@ class SharedLock:
             self._note = note
             if synced.durable_end > writer.commit.durable_end:
                 writer.commit.learn(synced.durable_end)
+            self._synced = synced
             self.show(writer.commit.durable_end if writer.durability.waits else writer.state.end)
 
     def _renew(self, believed_end: int | None) -> None:
@@ -302,7 +303,7 @@ class SharedLock:
                 self._cuts = synced.cuts
                 writer.renew_locked(opened, synced.durable_end, cut_offset)
         if opened.was_changed:
-            self._note = attrs.evolve(self._note, structure=self._turn.new_number())
+            self._note = self._note._replace(structure=self._turn.new_number())
         self._shape = self._present_shape()
         writer.begin_after_locked(opened)
 
@@ -385,6 +386,6 @@ def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
     turn.take()
     try:
         note = turn.note() or Note(turn.new_number(), 0, 0)
-        turn.leave(attrs.evolve(note, is_deleted=True))
+        turn.leave(note._replace(is_busy=False, is_deleted=True))
     finally:
         turn.give()

@@ -24,7 +24,7 @@ import os
 import struct
 import weakref
 import zlib
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import attrs
 
@@ -36,20 +36,23 @@ from logcore.fs import FS, SharedFS
 #: How many cuts are remembered: for a process that did not look for longer the log was cut at its start.
 _CUTS: Final = 8
 
-_NOTE: Final = struct.Struct(">8s16sQqqIII")  # mark, boot, structure, end, size, flags, pid, crc
+_NOTE: Final = struct.Struct(">16sQqqI")  # boot, structure, end, size, flags; then their crc, and who has left it
+_HOLDER: Final = struct.Struct(">I8s")  # pid, mark: last, so that a write that ends half way leaves the mark of before
+_HOLDER_AT: Final = _NOTE.size + 4
+_NOTE_BYTES: Final = _HOLDER_AT + _HOLDER.size
 _SYNCED: Final = struct.Struct(f">8s16sqQ{_CUTS}qII")  # mark, boot, durable end, cuts, the latest, flags, crc
 _NOTE_MARK: Final = b"LCTURN1\n"
+#: In its place while a turn lasts.
+_BUSY_MARK: Final = b"LCBUSY1\n"
 _SYNCED_MARK: Final = b"LCSYNC1\n"
 _SYNCED_AT: Final = 512
-_BUSY: Final = 1
-_DELETED: Final = 2
+_DELETED: Final = 1
 _FAILED: Final = 1
 #: A record is written in one piece, and read in one, but nothing promises that a reader does not meet half of it.
 _LOOKS: Final = 100
 
 
-@attrs.frozen
-class Note:
+class Note(NamedTuple):
     """What a turn left. structure: another number when files were replaced, so that what is known of them is old.
 
     end: the log end offset. size_bytes: of the active segment. pid: of the last holder, for messages.
@@ -60,7 +63,7 @@ class Note:
     size_bytes: int
     is_busy: bool = False
     is_deleted: bool = False
-    pid: int = attrs.field(default=0, eq=False)
+    pid: int = 0
 
 
 @attrs.frozen
@@ -101,6 +104,11 @@ class Turn:
         self._path = path
         self._boot = self._fs.boot().boot_id
         self._pid = os.getpid()
+        self._busy = _HOLDER.pack(self._pid, _BUSY_MARK)
+        self._idle = _HOLDER.pack(self._pid, _NOTE_MARK)
+        # What was read or left last, and what it says; a turn after an own one finds the same.
+        self._known_note: tuple[bytes, Note] = b"", Note(0, 0, 0)
+        self._known_synced: tuple[bytes, Synced] = b"", Synced(0, 0)
         self._note_handle = self._fs.open(os.path.join(path, TURN), write=True, create=True)
         # Not before nobody refers to it: a thread that reads may be about to look at the note.
         weakref.finalize(self, self._fs.close, self._note_handle).atexit = False
@@ -135,24 +143,48 @@ class Turn:
 
     # -- the note ----------------------------------------------------------------------------------------------------
 
+    def look(self) -> tuple[Note | None, Synced | None]:
+        """What the last turn left, and what is on disk; for who has the turn. The objects of the last call, or of
+        leave(), where they are the same.
+        """
+        content = self._fs.pread(self._note_handle, _SYNCED_AT + _SYNCED.size, 0)
+        note: Note | None = self._known_note[1]
+        if content[:_NOTE_BYTES] != self._known_note[0]:
+            note = self._unpacked(content)
+            if note is not None:
+                self._known_note = content[:_NOTE_BYTES], note
+        synced: Synced | None = self._known_synced[1]
+        if content[_SYNCED_AT:] != self._known_synced[0]:
+            synced = self.synced()  # it may be in the middle of being written
+            if synced is not None:
+                self._known_synced = self._packed_synced(synced), synced
+        return note, synced
+
     def note(self) -> Note | None:
-        """What the last turn left; None where nothing is known, as after a power cut."""
-        return self._unpacked(self._fs.pread(self._note_handle, _NOTE.size, 0))
+        """What the last turn left; None where nothing is known, as after a power cut. Needs no turn."""
+        return self._unpacked(self._fs.pread(self._note_handle, _NOTE_BYTES, 0))
 
     def _unpacked(self, content: bytes) -> Note | None:
-        if len(content) < _NOTE.size:
+        if len(content) < _NOTE_BYTES:
             return None
-        mark, boot, structure, end, size_bytes, flags, pid, crc = _NOTE.unpack_from(content)
-        if mark != _NOTE_MARK or boot != self._boot or crc != zlib.crc32(content[: _NOTE.size - 4]):
+        boot, structure, end, size_bytes, flags = _NOTE.unpack_from(content)
+        pid, mark = _HOLDER.unpack_from(content, _HOLDER_AT)
+        is_sound = zlib.crc32(content[: _NOTE.size]) == int.from_bytes(content[_NOTE.size : _HOLDER_AT], "big")
+        if not is_sound or boot != self._boot or mark not in (_NOTE_MARK, _BUSY_MARK):
             return None
-        return Note(structure, end, size_bytes, bool(flags & _BUSY), bool(flags & _DELETED), pid)
+        return Note(structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid)
+
+    def begin(self) -> None:
+        """From here on who finds the note knows that a turn has begun; for who has it, once there is a note."""
+        self._fs.pwrite(self._note_handle, self._busy, _HOLDER_AT)
 
     def leave(self, note: Note) -> None:
         """Replaces the note; for who has the turn."""
-        flags = _BUSY * note.is_busy | _DELETED * note.is_deleted
-        packed = _NOTE.pack(_NOTE_MARK, self._boot, note.structure, note.end, note.size_bytes, flags, self._pid, 0)
-        content = packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "big")
+        packed = _NOTE.pack(self._boot, note.structure, note.end, note.size_bytes, _DELETED * note.is_deleted)
+        holder = self._busy if note.is_busy else self._idle
+        content = packed + zlib.crc32(packed).to_bytes(4, "big") + holder
         self._fs.pwrite(self._note_handle, content, 0)
+        self._known_note = content, note
 
     def new_number(self) -> int:
         """One that no living process knows."""
@@ -176,8 +208,12 @@ class Turn:
 
     def note_synced(self, synced: Synced) -> None:
         """Replaces what is said of the disk; under publishing."""
+        content = self._packed_synced(synced)
+        self._fs.pwrite(self._note_handle, content, _SYNCED_AT)
+        self._known_synced = content, synced
+
+    def _packed_synced(self, synced: Synced) -> bytes:
         flags = _FAILED * synced.has_failed
         latest = (*synced.latest, *itertools.repeat(-1, _CUTS - len(synced.latest)))
         packed = _SYNCED.pack(_SYNCED_MARK, self._boot, synced.durable_end, synced.cuts, *latest, flags, 0)
-        content = packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "big")
-        self._fs.pwrite(self._note_handle, content, _SYNCED_AT)
+        return packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "big")
