@@ -663,17 +663,30 @@ class ActiveSegment(GrowingSegment):
             return super().start_position(offset)
         return index.entry(slot)[1]
 
-    def extend(self, size: int) -> None:
-        """Another process has appended up to a size. What it added is to be noted next."""
+    def adopt(self, size: int) -> Iterator[layout.Facts]:
+        """Takes in what another process has appended up to a size: whole batches. Gives their heads."""
+        start = self._size
         self._size = size
+        parts: Iterable[layout.Facts]
+        if size - start < _WALK_BYTES:  # one read, and no look at where it ends
+            data = self.fs.pread(self.handle, size - start, start)
+            facts, _, _ = kernel.walk(data, 0, len(data), len(data) // layout.HEADER_SIZE + 1, False)
+            facts["position"] += start
+            parts = [facts]
+        else:
+            parts = (facts for facts, _, _ in self.walk(start, crc=False))
+        for facts in parts:
+            self.note_all(facts)
+            yield facts
 
     def note_all(self, facts: layout.Facts) -> None:
         """The same for batches found by walking the file."""
         columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
             self.note(position, size, last_offset, max_timestamp)
-        self.has_producers |= bool(np.any(facts["producer_id"] >= 0))
-        self.has_markers |= bool(np.any(are_markers(facts)))
+        if facts["producer_id"].max(initial=-1) >= 0:  # markers have a producer too
+            self.has_producers = True
+            self.has_markers |= bool(np.any(are_markers(facts)))
 
     def append(
         self,

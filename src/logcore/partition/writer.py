@@ -257,9 +257,7 @@ class Writer:
         before = active.size_bytes
         has_markers = active.has_markers
         active.has_markers = False
-        active.extend(size_bytes)
-        for facts, _, _ in active.walk(before, crc=False):
-            active.note_all(facts)
+        for facts in active.adopt(size_bytes):
             self.producers.adopt(facts, active)
         self.lacks_aborted |= active.has_markers
         active.has_markers |= has_markers
