@@ -1,6 +1,6 @@
 """Several simulated processes write one partition: in every order of their steps, killed, stopped, cut off from power.
 
-LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 25; `make slow` tries 2,000.
+LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 6; `make slow` tries 1,000.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from logcore.testing import Fault, FaultPlan
 from logcore.testing.processes import Chances
 from support.sharers import Sharers
 
-ROUNDS = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "25"))
+ROUNDS = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "6"))
+MANY = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "1000"))
+LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
 QUIET = Chances(switch=0.3)
 KILLS = Chances(switch=0.3, kill=0.003)
 STOPS = Chances(switch=0.3, kill=0.001, stop=0.01)
@@ -47,15 +49,17 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("chances", [QUIET, KILLS, STOPS], ids=["quiet", "kills", "stops"])
-def test_every_order_of_steps(chances: Chances, kinds: str) -> None:
-    explore(range(ROUNDS), chances, kinds)
+def test_every_order_of_steps(chances: Chances, kinds: str, rounds: int) -> None:
+    explore(range(rounds), chances, kinds)
 
 
-def test_a_power_cut_loses_nothing_that_was_acked() -> None:
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+def test_a_power_cut_loses_nothing_that_was_acked(rounds: int) -> None:
     states = 0
-    for seed in range(ROUNDS):
+    for seed in range(rounds):
         world = sharers(seed, Chances(switch=0.3, kill=0.001, power=0.002), "amorbdf")
         world.run()
         world.machine.cut_power()
@@ -65,11 +69,12 @@ def test_a_power_cut_loses_nothing_that_was_acked() -> None:
                 world.judge(state.disk(), after_power=True)
             except Exception as error:
                 raise AssertionError(f"seed {seed}, {state.what}: {error!r}") from error
-    assert states > 2 * ROUNDS
+    assert states > 2 * rounds
 
 
-def test_a_failed_sync_in_one_process_stops_acks_in_all() -> None:
-    for seed in range(ROUNDS):
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+def test_a_failed_sync_in_one_process_stops_acks_in_all(rounds: int) -> None:
+    for seed in range(rounds):
         world = sharers(seed, QUIET, "amorf")
         world.disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, at=1 + seed % 9))
         world.run()
