@@ -38,8 +38,8 @@ from logcore.kernels import Record, layout
 from logcore.kernels.layout import Time
 from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, partition_of
 from logcore.partition.gaps import Gaps, check_growing
-from logcore.partition.noted import begin, noted_gaps, noted_offset
-from logcore.partition.scan import Scan, Span, Stretch, slot_of
+from logcore.partition.noted import SETTLING_MS, NotedOffsets, begin, noted_gaps
+from logcore.partition.scan import Cursor, Scan, Span, Stretch, slot_of
 from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
 from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions, control_types
@@ -50,8 +50,6 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 
 #: How often a reader looks again when files vanish between listing and opening them.
 _LOOKS: Final = 100
-#: File systems tell the time of a change to 10 ms or better.
-_SETTLING_MS: Final = 50
 
 
 def check_is_partition(fs: FS, directory: str) -> None:
@@ -100,6 +98,7 @@ class LogReader:
         self._is_end_noted = False  # whether a writer says up to where it was on disk
         self._replacements = 0  # how often the last segment was found to be another file
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
+        self._noted = NotedOffsets(fs, directory)
         self._forks = fs.forks
         fs.after_fork(self._begin_child)
 
@@ -120,7 +119,7 @@ class LogReader:
                 self._state.segments = self._look_for_segments()
                 # A compaction may put other files under the same names. What changes twice in so short a time may
                 # have the same time, so a look that soon after is not relied on.
-                is_settled = changed_ms < self._fs.now_ms() - _SETTLING_MS
+                is_settled = changed_ms < self._fs.now_ms() - SETTLING_MS
                 self._listed_ms = changed_ms if is_settled else -1
                 break
             except FileNotFoundError:
@@ -200,7 +199,7 @@ class LogReader:
 
     def _checkpoint(self, name: str) -> int:
         """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
-        return noted_offset(self._fs, self.path, name)
+        return self._noted.get(name)
 
     def _refresh_end(self) -> None:
         """Looks where the log begins and how far the files reach now."""
@@ -475,12 +474,9 @@ class LogReader:
         with self._state.lock, self._state.scanning:  # a look at transactions sees the segments before this or after it
             before = self._state.visible
             try:
-                bases = list_bases(self._fs, self.path)
-                changed_ms = self._fs.modified_ms(self.path)
+                is_same = self._fs.modified_ms(self.path) == self._listed_ms
             except FileNotFoundError:
                 raise LogNotFoundError("the partition directory is gone", path=self.path) from None
-            known = [segment.base_offset for segment in self._state.segments]
-            is_same = bases == known and changed_ms == self._listed_ms
             if is_same and all(segment.is_current() for segment in self._state.segments[-1:]):
                 self._refresh_end()
                 self._miss_end()
@@ -574,6 +570,7 @@ class LogReader:
         end: int | None,
         isolation: Isolation = "read_uncommitted",
         up_to: Literal["high_watermark", "log_end"] = "high_watermark",
+        cursor: Cursor | None = None,
     ) -> Stretch:
         """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
         self._check_open()
@@ -603,9 +600,8 @@ class LogReader:
             )
         if end is not None:
             bound = min(bound, _as_offset(end, "end"))
-        return Stretch.of(
-            segments, start, bound, committed, self._state.config.max_decompressed_bytes, self._state.gaps
-        )
+        most = self._state.config.max_decompressed_bytes
+        return Stretch.of(segments, start, bound, committed, most, self._state.gaps, cursor)
 
 
 def _as_offset(given: object, what: str) -> int:
@@ -724,6 +720,7 @@ class _Tailed:
         self._shown = log._state.visible  # the largest end of what readers see, since this began
         self._replacements = log._replacements
         self._last: Record | None = None  # the newest that was delivered
+        self._cursor = Cursor()
 
     @property
     def has_news(self) -> bool:
@@ -748,7 +745,7 @@ class _Tailed:
             raise OffsetOutOfRangeError("the log was truncated below here", path=self.log.path, offset=self.offset)
         self._shown = max(self._shown, bound)
         if self.offset < bound:
-            for records in self.log._stretch(self.offset, bound).record_lists():
+            for records in self.log._stretch(self.offset, bound, cursor=self._cursor).record_lists():
                 if records:
                     self._last = records[-1]
                 yield records

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -23,6 +23,9 @@ from logcore.errors import InvalidNameError, LogcoreError
 from logcore.fs import FS
 from logcore.names import parse_partition_name
 from logcore.partition import gaps
+
+#: File systems tell the time of a change to 10 ms or better.
+SETTLING_MS: Final = 50
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -119,6 +122,37 @@ def noted_offset(fs: FS, path: str, name: str) -> int:
         parent, partition = os.path.split(fs.real_path(path))
         return checkpoint.read_offsets(fs, parent, name).get(parse_partition_name(partition), 0)
     return 0
+
+
+class NotedOffsets:
+    """What offset checkpoints of the log directory say of one partition, for a reader that asks again and again: a file
+    is read when it was replaced since.
+    """
+
+    def __init__(self, fs: FS, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._parent = ""
+        self._known: dict[str, tuple[tuple[object, ...], int]] = {}  # by name: the file as it was, and what it says
+
+    def get(self, name: str) -> int:
+        """0 when nothing is noted. Raises StorageReadError."""
+        if not self._parent:
+            self._parent = os.path.dirname(self._fs.real_path(self._path))
+        file = os.path.join(self._parent, name)
+        try:
+            changed_ms = self._fs.modified_ms(file)
+            stamp = self._fs.identity(file), changed_ms
+        except FileNotFoundError:
+            return 0
+        known = self._known.get(name)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        offset = noted_offset(self._fs, self._path, name)
+        # A file that is replaced twice in so short a time may have the same number and the same time.
+        if changed_ms < self._fs.now_ms() - SETTLING_MS:
+            self._known[name] = stamp, offset
+        return offset
 
 
 def noted_gaps(fs: FS, path: str) -> gaps.Noted:

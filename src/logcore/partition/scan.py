@@ -127,12 +127,33 @@ _BASE_OFFSET = attrgetter("base_offset")
 _Item = TypeVar("_Item", Run | RecordBatch, RecordBatch)
 
 
+class Cursor:
+    """Where in its file a reading ended that another goes on from: of one reader, at a time when all that it read was
+    visible, so that the place stays a batch's end. Written by Stretch.
+    """
+
+    def __init__(self) -> None:
+        self._segment: Segment | None = None
+        self._position = 0
+        self._offset = -1
+
+    def set(self, segment: Segment, position: int, offset: int) -> None:
+        self._segment = segment
+        self._position = position
+        self._offset = offset
+
+    def position(self, segment: Segment, offset: int) -> int | None:
+        """Where the batch begins that holds an offset; None where the last reading did not end before it."""
+        return self._position if segment is self._segment and offset == self._offset else None
+
+
 @attrs.frozen
 class Stretch:
     """What lies in [start, end) of some segments, which stand in order and are the log's from start on.
 
     committed: for read_committed, what is known of transactions; end is then at most the last stable offset. max_size:
-    the most that one batch may inflate to. gaps: which gaps in the offsets are losses.
+    the most that one batch may inflate to. gaps: which gaps in the offsets are losses. cursor: where the last reading
+    ended, and this one.
     """
 
     segments: Sequence[Segment]
@@ -141,6 +162,7 @@ class Stretch:
     committed: Transactions | None
     max_size: int
     gaps: Gaps
+    cursor: Cursor | None = None
 
     @classmethod
     def of(
@@ -151,8 +173,9 @@ class Stretch:
         committed: Transactions | None,
         max_size: int,
         gaps: Gaps,
+        cursor: Cursor | None = None,
     ) -> Stretch:
-        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size, gaps)
+        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size, gaps, cursor)
 
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
         """Lists of records, a few hundred each."""
@@ -262,7 +285,11 @@ class Stretch:
             self.gaps.check_whole(segment)
             dense = True  # until a gap shows that compaction was here
             position = 0
-            if segment.base_offset < start:
+            known = None if self.cursor is None else self.cursor.position(segment, start)
+            if known is not None:
+                position = known
+                expected = start
+            elif segment.base_offset < start:
                 position, expected = self._find(segment, start, min(end, next_base))
             else:
                 expected = max(expected, segment.base_offset)
@@ -293,6 +320,8 @@ class Stretch:
                         expected = following
                         yield Run(data, at, stop, rows, origin, segment.path)
                         at = stop
+                        if self.cursor is not None:
+                            self.cursor.set(segment, origin + at, expected)
                         continue
                     if ran and expected >= end:  # what follows is not ours to read: the torn tail of a writer, say
                         return
@@ -313,9 +342,11 @@ class Stretch:
                     else:
                         batch.verify()
                     expected = batch.next_offset
+                    at += batch.size_bytes
+                    if self.cursor is not None:
+                        self.cursor.set(segment, origin + at, expected)
                     if expected >= end:
                         return
-                    at += batch.size_bytes
                 if at == begin:
                     raise CorruptBatchError(
                         layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=position

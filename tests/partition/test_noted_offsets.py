@@ -1,0 +1,79 @@
+"""What a reader remembers of the checkpoints of its log directory, and where a tail goes on in its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import logcore
+from logcore import checkpoint
+from logcore.fs import OS, OsFS
+from logcore.partition.noted import NotedOffsets
+from logcore.testing import SimulatedDisk
+
+NAME = checkpoint.LOG_START
+
+
+def note(directory: str, offset: int, fs: OsFS = OS) -> None:
+    checkpoint.write(fs, directory, NAME, b"0\n1\nt 0 %d\n" % offset)
+
+
+def test_each_replacement_is_seen_however_soon_it_comes(tmp_path: Path) -> None:
+    """The number of a file that was replaced is given to the next but one at once."""
+    (tmp_path / "t-0").mkdir()
+    known = NotedOffsets(OS, str(tmp_path / "t-0"))
+    assert known.get(NAME) == 0
+    for offset in range(300):
+        note(str(tmp_path), offset)
+        assert known.get(NAME) == offset
+
+
+def test_a_file_that_was_not_replaced_is_not_read_again() -> None:
+    disk = SimulatedDisk({"data/t-0": None})
+    note("/data", 7, disk)  # type: ignore[arg-type]
+    known = NotedOffsets(disk, "/data/t-0")
+    disk.advance(1_000)
+    reads: list[str] = []
+    disk_open = disk.open
+    disk.open = lambda path, **named: reads.append(path) or disk_open(path, **named)  # type: ignore[method-assign]
+    assert [known.get(NAME) for _ in range(5)] == [7] * 5
+    assert len(reads) == 1
+    note("/data", 8, disk)  # type: ignore[arg-type]
+    assert known.get(NAME) == 8
+
+
+@pytest.mark.parametrize("durability", ["os", "group"])
+def test_a_tail_elsewhere_goes_on_through_rolls_and_deletions(tmp_path: Path, durability: str) -> None:
+    path = tmp_path / "t-0"
+    with (
+        logcore.open(path, create=True, durability=durability, config={"segment.bytes": 2_000}) as log,
+        logcore.open(path, read_only=True) as reader,
+    ):
+        tail = reader.tail(0, timeout=10)
+        for number in range(300):
+            log.append(b"%d" % number, headers=[("h", b"x" * (number % 50))])
+            if number % 97 == 96:
+                log.delete_records(number - 1)
+            record = next(tail)
+            assert (record.offset, record.value) == (number, b"%d" % number)
+        log.truncate(290)
+        log.append(b"another")
+        with pytest.raises(logcore.OffsetOutOfRangeError):
+            next(tail)
+
+
+def test_a_tail_does_not_look_for_its_place_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from logcore.partition.scan import Stretch
+
+    path = tmp_path / "t-0"
+    found: list[int] = []
+    find = Stretch._find
+    monkeypatch.setattr(Stretch, "_find", staticmethod(lambda *given: found.append(given[1]) or find(*given)))
+    with logcore.open(path, create=True) as log, logcore.open(path, read_only=True) as reader:
+        log.append(b"0")
+        tail = reader.tail(0, timeout=10)
+        for number in range(1, 20):
+            next(tail)
+            log.append(b"%d" % number)
+    assert len(found) <= 1, found
