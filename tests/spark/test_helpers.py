@@ -33,6 +33,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_kafka_job_runs_unchanged(spark: SparkSession, data: Path) -> None:
     with kafka_alias(data):
         kafka_job.totals(spark, "orders", "totals", kafka_job.SECURITY)

@@ -22,6 +22,7 @@ from support.local import values
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(spark: SparkSession, tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("orders", partitions=2)
