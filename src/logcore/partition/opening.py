@@ -82,7 +82,7 @@ class Opened:
     watermark. recovery_point: as it is noted, at most the end. notes: as the last writer left them. own_notes: those of
     this writer, which replace them before it writes. left_below: base offsets below the log start, of which a crash in
     a deletion left files. lost: the damage behind which nothing whole follows, so that no append is possible; else
-    None. was_changed: whether opening made, replaced or cut a segment.
+    None.
     """
 
     segments: list[Segment]
@@ -99,7 +99,6 @@ class Opened:
     left_below: list[int]
     report: recovery.RecoveryReport
     lost: recovery.Damage | None
-    was_changed: bool
 
     @property
     def is_damaged_at_its_end(self) -> bool:
@@ -114,11 +113,9 @@ def open_partition(place: Place) -> Opened:
     """
     fs = place.fs
     names = list_names(fs, place.path)
-    before = _last_file(fs, place.path, names)
     if any(name.endswith(SWAP) for name in names):
         recovery.finish_swaps(fs, place.path)
         names = list_names(fs, place.path)
-        before = None
     if checkpoint.TURN in names and not place.is_shared:
         fs.unlink(os.path.join(place.path, checkpoint.TURN))  # what it says is about to be no longer so
     noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
@@ -165,18 +162,7 @@ def open_partition(place: Place) -> Opened:
         left_below=found.left_below,
         report=report,
         lost=lost,
-        was_changed=before is None or before != _last_file(fs, place.path, list_names(fs, place.path)),
     )
-
-
-def _last_file(fs: FS, path: str, names: Sequence[str]) -> tuple[str, tuple[int, int], int] | None:
-    """The name, the identity and the size of the file that is appended to."""
-    bases = bases_in(names)
-    if not bases:
-        return None
-    name = file_name(bases[-1], LOG)
-    full = os.path.join(path, name)
-    return name, fs.identity(full), fs.file_size(full)
 
 
 @attrs.frozen

@@ -186,8 +186,6 @@ class SharedLock:
         if writer.durability.waits:
             writer.state.visible = synced.durable_end
         self.is_believed = believed_end is not None
-        if opened.was_changed:
-            self._note = self._note._replace(structure=self._turn.new_number())
         self._shape = self._present_shape()
 
     def _settle_synced(self, opened: Opened, believed_end: int | None) -> Synced:
@@ -302,8 +300,6 @@ class SharedLock:
                 cut_offset = synced.lowest_cut_since(self._cuts, opened.log_start)
                 self._cuts = synced.cuts
                 writer.renew_locked(opened, synced.durable_end, cut_offset)
-        if opened.was_changed:
-            self._note = self._note._replace(structure=self._turn.new_number())
         self._shape = self._present_shape()
         writer.begin_after_locked(opened)
 
