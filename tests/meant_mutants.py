@@ -571,7 +571,7 @@ MISTAKES: Final = (
         "sync_published_over_a_cut", "logcore/partition/sharing.py",
         "            if synced is None or synced.cuts != self._cuts:\n                return False\n",
         "            if synced is None:\n                return False\n",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing.py",
     ),
     Mistake(
         "end_published_that_came_during_the_sync", "logcore/partition/groupcommit.py",

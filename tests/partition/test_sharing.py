@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,39 @@ def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) 
             again.append(b"4")
             values = [record.value for record in again.read(0)]
             assert values in ([b"1", b"4"], [b"1", b"2", b"4"])
+
+
+def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(path: Path) -> None:
+    class Hooked(OsFS):
+        during: Callable[[], object] = staticmethod(lambda: None)
+
+        def fdatasync(self, handle: int) -> None:
+            super().fdatasync(handle)
+            during = self.during
+            self.during = lambda: None
+            during()
+
+    hooked = Hooked()
+    with (
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
+        opened(path) as other,
+        logcore.open(path, read_only=True) as reader,
+    ):
+        one.append(b"0")
+        one.append_many([(None, b"1"), (None, b"2")], durability="os")
+
+        def cut() -> None:
+            other.truncate(1)
+            other.append_many([(None, b"one"), (None, b"two")], durability="os")
+
+        hooked.during = cut
+        with pytest.raises(logcore.DurabilityUnknownError):
+            one.flush()
+        reader.refresh()
+        assert reader.high_watermark == 1, "what the other appended was not synced"
+        one.flush()
+        reader.refresh()
+        assert [record.value for record in reader.read(0)] == [b"0", b"one", b"two"]
 
 
 def test_a_log_with_one_writer_stays_so(path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import logcore
+from logcore.cli.opening import open_to_write, shared_option
 from logcore.cli.program import full_option, json_option, log_directory_argument
 from logcore.cli.reading import print_lines
 from logcore.cli.sources import complete_topic, isolation_option
@@ -38,6 +39,7 @@ _POLL_MS = 1_000
 )
 @click.option("-n", "--count", type=click.IntRange(1), help="End after so many records.")
 @click.option("--until-end", is_flag=True, help="End when there is nothing more to read.")
+@shared_option
 @isolation_option
 @full_option
 @json_option
@@ -48,6 +50,7 @@ def consume(
     start: Any,
     count: int | None,
     until_end: bool,
+    shared: bool,
     isolation: Any,
     full: bool,
     as_json: bool,
@@ -58,7 +61,11 @@ def consume(
     """
     left = count
     with contextlib.ExitStack() as stack:
-        logdir = stack.enter_context(logcore.open_dir(directory, read_only=group_id is None))
+        if group_id is None:
+            logdir = logcore.open_dir(directory, read_only=True)
+        else:
+            logdir = open_to_write(directory, shared=shared)
+        stack.enter_context(logdir)
         for topic in topics:
             logdir.topic(topic)  # raises for one that does not exist
         consumer = stack.enter_context(

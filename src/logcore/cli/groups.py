@@ -18,6 +18,7 @@ from typing import NamedTuple
 import click
 
 import logcore
+from logcore.cli.opening import open_to_write
 from logcore.cli.program import DECLINED, Group, fail, json_option, log_directory_argument
 from logcore.cli.sources import named_partitions, place_in
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
@@ -115,7 +116,7 @@ def group_reset(
     if (place is None) == (shift_by is None):
         raise click.UsageError("say where to: --to or --shift-by, one of them")
     now_ms = time.time_ns() // 1_000_000
-    with logcore.open_dir(directory, read_only=dry_run) as logdir:
+    with logcore.open_dir(directory, read_only=True) if dry_run else open_to_write(directory) as logdir:
         stored = _stored(logdir).offsets.get(name, {})
         chosen = [(topic, number) for topic in stored if topic in logdir for number in stored[topic]]
         if topics:
@@ -158,7 +159,7 @@ def group_delete(directory: str, name: str, yes: bool) -> None:
         if not click.confirm(f"Delete group {name} with the offsets of {count} partition{'s' * (count != 1)}?"):
             click.echo("nothing was deleted", err=True)
             raise click.exceptions.Exit(DECLINED)
-    with logcore.open_dir(directory) as logdir:
+    with open_to_write(directory) as logdir:
         logdir.delete_group(name)
 
 

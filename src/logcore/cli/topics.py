@@ -10,6 +10,7 @@ import sys
 import click
 
 import logcore
+from logcore.cli.opening import open_to_write
 from logcore.cli.program import DECLINED, Group, config_option, fail, json_option, log_directory_argument, setting
 from logcore.cli.sources import complete_topic
 from logcore.cli.terminal import Lines, print_table, size_text, to_json, wants_json
@@ -31,7 +32,7 @@ def topic() -> None:
 @config_option
 def topic_create(directory: str, name: str, partitions: int, configs: tuple[str, ...]) -> None:
     """Make the topic NAME in the log directory DATA, which is made if it is not there."""
-    with logcore.open_dir(directory, create=True) as logdir:
+    with open_to_write(directory, create=True) as logdir:
         logdir.create_topic(name, partitions, dict(map(setting, configs)))
 
 
@@ -91,7 +92,7 @@ def topic_alter(
     changes: dict[str, object | None] = {**dict(map(setting, configs)), **dict.fromkeys(unset)}
     if not changes and partitions is None:
         raise click.UsageError("say what to change: --config, --unset or --partitions")
-    with logcore.open_dir(directory) as logdir:
+    with open_to_write(directory) as logdir:
         logdir.alter_topic(name, changes, check_only=True)
         if partitions is not None:
             logdir.add_partitions(name, partitions)
@@ -118,7 +119,7 @@ def topic_delete(directory: str, name: str, yes: bool) -> None:
         if not click.confirm(f"Delete {name} with {count}, {size}, and all its records?"):
             click.echo("nothing was deleted", err=True)
             raise click.exceptions.Exit(DECLINED)
-    with logcore.open_dir(directory) as logdir:
+    with open_to_write(directory) as logdir:
         logdir.delete_topic(name)
 
 

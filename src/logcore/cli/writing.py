@@ -21,6 +21,7 @@ import click
 
 import logcore
 from logcore.cli.inputs import InputRow, LineError, row_groups
+from logcore.cli.opening import open_log_to_write, open_to_write, shared_option
 from logcore.cli.program import config_option, directory_argument, fail, json_option, setting
 from logcore.cli.sources import complete_topic_or_file, named_partitions
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
@@ -42,6 +43,7 @@ from logcore.names import partition_of
 @click.option("--durability", default="group", show_default=True, help="always, group, every(M), interval(MS) or os.")
 @config_option
 @click.option("--batch", "batch_rows", type=click.IntRange(1), default=1000, show_default=True, help="Records a call.")
+@shared_option
 @json_option
 def append(
     directory: str,
@@ -55,6 +57,7 @@ def append(
     durability: str,
     configs: tuple[str, ...],
     batch_rows: int,
+    shared: bool,
     as_json: bool,
 ) -> None:
     """Append records from FILE, or from stdin for "-" and by default.
@@ -84,10 +87,11 @@ def append(
     with done.telling_interruptions(), contextlib.ExitStack() as stack:
         stream: Any = sys.stdin.buffer if source == "-" else stack.enter_context(open(source, "rb"))
         if topic is None:
-            log = stack.enter_context(logcore.open(directory, create=create, config=config, durability=durability))
+            options = {"create": create, "config": config, "durability": durability}
+            log = stack.enter_context(open_log_to_write(directory, shared=shared, **options))
             done.writes_to(None, {0: log})
         else:
-            logdir = logcore.open_dir(directory, create=create, config=config, durability=durability)
+            logdir = open_to_write(directory, shared=shared, create=create, config=config, durability=durability)
             stack.enter_context(logdir)
             done.writes_to(*_partitions_of(logdir, topic, partitions if create else 0, config))
         total = None if source == "-" else os.path.getsize(source)

@@ -1,0 +1,66 @@
+"""Commands that write to a directory which other processes have open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import logcore
+from logcore import LogDir
+
+
+def logcore_command(*words: str | Path, said: bytes = b"", code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "logcore", *map(str, words)], check=False, input=said, capture_output=True, timeout=60
+    )
+    assert done.returncode == code, done.stderr.decode()
+    return (done.stdout if code == 0 else done.stderr).decode()
+
+
+def values(data: LogDir, topic: str) -> list[bytes | None]:
+    data.refresh()
+    log = data.partition(topic, 0)
+    log.refresh()
+    return [record.value for record in log.read(0)]
+
+
+def test_commands_write_beside_processes_that_share_the_directory(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True, shared=True) as data:
+        logcore_command("topic", "create", path, "t")
+        data.append("t", b"from here")
+        logcore_command("append", path, "t", said=b"from there\n")
+        data.append("t", b"from here again")
+        assert values(data, "t") == [b"from here", b"from there", b"from here again"]
+        logcore_command("append", path / "t-0", said=b"to the partition\n")
+        logcore_command("topic", "alter", path, "t", "--config", "retention.ms=5000")
+        data.refresh()
+        assert data.settings("t").retention_ms == 5000
+        logcore_command("topic", "delete", path, "t", "--yes")
+        assert data.topics() == []
+
+
+def test_a_directory_that_a_process_has_for_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as data:
+        data.create_topic("t")
+        assert "shared=True in both" in logcore_command("append", path, "t", said=b"x\n", code=2)
+
+
+def test_a_command_shares_when_it_is_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    logcore_command("topic", "create", path, "t")
+    command = [sys.executable, "-m", "logcore", "append", str(path), "t", "--shared", "--batch", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as appending:
+        assert appending.stdin is not None
+        appending.stdin.write(b"1\n")
+        appending.stdin.flush()
+        with logcore.open_dir(path, read_only=True) as reader:
+            tail = reader.tail("t", {0: 0}, timeout=30)
+            assert next(tail).value == b"1"
+            with logcore.open_dir(path, shared=True) as data:
+                data.append("t", b"2")
+            assert next(tail).value == b"2"
+        appending.stdin.close()
+        assert appending.wait(30) == 0
