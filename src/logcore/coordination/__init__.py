@@ -1,7 +1,8 @@
-"""Who is in a consumer group, what each member is assigned, and how far the group has come: Kafka's coordinator, pure.
+"""Who is in a consumer group and how far the group has come; which transactions are open: Kafka's coordinators, pure.
 
 Rules:
-- A transition changes one group and returns effects: replies, records to store, timers, events. It carries out none.
+- A transition changes one group, or one transactional id, and returns effects: replies, records to store, timers,
+  events. It carries out none.
 - Time comes with each call, chance as `new_id`, and requests are told apart by a `waiter` that only the caller knows.
 - So a broker, a process without one and a simulation with a virtual clock drive the same code.
 
@@ -11,6 +12,8 @@ Rules:
     offsets        commits, their deletion and their expiry
     coordinator    all groups of one broker: which group a request means
     timers         what is due at which time
+    transactions   all transactional ids of one broker, and what each request makes of them
+    transactioneffects  the same as effects, of transactions
 
 Not here: the shapes of requests, error codes by version, the log that stores the records, which topics exist. The
 protocol of KIP-848 is not implemented, and a group holds no commits of open transactions.

@@ -1,0 +1,527 @@
+"""All transactions that one coordinator looks after: which id stands how, and what each request makes of it. Pure.
+
+    transactions = Transactions()
+    effects = transactions.load(found, now_ms)          # what __transaction_state said, if it was there
+    effects = transactions.ask(request, waiter, now_ms)
+
+Rules (broker reference, sections 3.3 to 3.11; Kafka's TransactionCoordinator):
+- A transition is made in memory once its record is on disk. The prepare record is on disk before a marker is written,
+  all markers before the complete record.
+- A request that meets a record on its way, or markers on their way, waits for them. Where markers could not be written
+  it is told to come again.
+- A record that could not be stored may be on disk or not. So its coordinator is over, and another one loads what is.
+- An abort that no client asked for raises the epoch, so that the producer finds itself fenced.
+
+Not here: shapes and codes of the protocol, the log that stores the records, the partitions' own state, which partitions
+exist.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from logcore.coordination.transactioneffects import (
+    AddPartitions,
+    At,
+    Cancel,
+    Effect,
+    End,
+    Identity,
+    Initialize,
+    Overdue,
+    Reply,
+    Request,
+    Result,
+    Store,
+    TakeProducerId,
+    TimedOut,
+    TransactionError,
+    Waiter,
+    WriteMarkers,
+)
+from logcore.format.transactionrecords import Partition, Status, StoredTransaction
+
+#: Kafka: transaction.max.timeout.ms.
+MAX_TIMEOUT_MS: Final = 900_000
+#: Kafka: transactional.id.expiration.ms.
+EXPIRATION_MS: Final = 604_800_000
+#: How often expire() is to be called, as in Kafka.
+EXPIRY_CHECK_MS: Final = 3_600_000
+#: How long after a failure markers are tried again.
+RETRY_MS: Final = 1_000
+#: The last epoch that a client is given; the one above it is for markers alone.
+LAST_EPOCH: Final = 32_766
+_TOP_EPOCH: Final = 32_767
+
+_IDLE: Final = frozenset({Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
+_PREPARED: Final = frozenset({Status.PREPARE_COMMIT, Status.PREPARE_ABORT})
+
+
+@attrs.define(eq=False)
+class Transaction:
+    """One transactional id.
+
+    stored: its last record on disk, None while its first one is on its way. last_epoch: the epoch before the present
+    one, for a producer that asks again; never on disk. storing: the record on its way. left: partitions whose markers
+    are missing. is_stuck: a marker could not be written, so requests are not kept waiting. ending: who asked for the
+    end under way. waiting: requests that came meanwhile.
+    """
+
+    transactional_id: str
+    stored: StoredTransaction | None = None
+    last_epoch: int = -1
+    storing: Store | None = None
+    left: frozenset[Partition] = frozenset()
+    is_stuck: bool = False
+    ending: tuple[Waiter, Result] | None = None
+    waiting: deque[tuple[Request, Waiter]] = attrs.Factory(deque[tuple[Request, Waiter]])
+
+    @property
+    def is_busy(self) -> bool:
+        if self.storing is not None:
+            return True
+        return self.stored is not None and self.stored.status in _PREPARED and not self.is_stuck
+
+
+class Transactions:
+    """The transactions of one coordinator. To be used by one thread.
+
+    Its holder carries out the effects it returns. is_over: a record could not be stored; all who waited have been told,
+    what is still called does nothing, and another instance is to load what is stored.
+    """
+
+    def __init__(self, max_timeout_ms: int = MAX_TIMEOUT_MS) -> None:
+        self._max_timeout_ms = max_timeout_ms
+        self._transactions: dict[str, Transaction] = {}
+        self._spare_ids: list[int] = []
+        self.is_over = False
+
+    # -- looking
+
+    def get(self, transactional_id: str) -> StoredTransaction | None:
+        """How an id stands; None for one that is not known."""
+        transaction = self._transactions.get(transactional_id)
+        return None if transaction is None else transaction.stored
+
+    def all(self) -> dict[str, StoredTransaction]:
+        return {name: each.stored for name, each in self._transactions.items() if each.stored is not None}
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a transaction is open, or not ended in all its partitions."""
+        return any(
+            each.is_busy or (each.stored and each.stored.status not in _IDLE) for each in self._transactions.values()
+        )
+
+    def verify(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partition: Partition
+    ) -> TransactionError | None:
+        """Whether a producer may write to a partition now: it has to be in its open transaction (section 3.6)."""
+        stored = self.get(transactional_id)
+        error = _check_producer(stored, producer_id, producer_epoch)
+        if error is not None or stored is None:
+            return error
+        if stored.status in _PREPARED:
+            return TransactionError.CONCURRENT_TRANSACTIONS
+        if stored.status is not Status.ONGOING or partition not in stored.partitions:
+            return TransactionError.TRANSACTION_ABORTABLE
+        return None
+
+    # -- what is stored
+
+    def load(self, found: Mapping[str, StoredTransaction], now_ms: int) -> list[Effect]:
+        """Takes over what was stored: markers of what was prepared are written again, in all its partitions."""
+        effects: list[Effect] = []
+        for name, stored in found.items():
+            transaction = Transaction(name, stored)
+            self._transactions[name] = transaction
+            if stored.status is Status.ONGOING:
+                latest_ms = now_ms + stored.timeout_ms  # also where the clock was set back meanwhile
+                effects.append(At(name, min(stored.start_ms + stored.timeout_ms, latest_ms)))
+            elif stored.status in _PREPARED:
+                transaction.left = stored.partitions
+                effects += self._mark(transaction, now_ms)
+        return effects
+
+    def stored(self, effect: Store, now_ms: int, *, failed: bool = False) -> list[Effect]:
+        """The record of a Store is on disk. failed: it may be there or not."""
+        if self.is_over:
+            return []
+        transaction = effect.transaction
+        assert transaction.storing is effect, (transaction.transactional_id, effect)
+        if failed:
+            return self.end()
+        transaction.storing = None
+        before = transaction.stored
+        transaction.stored = effect.stored
+        transaction.last_epoch = effect.last_epoch
+        effects: list[Effect] = []
+        if effect.waiter is not None:
+            effects.append(Reply(effect.waiter, effect.result))
+        if effect.stored is None:
+            del self._transactions[transaction.transactional_id]
+        elif effect.stored.status is Status.ONGOING:
+            if before is None or before.status is not Status.ONGOING:
+                due_ms = effect.stored.start_ms + effect.stored.timeout_ms
+                effects.append(At(transaction.transactional_id, due_ms))
+        elif effect.stored.status in _PREPARED:
+            effects.append(Cancel(transaction.transactional_id))
+            transaction.left = effect.stored.partitions
+            effects += self._mark(transaction, now_ms)
+        elif transaction.ending is not None:
+            effects += self._tell_ending(transaction)
+        return [*effects, *self._go_on(transaction, now_ms)]
+
+    def _mark(self, transaction: Transaction, now_ms: int) -> list[Effect]:
+        """Writes the markers that are missing, or the complete record where none is."""
+        stored = transaction.stored
+        assert stored is not None and stored.status in _PREPARED, stored
+        if transaction.left:
+            commit = stored.status is Status.PREPARE_COMMIT
+            return [
+                WriteMarkers(transaction, stored.producer_id, stored.producer_epoch, commit, transaction.left),
+            ]
+        transaction.is_stuck = False
+        return self._store(transaction, _completed(stored, now_ms), last_epoch=transaction.last_epoch)
+
+    def marked(self, effect: WriteMarkers, left: frozenset[Partition], now_ms: int) -> list[Effect]:
+        """The markers are on disk, but for those of `left`, which are tried again."""
+        if self.is_over:
+            return []
+        transaction = effect.transaction
+        transaction.left = left
+        if not left:
+            return self._mark(transaction, now_ms)
+        transaction.is_stuck = True
+        effects: list[Effect] = []
+        if transaction.ending is not None:
+            effects += self._tell_ending(transaction)  # what was prepared will be
+        effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))
+        return [*effects, *self._go_on(transaction, now_ms)]
+
+    def taken(self, effect: TakeProducerId, producer_id: int | None, now_ms: int) -> list[Effect]:
+        """A producer id is there; None: none could be had."""
+        if self.is_over or producer_id is None:
+            return _reply(effect.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+        self._spare_ids.append(producer_id)
+        return self.ask(effect.request, effect.waiter, now_ms)
+
+    def timed_out(self, transactional_id: str, now_ms: int) -> list[Effect]:
+        """The time of an At has come."""
+        transaction = self._transactions.get(transactional_id)
+        if self.is_over or transaction is None:
+            return []
+        if transaction.is_stuck and transaction.storing is None:
+            return self._mark(transaction, now_ms)
+        return self.ask(Overdue(transactional_id), None, now_ms)
+
+    def expire(self, now_ms: int) -> list[Effect]:
+        """Takes away ids that have not been used for a week. To be called every EXPIRY_CHECK_MS or so."""
+        effects: list[Effect] = []
+        for transaction in list(self._transactions.values()):
+            stored = transaction.stored
+            if transaction.is_busy or stored is None or stored.status not in _IDLE:
+                continue
+            if now_ms - stored.update_ms >= EXPIRATION_MS:
+                effects += self._store(transaction, None)
+        return effects
+
+    def end(self) -> list[Effect]:
+        """Ends this coordinator: all who wait are told to try again, and no timer is left."""
+        self.is_over = True
+        effects: list[Effect] = []
+        for transaction in self._transactions.values():
+            effects.append(Cancel(transaction.transactional_id))
+            if transaction.storing is not None:
+                effects += _reply(transaction.storing.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+            if transaction.ending is not None:
+                effects += _reply(transaction.ending[0], TransactionError.COORDINATOR_NOT_AVAILABLE)
+            for _, waiter in transaction.waiting:
+                effects += _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+        self._transactions = {}
+        return effects
+
+    # -- requests
+
+    def ask(self, request: Request, waiter: Waiter, now_ms: int) -> list[Effect]:
+        """The answer is a Reply with an Identity, None or an error: of Initialize and End an Identity."""
+        if self.is_over:
+            return _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+        error = self._check(request)
+        if error is not None:
+            return _reply(waiter, error)
+        transaction = self._transactions.get(request.transactional_id)
+        if transaction is not None and transaction.is_busy:
+            transaction.waiting.append((request, waiter))
+            return []
+        match request:
+            case Initialize():
+                return self._initialize(transaction, request, waiter, now_ms)
+            case AddPartitions():
+                return self._add(transaction, request, waiter, now_ms)
+            case End():
+                return self._end(transaction, request, waiter, now_ms)
+            case Overdue():
+                return self._overdue(transaction, now_ms)
+
+    def _check(self, request: Request) -> TransactionError | None:
+        """What is wrong with a request whatever the id's state."""
+        if not request.transactional_id:
+            return TransactionError.INVALID_REQUEST
+        if isinstance(request, Initialize):
+            if (request.producer_id == -1) != (request.producer_epoch == -1):
+                return TransactionError.INVALID_REQUEST
+            if not 0 < request.timeout_ms <= self._max_timeout_ms:
+                return TransactionError.INVALID_TRANSACTION_TIMEOUT
+        return None
+
+    def _go_on(self, transaction: Transaction, now_ms: int) -> list[Effect]:
+        """Takes up the requests that waited, until one of them makes others wait."""
+        effects: list[Effect] = []
+        while transaction.waiting and not transaction.is_busy:
+            request, waiter = transaction.waiting.popleft()
+            current = self._transactions.get(transaction.transactional_id)
+            if current is not None and current is not transaction:  # the id expired and came back
+                current.waiting.append((request, waiter))
+                continue
+            effects += self.ask(request, waiter, now_ms)
+        return effects
+
+    def _store(
+        self,
+        transaction: Transaction,
+        stored: StoredTransaction | None,
+        *,
+        waiter: Waiter = None,
+        result: Result = None,
+        last_epoch: int = -1,
+    ) -> list[Effect]:
+        effect = Store(transaction, stored, waiter, result, last_epoch)
+        transaction.storing = effect
+        return [effect]
+
+    def _tell_ending(self, transaction: Transaction) -> list[Effect]:
+        assert transaction.ending is not None
+        waiter, result = transaction.ending
+        transaction.ending = None
+        return _reply(waiter, result)
+
+    def _initialize(
+        self, transaction: Transaction | None, request: Initialize, waiter: Waiter, now_ms: int
+    ) -> list[Effect]:
+        """Section 3.4, in its order."""
+        if transaction is None or transaction.stored is None:
+            return self._first(request, waiter, now_ms)
+        stored = transaction.stored
+        expected = request.producer_epoch
+        is_retry_of_change = request.producer_id == stored.previous_producer_id and expected >= LAST_EPOCH
+        if request.producer_id not in (-1, stored.producer_id) and not is_retry_of_change:
+            return _reply(waiter, TransactionError.PRODUCER_FENCED)
+        if stored.status in _PREPARED:
+            return _reply(waiter, TransactionError.CONCURRENT_TRANSACTIONS)
+        if stored.status is Status.ONGOING:
+            if expected not in (-1, stored.producer_epoch):
+                # A producer that was replaced: it would be refused in the end, so it does not abort the other's.
+                return _reply(waiter, TransactionError.PRODUCER_FENCED)
+            transaction.waiting.appendleft((request, waiter))
+            return self._fence(transaction, now_ms)
+        if expected == -1:
+            last_epoch = -1
+        elif expected == stored.producer_epoch and not is_retry_of_change:
+            last_epoch = expected
+        elif expected == transaction.last_epoch:
+            return [Reply(waiter, Identity(stored.producer_id, stored.producer_epoch))]
+        else:
+            return _reply(waiter, TransactionError.PRODUCER_FENCED)
+        producer_id = stored.producer_id
+        previous = stored.previous_producer_id
+        epoch = stored.producer_epoch + 1
+        if stored.producer_epoch >= LAST_EPOCH:
+            if not self._spare_ids:
+                return [TakeProducerId(request, waiter)]
+            previous = producer_id
+            producer_id = self._spare_ids.pop()
+            epoch = 0
+        begun = StoredTransaction(
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            timeout_ms=request.timeout_ms,
+            update_ms=now_ms,
+            previous_producer_id=previous,
+        )
+        return self._store(
+            transaction, begun, waiter=waiter, result=Identity(producer_id, epoch), last_epoch=last_epoch
+        )
+
+    def _first(self, request: Initialize, waiter: Waiter, now_ms: int) -> list[Effect]:
+        """An id that is not known; a producer id in the request is passed over, as in Kafka."""
+        if not self._spare_ids:
+            return [TakeProducerId(request, waiter)]
+        transaction = Transaction(request.transactional_id)
+        self._transactions[request.transactional_id] = transaction
+        producer_id = self._spare_ids.pop()
+        begun = StoredTransaction(
+            producer_id=producer_id, producer_epoch=0, timeout_ms=request.timeout_ms, update_ms=now_ms
+        )
+        return self._store(transaction, begun, waiter=waiter, result=Identity(producer_id, 0))
+
+    def _add(
+        self, transaction: Transaction | None, request: AddPartitions, waiter: Waiter, now_ms: int
+    ) -> list[Effect]:
+        """Section 3.5. The answer comes once the record is on disk, so before the first batch can be written."""
+        stored = None if transaction is None else transaction.stored
+        error = _check_producer(stored, request.producer_id, request.producer_epoch)
+        if error is not None or stored is None or transaction is None:
+            return _reply(waiter, error)
+        if stored.status in _PREPARED:
+            return _reply(waiter, TransactionError.CONCURRENT_TRANSACTIONS)
+        is_ongoing = stored.status is Status.ONGOING
+        if is_ongoing and request.partitions <= stored.partitions:
+            return _reply(waiter, None)
+        ongoing = attrs.evolve(
+            stored,
+            status=Status.ONGOING,
+            partitions=stored.partitions | request.partitions if is_ongoing else request.partitions,
+            update_ms=now_ms,
+            start_ms=stored.start_ms if is_ongoing else now_ms,
+            client_version=request.client_version,
+        )
+        return self._store(transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch)
+
+    def _end(self, transaction: Transaction | None, request: End, waiter: Waiter, now_ms: int) -> list[Effect]:
+        stored = None if transaction is None else transaction.stored
+        if transaction is None or stored is None:
+            return _reply(waiter, TransactionError.INVALID_PRODUCER_ID_MAPPING)
+        decision = _decide_second(stored, request) if request.client_version >= 2 else _decide_first(stored, request)
+        if isinstance(decision, TransactionError):
+            return _reply(waiter, decision)
+        if not decision:
+            return _reply(waiter, Identity(stored.producer_id, stored.producer_epoch))
+        return self._prepare(transaction, request, waiter, now_ms)
+
+    def _prepare(self, transaction: Transaction, request: End, waiter: Waiter, now_ms: int) -> list[Effect]:
+        """Decides the transaction. With version 2 the record, and so the markers, have the next epoch."""
+        stored = transaction.stored
+        assert stored is not None
+        is_second = request.client_version >= 2
+        epoch = stored.producer_epoch
+        next_id = -1
+        identity = Identity(stored.producer_id, epoch)
+        if is_second:
+            epoch += 1
+            identity = Identity(stored.producer_id, epoch)
+            if epoch > LAST_EPOCH:
+                if not self._spare_ids:
+                    return [TakeProducerId(request, waiter)]
+                next_id = self._spare_ids.pop()
+                identity = Identity(next_id, 0)
+        is_ongoing = stored.status is Status.ONGOING
+        prepared = attrs.evolve(
+            stored,
+            producer_epoch=epoch,
+            status=Status.PREPARE_COMMIT if request.commit else Status.PREPARE_ABORT,
+            partitions=stored.partitions if is_ongoing else frozenset(),
+            update_ms=now_ms,
+            start_ms=stored.start_ms if is_ongoing else now_ms,
+            next_producer_id=next_id,
+            client_version=request.client_version,
+        )
+        transaction.ending = (waiter, identity)
+        return self._store(transaction, prepared, last_epoch=stored.producer_epoch if is_second else -1)
+
+    def _fence(self, transaction: Transaction, now_ms: int) -> list[Effect]:
+        """Aborts an open transaction that its producer did not end. Nobody is given the epoch of the fence."""
+        stored = transaction.stored
+        assert stored is not None and stored.status is Status.ONGOING, stored
+        prepared = attrs.evolve(
+            stored,
+            producer_epoch=min(stored.producer_epoch + 1, _TOP_EPOCH),
+            status=Status.PREPARE_ABORT,
+            update_ms=now_ms,
+            client_version=2,
+        )
+        return self._store(transaction, prepared)
+
+    def _overdue(self, transaction: Transaction | None, now_ms: int) -> list[Effect]:
+        stored = None if transaction is None else transaction.stored
+        if transaction is None or stored is None or stored.status is not Status.ONGOING:
+            return []
+        due_ms = stored.start_ms + stored.timeout_ms
+        if due_ms > now_ms and stored.start_ms <= now_ms:  # another transaction has begun since the timer was set
+            return [At(transaction.transactional_id, due_ms)]
+        return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]
+
+
+def _completed(stored: StoredTransaction, now_ms: int) -> StoredTransaction:
+    """The record behind all markers. Where the epochs are used up the next producer id takes over."""
+    status = Status.COMPLETE_COMMIT if stored.status is Status.PREPARE_COMMIT else Status.COMPLETE_ABORT
+    done = attrs.evolve(stored, status=status, partitions=frozenset(), update_ms=now_ms)
+    if stored.next_producer_id == -1:
+        return done
+    return attrs.evolve(
+        done,
+        producer_id=stored.next_producer_id,
+        producer_epoch=0,
+        previous_producer_id=stored.producer_id,
+        next_producer_id=-1,
+    )
+
+
+def _check_producer(stored: StoredTransaction | None, producer_id: int, producer_epoch: int) -> TransactionError | None:
+    if stored is None or stored.producer_id != producer_id:
+        return TransactionError.INVALID_PRODUCER_ID_MAPPING
+    if stored.producer_epoch != producer_epoch:
+        return TransactionError.PRODUCER_FENCED
+    return None
+
+
+def _decide_first(stored: StoredTransaction, request: End) -> TransactionError | bool:
+    """EndTxn 0 to 4 (section 3.8): an error, True to end the transaction, False where that was done before."""
+    error = _check_producer(stored, request.producer_id, request.producer_epoch)
+    if error is not None:
+        return error
+    if stored.status is Status.ONGOING:
+        return True
+    if stored.status is (Status.COMPLETE_COMMIT if request.commit else Status.COMPLETE_ABORT):
+        return False
+    if stored.status is (Status.PREPARE_COMMIT if request.commit else Status.PREPARE_ABORT):
+        return TransactionError.CONCURRENT_TRANSACTIONS
+    return TransactionError.INVALID_TXN_STATE
+
+
+def _decide_second(stored: StoredTransaction, request: End) -> TransactionError | bool:
+    """EndTxn 5 (section 3.8), as _decide_first(). A retry comes with the epoch before the present one."""
+    epoch = stored.producer_epoch
+    is_same = request.producer_id == stored.producer_id
+    is_retry_of_change = (
+        request.producer_id == stored.previous_producer_id and request.producer_epoch == LAST_EPOCH and epoch == 0
+    )
+    if not is_same and not is_retry_of_change:
+        return TransactionError.INVALID_PRODUCER_ID_MAPPING
+    is_retry = is_retry_of_change or request.producer_epoch == epoch - 1
+    is_current = is_same and request.producer_epoch == epoch
+    if stored.status in (Status.ONGOING, Status.EMPTY):
+        is_valid = is_current
+    elif stored.status in _PREPARED:
+        is_valid = is_retry
+    else:
+        is_valid = is_retry or is_current
+    if not is_valid:
+        return TransactionError.PRODUCER_FENCED
+    if stored.status is Status.ONGOING:
+        return True
+    if stored.status in _PREPARED:
+        is_alike = request.commit == (stored.status is Status.PREPARE_COMMIT)
+        return TransactionError.CONCURRENT_TRANSACTIONS if is_alike else TransactionError.INVALID_TXN_STATE
+    if is_current:  # nothing was begun: an abort raises the epoch all the same
+        return TransactionError.INVALID_TXN_STATE if request.commit else True
+    is_alike = request.commit == (stored.status is Status.COMPLETE_COMMIT)
+    return TransactionError.INVALID_TXN_STATE if not is_alike else False
+
+
+def _reply(waiter: Waiter, result: Result) -> list[Effect]:
+    return [] if waiter is None else [Reply(waiter, result)]

@@ -1,0 +1,214 @@
+"""The records of Kafka's `__transaction_state`: how transactional ids stand, between bytes and values.
+
+Layout (storage format section 12.2): the key is an int16 0 and the transactional id. The value begins with its version,
+an int16: 0 has lengths of fixed size, 1 has varints of length + 1 and tagged fields. A null value takes the id away.
+
+Rules:
+- Version 1 is written, both are read.
+- Tags 0 and 1, the producer ids before and after a change, are written though Kafka 4.1 does not: it reads them, and a
+  crash between prepare and complete would else lose a producer id that was promised to the client.
+- A key of an unknown version reads as None. A value that is not understood raises: to pass over it would leave a
+  transaction open for ever.
+
+Nothing here knows a log or what a transition means.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final
+
+import attrs
+
+from logcore.errors import CorruptLogError, InvalidRecordError
+from logcore.format import varint
+
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+_HEAD: Final = struct.Struct(">hqhib")  # version, producer id, producer epoch, timeout, status
+_TIMES: Final = struct.Struct(">qq")
+_LONG: Final = struct.Struct(">q")
+_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
+_FLEXIBLE: Final = 1
+
+#: A topic and the number of its partition.
+Partition = tuple[str, int]
+
+
+class Status(enum.IntEnum):
+    """How a transactional id stands, by Kafka's numbers. 6 and 7 (Dead, PrepareEpochFence) are never stored."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+
+    @property
+    def label(self) -> str:
+        """Kafka's name of it: PrepareCommit."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+@attrs.frozen(kw_only=True)
+class StoredTransaction:
+    """A record's value. Times are in milliseconds since the epoch; start_ms: -1 before the first partition.
+
+    client_version: the transaction version of who asked for the change, 0 to 2. previous_producer_id and
+    next_producer_id: -1, but where the epochs of a producer id are used up.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    status: Status = Status.EMPTY
+    partitions: frozenset[Partition] = frozenset()
+    update_ms: int = -1
+    start_ms: int = -1
+    previous_producer_id: int = -1
+    next_producer_id: int = -1
+    client_version: int = 0
+
+
+def transaction_key(transactional_id: str) -> bytes:
+    """Raises ValueError for an id of more than 32,767 bytes."""
+    text = transactional_id.encode()
+    if len(text) > 32_767:
+        raise ValueError(f"expected a transactional id of at most 32767 bytes, found {len(text)}")
+    return b"\0\0" + _SHORT.pack(len(text)) + text
+
+
+def transaction_value(stored: StoredTransaction) -> bytes:
+    """In version 1. Topics and partitions rise; in Empty they are null, as in Kafka."""
+    head = _HEAD.pack(1, stored.producer_id, stored.producer_epoch, stored.timeout_ms, stored.status)
+    parts = [head]
+    if stored.status is Status.EMPTY:
+        parts.append(b"\0")
+    else:
+        by_topic: dict[str, list[int]] = {}
+        for topic, number in sorted(stored.partitions):
+            by_topic.setdefault(topic, []).append(number)
+        parts.append(_unsigned(len(by_topic) + 1))
+        for topic, numbers in by_topic.items():
+            name = topic.encode()
+            parts += (_unsigned(len(name) + 1), name, _unsigned(len(numbers) + 1), *map(_INT.pack, numbers), b"\0")
+    parts.append(_TIMES.pack(stored.update_ms, stored.start_ms))
+    tags = []
+    if stored.previous_producer_id != -1:
+        tags.append((0, _LONG.pack(stored.previous_producer_id)))
+    if stored.next_producer_id != -1:
+        tags.append((1, _LONG.pack(stored.next_producer_id)))
+    if stored.client_version:
+        tags.append((2, _SHORT.pack(stored.client_version)))
+    parts.append(_unsigned(len(tags)))
+    for tag, content in tags:
+        parts += (_unsigned(tag), _unsigned(len(content)), content)
+    return b"".join(parts)
+
+
+def _unsigned(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def read_transaction_key(key: bytes) -> str | None:
+    """The transactional id; None for a key of another version, or that is none."""
+    if key[:2] != b"\0\0" or len(key) < 4:
+        return None
+    (size,) = _SHORT.unpack_from(key, 2)
+    if size < 0 or len(key) < 4 + size:
+        return None
+    try:
+        return str(key[4 : 4 + size], "utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def read_transaction(value: bytes) -> StoredTransaction:
+    """Raises CorruptLogError for a version or a status that is not known, and bytes that do not fit the layout."""
+    try:
+        return _read(value)
+    except _NOT_UNDERSTOOD as error:
+        raise CorruptLogError(
+            f"a record of {TRANSACTIONS_TOPIC} is not understood: {error}",
+            expected="a value of version 0 or 1",
+            found=bytes(value[:40]).hex(),
+        ) from error
+
+
+def _read(value: bytes) -> StoredTransaction:
+    version, producer_id, epoch, timeout_ms, status = _HEAD.unpack_from(value)
+    if version not in (0, 1):
+        raise ValueError(f"version {version}")
+    is_flexible = version >= _FLEXIBLE
+    at = _HEAD.size
+    partitions = set()
+    topics, at = _count(value, at, is_flexible)
+    for _ in range(max(0, topics)):
+        topic, at = _text(value, at, is_flexible)
+        numbers, at = _count(value, at, is_flexible)
+        for _ in range(max(0, numbers)):
+            (number,) = _INT.unpack_from(value, at)
+            partitions.add((topic, number))
+            at += _INT.size
+        if is_flexible:
+            _, at = _tags(value, at)
+    update_ms, start_ms = _TIMES.unpack_from(value, at)
+    at += _TIMES.size
+    tags: dict[int, bytes] = {}
+    if is_flexible:
+        tags, at = _tags(value, at)
+    return StoredTransaction(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        timeout_ms=timeout_ms,
+        status=Status(status),
+        partitions=frozenset(partitions),
+        update_ms=update_ms,
+        start_ms=start_ms,
+        previous_producer_id=_LONG.unpack(tags[0])[0] if 0 in tags else -1,
+        next_producer_id=_LONG.unpack(tags[1])[0] if 1 in tags else -1,
+        client_version=_SHORT.unpack(tags[2])[0] if 2 in tags else 0,
+    )
+
+
+def _count(value: bytes, at: int, is_flexible: bool) -> tuple[int, int]:
+    """How many elements follow, -1 for null, and where. Each takes bytes, so a loop over them ends with the data."""
+    if is_flexible:
+        count, at = varint.decode_unsigned(value, at)
+        return count - 1, at
+    (count,) = _INT.unpack_from(value, at)
+    return count, at + _INT.size
+
+
+def _text(value: bytes, at: int, is_flexible: bool) -> tuple[str, int]:
+    if is_flexible:
+        size, at = varint.decode_unsigned(value, at)
+        size -= 1
+    else:
+        (size,) = _SHORT.unpack_from(value, at)
+        at += _SHORT.size
+    if size < 0 or at + size > len(value):
+        raise ValueError(f"expected a text at {at}, found {size} bytes of {len(value)}")
+    return str(value[at : at + size], "utf-8"), at + size
+
+
+def _tags(value: bytes, at: int) -> tuple[dict[int, bytes], int]:
+    found = {}
+    count, at = varint.decode_unsigned(value, at)
+    for _ in range(count):
+        tag, at = varint.decode_unsigned(value, at)
+        size, at = varint.decode_unsigned(value, at)
+        if at + size > len(value):
+            raise ValueError(f"expected {size} bytes at {at}, found {len(value) - at}")
+        found[tag] = bytes(value[at : at + size])
+        at += size
+    return found, at

@@ -1,0 +1,460 @@
+"""logcore.coordination.transactions by itself: tables of what each request makes of each state, and random lives.
+
+Goal: every answer of the reference's tables, and no transaction split, hanging or lost whatever crashes when. Method:
+support/transactionworld.py; and the same search over coordinators with a mistake in them, each of which it has to find.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from logcore.coordination import transactions
+from logcore.coordination.transactioneffects import (
+    AddPartitions,
+    At,
+    Cancel,
+    Effect,
+    End,
+    Identity,
+    Initialize,
+    Reply,
+    Store,
+    TakeProducerId,
+    TimedOut,
+    TransactionError,
+    WriteMarkers,
+)
+from logcore.coordination.transactions import EXPIRATION_MS, RETRY_MS, Transactions
+from logcore.format.transactionrecords import Status, StoredTransaction
+from support.transactionworld import TIMEOUT_MS, Broken, World
+
+T0 = 1_700_000_000_000
+P = frozenset({("t", 0)})
+E = TransactionError
+
+
+class Desk:
+    """A coordinator whose disk is done at once, unless it is held; ids count from 100."""
+
+    def __init__(self, found: dict[str, StoredTransaction] | None = None, *, fails_markers: bool = False) -> None:
+        self.coordinator = Transactions()
+        self.now_ms = T0
+        self.next_id = 100
+        self.holds = False
+        self.held: list[Store] = []
+        self.fails_markers = fails_markers
+        self.records: list[StoredTransaction | None] = []
+        self.markers: list[WriteMarkers] = []
+        self.timers: dict[str, int] = {}
+        self.replies: dict[Any, Any] = {}
+        self.waiters = 0
+        self.act(self.coordinator.load(found or {}, self.now_ms))
+
+    def act(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Reply(waiter, result):
+                    assert waiter not in self.replies, "answered twice"
+                    self.replies[waiter] = result
+                case Store():
+                    self.records.append(effect.stored)
+                    if self.holds:
+                        self.held.append(effect)
+                    else:
+                        self.act(self.coordinator.stored(effect, self.now_ms))
+                case WriteMarkers():
+                    self.markers.append(effect)
+                    left = effect.partitions if self.fails_markers else frozenset()
+                    self.act(self.coordinator.marked(effect, left, self.now_ms))
+                case TakeProducerId():
+                    self.next_id += 1
+                    self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
+                case At(name, at_ms):
+                    self.timers[name] = at_ms
+                case Cancel(name):
+                    self.timers.pop(name, None)
+                case TimedOut():
+                    pass
+
+    def ask(self, request: Any) -> Any:
+        """The result; "waits" when there is none yet."""
+        self.waiters += 1
+        self.act(self.coordinator.ask(request, self.waiters, self.now_ms))
+        return self.replies.get(self.waiters, "waits")
+
+    def release(self) -> None:
+        self.holds = False
+        while self.held:
+            self.act(self.coordinator.stored(self.held.pop(0), self.now_ms))
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        for name, at_ms in list(self.timers.items()):
+            if at_ms <= self.now_ms:
+                del self.timers[name]
+                self.act(self.coordinator.timed_out(name, self.now_ms))
+
+    @property
+    def status(self) -> Status:
+        stored = self.coordinator.get("x")
+        assert stored is not None
+        return stored.status
+
+    def init(self, producer_id: int = -1, epoch: int = -1, **more: Any) -> Any:
+        fields = {"transactional_id": "x", "timeout_ms": TIMEOUT_MS, **more}
+        return self.ask(Initialize(producer_id=producer_id, producer_epoch=epoch, **fields))
+
+    def add(self, who: Identity, partitions: Any = P, version: int = 0) -> Any:
+        return self.ask(
+            AddPartitions(
+                transactional_id="x",
+                producer_id=who.producer_id,
+                producer_epoch=who.producer_epoch,
+                partitions=frozenset(partitions),
+                client_version=version,
+            )
+        )
+
+    def end(self, who: Identity, commit: bool = True, version: int = 0) -> Any:
+        return self.ask(
+            End(
+                transactional_id="x",
+                producer_id=who.producer_id,
+                producer_epoch=who.producer_epoch,
+                commit=commit,
+                client_version=version,
+            )
+        )
+
+
+def stored(status: Status, epoch: int = 5, **more: Any) -> dict[str, StoredTransaction]:
+    fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": epoch, "timeout_ms": TIMEOUT_MS, "start_ms": T0}
+    if status in (Status.ONGOING, Status.PREPARE_ABORT, Status.PREPARE_COMMIT):
+        fields["partitions"] = P
+    return {"x": StoredTransaction(status=status, update_ms=T0, **{**fields, **more})}
+
+
+def test_a_transaction_from_its_beginning_to_its_end() -> None:
+    desk = Desk()
+    who = desk.init()
+    assert who == Identity(101, 0)
+    assert desk.add(who) is None
+    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is None
+    assert desk.coordinator.verify("x", 101, 0, ("t", 1)) is E.TRANSACTION_ABORTABLE
+    assert desk.end(who) == who
+    assert [(each.commit, each.producer_epoch, each.partitions) for each in desk.markers] == [(True, 0, P)]
+    names = [each and each.status.label for each in desk.records]
+    assert names == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
+    assert desk.records[2] is not None and desk.records[2].partitions == P
+    assert desk.end(who) == who, "asked again"
+    assert len(desk.records) == 4
+    assert not desk.timers
+
+
+def test_the_second_protocol_raises_the_epoch_with_each_end() -> None:
+    desk = Desk()
+    who = desk.init()
+    desk.add(who, version=2)
+    after = desk.end(who, version=2)
+    assert after == Identity(101, 1)
+    assert desk.markers[-1].producer_epoch == 1
+    assert desk.end(who, version=2) == after, "a retry"
+    assert desk.end(after, commit=False, version=2) == Identity(101, 2), "an abort of nothing"
+    assert len(desk.markers) == 1
+
+
+def test_epochs_that_are_used_up_lead_to_another_producer_id() -> None:
+    desk = Desk(stored(Status.ONGOING, 32_766))
+    who = Identity(7, 32_766)
+    after = desk.end(who, version=2)
+    assert after == Identity(101, 0)
+    assert desk.markers[-1].producer_epoch == 32_767
+    assert desk.records[0] is not None and desk.records[0].next_producer_id == 101
+    assert desk.records[1] is not None and desk.records[1].previous_producer_id == 7
+    assert desk.end(who, version=2) == after
+    desk = Desk(stored(Status.COMPLETE_COMMIT, 32_766))
+    assert desk.init(7, 32_766) == Identity(101, 0)
+    assert desk.init(7, 32_766) == Identity(101, 0), "a retry"
+
+
+@pytest.mark.parametrize(
+    ("producer_id", "epoch", "found"),
+    [(7, 5, Identity(7, 6)), (-1, -1, Identity(7, 6)), (7, 4, E.PRODUCER_FENCED), (8, 5, E.PRODUCER_FENCED)],
+)
+def test_a_new_epoch_for_who_has_the_present_one(producer_id: int, epoch: int, found: Any) -> None:
+    desk = Desk(stored(Status.COMPLETE_ABORT))
+    assert desk.init(producer_id, epoch) == found
+    if epoch == 5 and producer_id == 7:
+        assert desk.init(7, 5) == Identity(7, 6), "a retry gets the same answer"
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"producer_id": 3}, E.INVALID_REQUEST),
+        ({"transactional_id": ""}, E.INVALID_REQUEST),
+        ({"timeout_ms": 0}, E.INVALID_TRANSACTION_TIMEOUT),
+        ({"timeout_ms": 900_001}, E.INVALID_TRANSACTION_TIMEOUT),
+    ],
+)
+def test_what_nobody_may_begin_with(fields: dict[str, Any], found: Any) -> None:
+    request = Initialize(**{"transactional_id": "x", "timeout_ms": 1_000, **fields})
+    assert Desk().ask(request) is found
+
+
+def test_who_takes_an_id_over_aborts_what_is_open() -> None:
+    desk = Desk()
+    first = desk.init()
+    desk.add(first)
+    assert desk.init() == Identity(101, 2), "the epoch of the fence is given to nobody"
+    assert [(each.commit, each.producer_epoch) for each in desk.markers] == [(False, 1)]
+    assert desk.add(first) is E.PRODUCER_FENCED
+    assert desk.end(first) is E.PRODUCER_FENCED
+
+
+def test_a_producer_that_was_replaced_does_not_abort_its_successor() -> None:
+    desk = Desk()
+    first = desk.init()
+    second = desk.init()
+    desk.add(second)
+    assert desk.init(first.producer_id, first.producer_epoch) is E.PRODUCER_FENCED
+    assert desk.status is Status.ONGOING
+
+
+C, A, O = Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT, Status.ONGOING  # noqa: E741
+FIRST = [  # state, commits, error (section 3.8)
+    (Status.EMPTY, True, E.INVALID_TXN_STATE),
+    (Status.EMPTY, False, E.INVALID_TXN_STATE),
+    (C, True, None),
+    (C, False, E.INVALID_TXN_STATE),
+    (A, True, E.INVALID_TXN_STATE),
+    (A, False, None),
+    (O, True, None),
+    (O, False, None),
+    (Status.PREPARE_COMMIT, True, E.CONCURRENT_TRANSACTIONS),
+    (Status.PREPARE_COMMIT, False, E.INVALID_TXN_STATE),
+    (Status.PREPARE_ABORT, True, E.INVALID_TXN_STATE),
+    (Status.PREPARE_ABORT, False, E.CONCURRENT_TRANSACTIONS),
+]
+
+
+@pytest.mark.parametrize(("status", "commit", "error"), FIRST)
+def test_the_end_of_a_transaction_by_its_state(status: Status, commit: bool, error: TransactionError | None) -> None:
+    desk = Desk(stored(status), fails_markers=True)
+    assert desk.end(Identity(7, 5), commit) == (error or Identity(7, 5))
+    assert desk.end(Identity(7, 4), commit) is E.PRODUCER_FENCED
+    assert desk.end(Identity(8, 5), commit) is E.INVALID_PRODUCER_ID_MAPPING
+
+
+SECOND = [  # state, commits, with the present epoch, answer
+    (Status.EMPTY, False, False, E.PRODUCER_FENCED),
+    (Status.EMPTY, False, True, 6),
+    (Status.EMPTY, True, False, E.PRODUCER_FENCED),
+    (Status.EMPTY, True, True, E.INVALID_TXN_STATE),
+    (O, False, False, E.PRODUCER_FENCED),
+    (O, False, True, 6),
+    (O, True, False, E.PRODUCER_FENCED),
+    (O, True, True, 6),
+    (Status.PREPARE_ABORT, False, False, E.CONCURRENT_TRANSACTIONS),
+    (Status.PREPARE_ABORT, False, True, E.PRODUCER_FENCED),
+    (Status.PREPARE_ABORT, True, False, E.INVALID_TXN_STATE),
+    (Status.PREPARE_ABORT, True, True, E.PRODUCER_FENCED),
+    (Status.PREPARE_COMMIT, False, False, E.INVALID_TXN_STATE),
+    (Status.PREPARE_COMMIT, False, True, E.PRODUCER_FENCED),
+    (Status.PREPARE_COMMIT, True, False, E.CONCURRENT_TRANSACTIONS),
+    (Status.PREPARE_COMMIT, True, True, E.PRODUCER_FENCED),
+    (A, False, False, 5),
+    (A, False, True, 6),
+    (A, True, False, E.INVALID_TXN_STATE),
+    (A, True, True, E.INVALID_TXN_STATE),
+    (C, False, False, E.INVALID_TXN_STATE),
+    (C, False, True, 6),
+    (C, True, False, 5),
+    (C, True, True, E.INVALID_TXN_STATE),
+]
+
+
+@pytest.mark.parametrize(("status", "commit", "is_current", "answer"), SECOND)
+def test_the_end_by_the_second_protocol(status: Status, commit: bool, is_current: bool, answer: Any) -> None:
+    desk = Desk(stored(status), fails_markers=True)
+    expected = Identity(7, answer) if isinstance(answer, int) else answer
+    assert desk.end(Identity(7, 5 if is_current else 4), commit, version=2) == expected
+
+
+def test_requests_wait_for_a_record_on_its_way() -> None:
+    desk = Desk()
+    who = desk.init()
+    desk.holds = True
+    assert desk.add(who) == "waits"
+    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.TRANSACTION_ABORTABLE, "not before it is on disk"
+    assert desk.end(who) == "waits"
+    assert not desk.markers
+    desk.release()
+    assert desk.replies[2] is None
+    assert desk.replies[3] == who
+
+
+def test_no_marker_before_the_prepare_record_is_on_disk() -> None:
+    desk = Desk()
+    who = desk.init()
+    desk.add(who)
+    desk.holds = True
+    assert desk.end(who) == "waits"
+    assert not desk.markers
+    desk.act(desk.coordinator.stored(desk.held.pop(), desk.now_ms))
+    assert len(desk.markers) == 1
+    assert desk.replies.get(3) is None, "answered when all is written"
+    desk.release()
+    assert desk.replies[3] == who
+
+
+def test_markers_that_could_not_be_written_are_tried_again() -> None:
+    desk = Desk(fails_markers=True)
+    who = desk.init()
+    desk.add(who)
+    assert desk.end(who) == who, "what is prepared will be"
+    assert desk.status is Status.PREPARE_COMMIT
+    assert desk.add(who) is E.CONCURRENT_TRANSACTIONS
+    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.CONCURRENT_TRANSACTIONS
+    assert desk.init() is E.CONCURRENT_TRANSACTIONS
+    desk.fails_markers = False
+    desk.pass_time(RETRY_MS)
+    assert desk.status is Status.COMPLETE_COMMIT
+    assert desk.add(who) is None
+
+
+def test_a_transaction_is_aborted_when_its_time_is_over() -> None:
+    desk = Desk()
+    who = desk.init()
+    desk.add(who)
+    desk.pass_time(TIMEOUT_MS - 1)
+    desk.add(who, [("t", 1)])
+    assert desk.status is Status.ONGOING
+    desk.pass_time(1)
+    assert desk.status is Status.COMPLETE_ABORT
+    assert desk.markers[-1].producer_epoch == 1
+    assert desk.end(who) is E.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
+def test_time_goes_on_across_a_restart_and_a_clock_that_was_set_back(ahead_ms: int) -> None:
+    desk = Desk(stored(Status.ONGOING, start_ms=T0 + ahead_ms))
+    desk.pass_time(TIMEOUT_MS)
+    assert desk.status is Status.COMPLETE_ABORT
+
+
+@pytest.mark.parametrize("status", [Status.PREPARE_COMMIT, Status.PREPARE_ABORT])
+def test_what_was_prepared_is_ended_after_a_restart(status: Status) -> None:
+    desk = Desk(stored(status))
+    assert [(each.commit, each.partitions) for each in desk.markers] == [(status is Status.PREPARE_COMMIT, P)]
+    assert desk.status in (C, A)
+
+
+def test_ids_expire_after_a_week() -> None:
+    desk = Desk(stored(Status.COMPLETE_COMMIT))
+    desk.act(desk.coordinator.expire(T0 + EXPIRATION_MS - 1))
+    assert desk.coordinator.get("x") is not None
+    desk.act(desk.coordinator.expire(T0 + EXPIRATION_MS))
+    assert desk.coordinator.get("x") is None
+    assert desk.records == [None]
+    assert desk.init() == Identity(101, 0)
+
+
+def test_a_record_that_may_not_be_on_disk_ends_the_coordinator() -> None:
+    desk = Desk()
+    who = desk.init()
+    desk.holds = True
+    desk.add(who)
+    desk.end(who)
+    desk.act(desk.coordinator.stored(desk.held.pop(), desk.now_ms, failed=True))
+    assert desk.replies[2] is desk.replies[3] is E.COORDINATOR_NOT_AVAILABLE
+    assert desk.coordinator.is_over
+    assert desk.init() is E.COORDINATOR_NOT_AVAILABLE
+
+
+# -- random lives ----------------------------------------------------------------------------------------------------
+
+
+def test_random_lives() -> None:
+    for seed in range(40):
+        World(seed).live(300)
+
+
+@pytest.mark.slow
+def test_many_random_lives() -> None:
+    for seed in range(1_000, 6_000):
+        World(seed).live(400)
+
+
+MISTAKES = {
+    "complete_before_all_markers": (
+        "        transaction = effect.transaction\n        transaction.left = left\n        if not left:",
+        "        transaction = effect.transaction\n        transaction.left = left = frozenset()\n        if not left:",
+    ),
+    "no_markers_after_a_restart": (
+        "                transaction.left = stored.partitions\n                effects += self._mark",
+        "                transaction.left = frozenset()\n                effects += self._mark",
+    ),
+    "other_result_after_a_restart": (
+        "                transaction.left = stored.partitions\n                effects += self._mark",
+        "                transaction.stored = attrs.evolve(stored, status=Status.PREPARE_ABORT)\n"
+        "                transaction.left = stored.partitions\n                effects += self._mark",
+    ),
+    "fence_without_a_new_epoch": ("min(stored.producer_epoch + 1, _TOP_EPOCH)", "stored.producer_epoch"),
+    "takeover_without_a_new_epoch": ("epoch = stored.producer_epoch + 1\n", "epoch = stored.producer_epoch\n"),
+    "partitions_replace_each_other": (
+        "stored.partitions | request.partitions if is_ongoing else",
+        "request.partitions if is_ongoing else",
+    ),
+    "old_epochs_are_taken": (
+        "    if stored.producer_epoch != producer_epoch:",
+        "    if stored.producer_epoch < producer_epoch:",
+    ),
+    "second_protocol_keeps_its_epoch": ("            epoch += 1\n", "            epoch += 0\n"),
+    "either_end_is_answered_as_done": (
+        "if stored.status is (Status.COMPLETE_COMMIT if request.commit else Status.COMPLETE_ABORT):",
+        "if stored.status in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT):",
+    ),
+    "failed_record_counts": ("        if failed:\n            return self.end()\n", ""),
+    "no_timeouts": ("return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]", "return []"),
+    "retried_markers_are_forgotten": (
+        "        effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))\n",
+        "",
+    ),
+}
+
+
+def with_mistake(old: str, new: str) -> Any:
+    source = inspect.getsource(transactions)
+    assert source.count(old) == 1, (source.count(old), old)
+    module = types.ModuleType("transactions_with_a_mistake")
+    sys.modules[module.__name__] = module
+    exec(compile(source.replace(old, new), "<mistake>", "exec"), module.__dict__)
+    return module
+
+
+def is_found(module: Any, **more: Any) -> bool:
+    for seed in range(300):
+        try:
+            World(seed, module, **more).live(300)
+        except AssertionError:  # Broken, or the coordinator's own
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_random_lives_find_a_coordinator_with_a_mistake(name: str) -> None:
+    assert is_found(with_mistake(*MISTAKES[name]))
+
+
+def test_random_lives_find_markers_before_the_prepare_record() -> None:
+    assert is_found(transactions, marks_early=True)
+
+
+def test_what_is_broken_is_an_assertion() -> None:
+    assert issubclass(Broken, AssertionError)

@@ -1,0 +1,342 @@
+"""Transactions without a broker: a coordinator, its disk, partitions and producers, in an order drawn by chance.
+
+A record of `__transaction_state` waits until the world syncs it; a crash keeps some of those that wait, in order. Each
+marker of a transaction is written, refused for now, or lost in a crash by itself. Producers lose requests and answers,
+send again, fall asleep and wake up as zombies. Time is a number.
+
+What must hold, once everybody had time to end:
+    whole       the records of a transaction are all committed, or none is
+    answered    what was answered as committed is, what was answered as aborted is not
+    none hangs  no partition has an open transaction
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import attrs
+
+from logcore.coordination import transactions as real
+from logcore.coordination.timers import Timers
+from logcore.coordination.transactioneffects import (
+    AddPartitions,
+    At,
+    Cancel,
+    Effect,
+    End,
+    Identity,
+    Initialize,
+    Reply,
+    Store,
+    TakeProducerId,
+    TimedOut,
+    TransactionError,
+    WriteMarkers,
+)
+from logcore.format.transactionrecords import (
+    Partition,
+    read_transaction,
+    read_transaction_key,
+    transaction_key,
+    transaction_value,
+)
+
+T0 = 1_700_000_000_000
+TIMEOUT_MS = 60_000
+PARTITIONS = [("t", 0), ("t", 1), ("u", 0)]
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+@attrs.define
+class PartitionLog:
+    """What a log does with data and markers (storage format sections 5.2 and 5.3)."""
+
+    epochs: dict[int, int] = attrs.Factory(dict[int, int])
+    open: dict[int, list[int]] = attrs.Factory(dict[int, list[int]])
+    committed: set[int] = attrs.Factory(set[int])
+
+    def write(self, producer_id: int, epoch: int, attempt: int) -> bool:
+        if epoch < self.epochs.get(producer_id, -1):
+            return False
+        self.epochs[producer_id] = epoch
+        self.open.setdefault(producer_id, []).append(attempt)
+        return True
+
+    def mark(self, producer_id: int, epoch: int, commit: bool) -> None:
+        if epoch < self.epochs.get(producer_id, -1):
+            return
+        self.epochs[producer_id] = epoch
+        ended = self.open.pop(producer_id, [])
+        if commit:
+            self.committed.update(ended)
+
+
+@attrs.define(eq=False)
+class Producer:
+    """A client. request: what it has asked and will ask again until it is answered, waiter: the present try."""
+
+    name: str
+    version: int
+    identity: Identity | None = None
+    request: Any = None
+    waiter: int = -1
+    attempt: int = -1
+    added: frozenset[Partition] = frozenset()
+    late: list[tuple[Identity, Partition, int]] = attrs.Factory(list)
+
+
+class World:
+    """module: where the coordinator is from. marks_early: markers are written before the prepare record is on disk."""
+
+    def __init__(self, seed: int, module: Any = real, *, marks_early: bool = False) -> None:
+        self.chance = random.Random(seed)
+        self.module = module
+        self.marks_early = marks_early
+        self.now_ms = T0
+        self.logs = {each: PartitionLog() for each in PARTITIONS}
+        self.durable: dict[bytes, bytes | None] = {}
+        self.next_id = 1_000
+        self.attempts = 0
+        self.written: dict[int, set[Partition]] = {}  # attempt -> where its records were acknowledged
+        self.outcomes: dict[int, bool] = {}  # attempt -> whether its producer was told that it is committed
+        self.producers = [Producer("ab"[n % 2], 2 if n % 3 == 0 else 1) for n in range(4)]
+        self.waiters = 0
+        self.events = 0
+        self.start()
+
+    def start(self) -> None:
+        self.coordinator = self.module.Transactions()
+        self.timers: Timers[str] = Timers()
+        self.stores: list[Store] = []
+        self.markers: list[tuple[WriteMarkers, set[Partition]]] = []
+        found = {}
+        for key, value in self.durable.items():
+            name = read_transaction_key(key)
+            assert name is not None
+            if value is not None:
+                found[name] = read_transaction(value)
+        self.act(self.coordinator.load(found, self.now_ms))
+
+    def act(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Reply(waiter, result):
+                    self.answer(waiter, result)
+                case Store():
+                    self.stores.append(effect)
+                    if self.marks_early and effect.stored is not None and effect.stored.status in (2, 3):
+                        for each in effect.stored.partitions:
+                            self.logs[each].mark(
+                                effect.stored.producer_id, effect.stored.producer_epoch, effect.stored.status == 2
+                            )
+                case WriteMarkers():
+                    self.markers.append((effect, set(effect.partitions)))
+                case TakeProducerId():
+                    self.next_id += 1
+                    self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
+                case At(name, at_ms):
+                    self.timers.at(at_ms, name)
+                case Cancel(name):
+                    self.timers.cancel(name)
+                case TimedOut():
+                    pass
+
+    # -- the disk
+
+    def keep(self, effect: Store) -> None:
+        key = transaction_key(effect.transaction.transactional_id)
+        self.durable[key] = None if effect.stored is None else transaction_value(effect.stored)
+
+    def sync(self) -> None:
+        if self.stores:
+            effect = self.stores.pop(0)
+            self.keep(effect)
+            self.act(self.coordinator.stored(effect, self.now_ms))
+
+    def mark(self) -> None:
+        if not self.markers:
+            return
+        effect, left = self.chance.choice(self.markers)
+        partition = self.chance.choice(sorted(left))
+        left.discard(partition)
+        self.logs[partition].mark(effect.producer_id, effect.producer_epoch, effect.commit)
+        if not left:
+            self.markers = [each for each in self.markers if each[0] is not effect]
+            self.act(self.coordinator.marked(effect, frozenset(), self.now_ms))
+
+    def refuse_markers(self) -> None:
+        if self.markers:
+            effect, left = self.markers.pop(self.chance.randrange(len(self.markers)))
+            self.act(self.coordinator.marked(effect, frozenset(left), self.now_ms))
+
+    def crash(self) -> None:
+        for effect in self.stores[: self.chance.randint(0, len(self.stores))]:
+            self.keep(effect)
+        for effect, left in self.markers:
+            for each in sorted(left):
+                if self.chance.random() < 0.3:
+                    self.logs[each].mark(effect.producer_id, effect.producer_epoch, effect.commit)
+        for each in self.producers:
+            each.waiter = -1
+        self.start()
+
+    def fail_sync(self) -> None:
+        """A sync failed: what it was to store is there or not."""
+        if not self.stores:
+            return
+        effect = self.stores[0]
+        if self.chance.random() < 0.5:
+            self.keep(effect)
+        self.act(self.coordinator.stored(effect, self.now_ms, failed=True))
+        if not self.coordinator.is_over:
+            self.stores.remove(effect)  # it went on as if the record were there; a crash shows what comes of it
+            for _ in range(12):
+                self.step(self.chance.choice(self.producers))
+            self.crash()
+            return
+        self.markers = []  # of a coordinator that is over
+        for each in self.producers:
+            each.waiter = -1
+        self.start()
+
+    # -- producers
+
+    def answer(self, waiter: Any, result: Any) -> None:
+        for producer in self.producers:
+            if producer.waiter == waiter:
+                producer.waiter = -1
+                if self.chance.random() < 0.9:  # else the answer is lost, and the request comes again
+                    self.hear(producer, result)
+
+    def hear(self, producer: Producer, result: Any) -> None:
+        request = producer.request
+        if result in (TransactionError.CONCURRENT_TRANSACTIONS, TransactionError.COORDINATOR_NOT_AVAILABLE):
+            return
+        producer.request = None
+        if isinstance(result, TransactionError):
+            producer.identity = None  # its client would end with a fatal error; here it begins again
+            producer.attempt = -1
+            return
+        match request:
+            case Initialize():
+                producer.identity = result
+                producer.attempt = -1
+            case AddPartitions():
+                producer.added |= request.partitions
+            case End():
+                self.outcomes[producer.attempt] = request.commit
+                producer.attempt = -1
+                if producer.version == 2:
+                    producer.identity = result
+
+    def send(self, producer: Producer, request: Any) -> None:
+        producer.request = request
+        if self.chance.random() < 0.05:
+            return  # lost on its way
+        self.waiters += 1
+        producer.waiter = self.waiters
+        self.act(self.coordinator.ask(request, self.waiters, self.now_ms))
+
+    def step(self, producer: Producer, *, may_begin: bool = True) -> None:
+        if producer.waiter != -1:
+            if self.chance.random() < 0.05:
+                producer.waiter = -1  # waited long enough, and asks again
+            return
+        if producer.request is not None:
+            if isinstance(producer.request, End) and self.chance.random() < 0.2:
+                producer.request = attrs.evolve(producer.request, commit=not producer.request.commit)
+            self.send(producer, producer.request)
+            return
+        name = producer.name
+        if producer.identity is None:
+            if may_begin:
+                self.send(producer, Initialize(transactional_id=name, timeout_ms=TIMEOUT_MS))
+            return
+        who: dict[str, Any] = {
+            "transactional_id": name,
+            "producer_id": producer.identity.producer_id,
+            "producer_epoch": producer.identity.producer_epoch,
+            "client_version": 2 if producer.version == 2 else 0,
+        }
+        if producer.attempt < 0:
+            if may_begin:
+                self.attempts += 1
+                producer.attempt = self.attempts
+                producer.added = frozenset()
+                self.written[producer.attempt] = set()
+            return
+        kind = self.chance.random()
+        if kind < 0.3 or not producer.added:
+            chosen = frozenset(self.chance.sample(PARTITIONS, self.chance.randint(1, 2)))
+            self.send(producer, AddPartitions(partitions=chosen, **who))
+        elif kind < 0.7:
+            where = self.chance.choice(sorted(producer.added))
+            self.write(producer, producer.identity, where, producer.attempt)
+            if producer.version == 2 and self.chance.random() < 0.5:
+                producer.late.append((producer.identity, where, producer.attempt))
+        elif kind < 0.95:
+            self.send(producer, End(commit=self.chance.random() < 0.7, **who))
+
+    def write(self, producer: Producer, identity: Identity, where: Partition, attempt: int) -> None:
+        """A Produce request: checked and stored in one go."""
+        error = self.coordinator.verify(producer.name, identity.producer_id, identity.producer_epoch, where)
+        if error is None and self.logs[where].write(identity.producer_id, identity.producer_epoch, attempt):
+            self.written[attempt].add(where)
+
+    def arrive_late(self) -> None:
+        """A copy of a Produce request of an earlier transaction, which the network kept."""
+        for producer in self.producers:
+            if producer.late:
+                identity, where, attempt = producer.late.pop(0)
+                if attempt != producer.attempt:
+                    self.write(producer, identity, where, attempt)
+
+    # -- a life
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        for name in self.timers.due(self.now_ms):
+            self.act(self.coordinator.timed_out(name, self.now_ms))
+
+    def live(self, events: int) -> None:
+        rare = [self.crash, self.fail_sync, self.refuse_markers]
+        for _ in range(events):
+            self.events += 1
+            kind = self.chance.random()
+            if kind < 0.5:
+                self.step(self.chance.choice(self.producers))
+            elif kind < 0.7:
+                self.sync()
+            elif kind < 0.9:
+                self.mark()
+            elif kind < 0.94:
+                self.arrive_late()
+            elif kind < 0.97:
+                self.pass_time(self.chance.choice([10, 500, 5_000, 30_000, 60_000]))
+            else:
+                self.chance.choice(rare)()
+        self.finish()
+
+    def finish(self) -> None:
+        """All producers are gone, but for what they have asked; then the invariants."""
+        for _ in range(400):
+            for producer in self.producers:
+                self.step(producer, may_begin=False) if producer.request is not None else None
+            for _ in range(4):
+                self.sync()
+                self.mark()
+            self.pass_time(1_000)
+        for where, log in self.logs.items():
+            if any(log.open.values()):
+                raise Broken(f"an open transaction in {where}: {log.open}")
+        for attempt, places in self.written.items():
+            committed = {where for where in places if attempt in self.logs[where].committed}
+            if committed and committed != places:
+                raise Broken(f"attempt {attempt} is committed in {committed} of {places}")
+            outcome = self.outcomes.get(attempt)
+            if places and outcome is not None and bool(committed) != outcome:
+                raise Broken(f"attempt {attempt} was answered {outcome}, and is committed in {committed}")
