@@ -32,12 +32,14 @@ OFFSETS_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_6
 class StoredGroups:
     """What a reading found. offsets: group -> topic -> partition. groups: group -> its last record.
 
-    not_understood: how many records were left out.
+    not_understood: how many records were left out. unstable: group -> producer id -> (topic, partition) -> what an open
+    transaction would commit.
     """
 
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, dict[int, Committed]]] = {}
         self.groups: dict[str, StoredGroup] = {}
+        self.unstable: dict[str, dict[int, dict[tuple[str, int], Committed]]] = {}
         self.not_understood = 0
 
     def take(self, latest: Mapping[bytes, bytes | None]) -> None:
@@ -65,6 +67,16 @@ class StoredGroups:
             return
         self.offsets.setdefault(key.group_id, {}).setdefault(key.topic, {})[key.partition] = committed
 
+    def take_unstable(self, undecided: Mapping[int, Iterable[tuple[bytes, bytes | None]]]) -> None:
+        """Adds what open transactions would commit, by producer id."""
+        for producer_id, rows in undecided.items():
+            for key, value in rows:
+                name = read_key(key)
+                committed = None if value is None else read_commit(value)
+                if isinstance(name, CommitKey) and committed is not None:
+                    group = self.unstable.setdefault(name.group_id, {})
+                    group.setdefault(producer_id, {})[name.topic, name.partition] = committed
+
     def _take_group(self, group_id: str, value: bytes) -> None:
         group = read_group(value)
         if group is None:
@@ -73,8 +85,13 @@ class StoredGroups:
             self.groups[group_id] = group
 
 
-def latest_records(log: LogReader) -> dict[bytes, bytes | None]:
-    """The last value of each key in one partition of the topic. Raises what reading raises."""
+_Undecided = dict[int, list[tuple[bytes, bytes | None]]]
+
+
+def latest_records(log: LogReader) -> tuple[dict[bytes, bytes | None], _Undecided]:
+    """The last value of each key in one partition of the topic, and by producer id the records of open transactions
+    behind these. Raises what reading raises.
+    """
     start = log.log_start_offset
     end = log.high_watermark
     if log.last_stable_offset == end and not aborted_transactions(log, start, end):
@@ -82,14 +99,14 @@ def latest_records(log: LogReader) -> dict[bytes, bytes | None]:
         for columns in log.scan(start, end):
             latest.update(zip(columns.keys(), columns.values()))  # type: ignore[arg-type]
         latest.pop(None, None)  # type: ignore[call-overload]
-        return latest
+        return latest, {}
     return _latest_of_committed(log, start, end)
 
 
 _Row = tuple[int, bytes, bytes | None]
 
 
-def _latest_of_committed(log: LogReader, start: int, end: int) -> dict[bytes, bytes | None]:
+def _latest_of_committed(log: LogReader, start: int, end: int) -> tuple[dict[bytes, bytes | None], _Undecided]:
     """As latest_records(), for a log with transactions that are open or aborted."""
     latest: dict[bytes, bytes | None] = {}
     offsets: dict[bytes, int] = {}
@@ -112,14 +129,21 @@ def _latest_of_committed(log: LogReader, start: int, end: int) -> dict[bytes, by
             undecided.setdefault(batch.producer_id, []).extend(rows)
         else:
             take(rows)
-    return latest
+    # What stands before a record that counts could not count any more.
+    left = {
+        producer_id: [(key, value) for offset, key, value in rows if offset > offsets.get(key, -1)]
+        for producer_id, rows in undecided.items()
+    }
+    return latest, left
 
 
 def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
     """What all partitions of the topic say. Raises what reading raises: without one of them groups would be missed."""
     found = StoredGroups()
     for log in logs:
-        found.take(latest_records(log))
+        latest, undecided = latest_records(log)
+        found.take(latest)
+        found.take_unstable(undecided)
     return found
 
 

@@ -18,6 +18,7 @@ from netshim.journal import errors_in, shown
 from netshim.session import Session
 from netshim.settings import Settings
 from netshim.state import Call, State
+from netshim.transactions import TransactionHost
 from netshim.waiting import Answer, CloseConnection, Submit
 from netshim.wire import codes
 
@@ -39,6 +40,10 @@ _NOTED: Final = frozenset(
         wire.CREATE_PARTITIONS,
         wire.DELETE_RECORDS,
         wire.INIT_PRODUCER_ID,
+        wire.ADD_PARTITIONS_TO_TXN,
+        wire.ADD_OFFSETS_TO_TXN,
+        wire.END_TXN,
+        wire.TXN_OFFSET_COMMIT,
         wire.ALTER_CONFIGS,
         wire.INCREMENTAL_ALTER_CONFIGS,
         wire.DELETE_GROUPS,
@@ -49,10 +54,6 @@ _NOTED: Final = frozenset(
 _FEATURES: Final = {
     wire.SASL_HANDSHAKE.key: "authentication and TLS",
     wire.SASL_AUTHENTICATE.key: "authentication and TLS",
-    wire.ADD_PARTITIONS_TO_TXN.key: "transactions",
-    wire.ADD_OFFSETS_TO_TXN.key: "transactions",
-    wire.END_TXN.key: "transactions",
-    wire.TXN_OFFSET_COMMIT.key: "transactions",
     wire.CONSUMER_GROUP_HEARTBEAT.key: "groups of the new protocol (KIP-848; group.protocol=consumer)",
     wire.CONSUMER_GROUP_DESCRIBE.key: "groups of the new protocol (KIP-848; group.protocol=consumer)",
 }
@@ -69,6 +70,7 @@ class Broker:
     ) -> None:
         self.state = State(logdir, settings, submit)
         self.state.groups = Groups(self.state) if new_id is None else Groups(self.state, new_id)
+        self.state.transactions = TransactionHost(self.state)
 
     def handle(self, session: Session, frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
         """The response to one frame, None when it has none, or the Answer that will hold one of these.
@@ -157,6 +159,7 @@ class Broker:
 
     def tick(self, now_ms: int) -> None:
         """Does what is due: answers those who have waited long enough, ends sessions, notices appends by others."""
+        self.state.transactions.begin(now_ms)
         self.state.timers.run(now_ms)
         self.state.journal.tick(now_ms)
         self.state.wake_readers(now_ms)
@@ -166,3 +169,4 @@ class Broker:
         self.state.is_stopping = True
         self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
         self.state.groups.stop(now_ms)
+        self.state.transactions.stop(now_ms)

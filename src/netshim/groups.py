@@ -100,7 +100,8 @@ class Groups:
             case Reply(waiter, result):
                 _tell(waiter, result)
             case Store(group, records):
-                self._topic.append(group.group_id, [*records], self._now_ms, partial(self._have_stored, effect))
+                done = partial(self._have_stored, effect)
+                self._topic.append(group.group_id, [*records], self._now_ms, done, effect.producer)
             case At(group, timeout, at_ms):
                 self._cancel(group, timeout)
                 token = self._state.timers.at(at_ms, partial(self._time_out, group, timeout))
@@ -164,7 +165,7 @@ class Groups:
         self._loading = None
         error = None
         if isinstance(found, StoredGroups):
-            self._act(self._coordinator.load(found.groups, found.offsets, self._now_ms))
+            self._act(self._coordinator.load(found.groups, found.offsets, self._now_ms, found.unstable))
             self._is_loaded = True
             self._check_later(self._now_ms)
         else:
@@ -188,6 +189,10 @@ class Groups:
 
     def all(self) -> list[Group]:
         return self._coordinator.all()
+
+    def create_topic(self) -> None:
+        """Makes `__consumer_offsets`, if it is not there. Waits for the disk. Raises LogcoreError."""
+        self._topic.topic.create()
 
     # -- requests
 
@@ -227,6 +232,22 @@ class Groups:
         """Stores offsets that check_commit() let pass; done(None) once they are on disk and seen, else done(error)."""
         self._hear(now_ms)
         self._act(self._coordinator.commit(group_id, offsets, done))
+
+    def commit_in_transaction(
+        self,
+        group_id: str,
+        producer: tuple[int, int],
+        offsets: Mapping[OffsetKey, Committed],
+        now_ms: int,
+        done: Failed,
+    ) -> None:
+        """As commit(), for offsets that count when the transaction of producer, an id and an epoch, commits."""
+        self._hear(now_ms)
+        self._act(self._coordinator.commit_in_transaction(group_id, producer, offsets, done))
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        """The marker of this producer is in `__consumer_offsets`."""
+        self._coordinator.transaction_ended(producer_id, commit=commit)
 
     def delete_offsets(self, group: Group, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
         self._hear(now_ms)

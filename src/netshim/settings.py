@@ -38,6 +38,8 @@ class Settings:
         3, 1, 32_767, doc="Largest replication factor that CreateTopics accepts; there is always one replica."
     )
     offsets_partitions: int = _setting(1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is made.")
+    transactions_partitions: int = _setting(1, 1, 1_000, doc="Partitions of __transaction_state, when it is made.")
+    transaction_max_timeout_ms: int = _setting(900_000, 1, doc="Longest timeout that transactions may ask for.")
     rebalance_delay_ms: int = _setting(0, 0, doc="How long the first members of a group wait for others.")
     cleaner_backoff_ms: int = _setting(15_000, 0, doc="How long compaction waits when it has found no work.")
     min_session_timeout_ms: int = _setting(100, 1, doc="Shortest session timeout that members of groups may ask for.")

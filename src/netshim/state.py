@@ -69,6 +69,7 @@ class State:
         self.syncs = Syncs(submit)
         self.is_stopping = False
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
+        self.transactions: Any = None  # the same
         self._names: dict[bytes, str] = {}
         self._visible: dict[tuple[str, int], int] = {}
         self._turns: dict[Hashable, deque[tuple[Callable[[], Any], Callable[[Any], None]]]] = {}

@@ -645,9 +645,9 @@ def test_what_is_refused_is_logged_with_who_asked_for_what_and_why(
     bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app")
     said = lines(caplog, "WARNING")
     assert said[0].startswith("Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected")
-    assert said[1] == "client 'app' at 127.0.0.1 wants transactions, as 'x'; they are not there yet"
-    assert "KIP-848" in said[3] and "ConsumerGroupHeartbeat v0 of client 'app'" in said[3]
-    assert said[4].startswith("CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS")
+    assert said[1] == "InitProducerId v4 of client 'app' at 127.0.0.1 refused: INVALID_TRANSACTION_TIMEOUT"
+    assert "KIP-848" in said[2] and "ConsumerGroupHeartbeat v0 of client 'app'" in said[2]
+    assert said[3].startswith("CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS")
 
 
 def test_lines_that_clients_can_cause_are_not_said_without_limit(

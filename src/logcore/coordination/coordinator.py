@@ -11,6 +11,7 @@ stored() how that went, and calls timed_out() when the time of an At has come. I
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from logcore.coordination import membership, offsets
@@ -24,6 +25,7 @@ from logcore.coordination.effects import (
     OffsetKey,
     OffsetsCommitted,
     OffsetsDeleted,
+    OffsetsPending,
     Replaced,
     Reply,
     Rules,
@@ -62,12 +64,18 @@ class Coordinator:
         groups: Mapping[str, StoredGroup],
         committed: Mapping[str, dict[str, dict[int, Committed]]],
         now_ms: int,
+        unstable: Mapping[str, dict[int, dict[OffsetKey, Committed]]] = MappingProxyType({}),
     ) -> list[Effect]:
-        """Takes over what was stored. Sessions begin now: members of before have their time to come back."""
+        """Takes over what was stored. Sessions begin now: members of before have their time to come back.
+
+        unstable: group -> producer id -> what its open transaction would commit.
+        """
         effects: list[Effect] = []
-        for group_id in {**groups, **committed}:
+        for group_id in {**groups, **committed, **unstable}:
             group = Group(group_id, offsets=committed.get(group_id, {}))
             self._groups[group_id] = group
+            for producer_id, keys in unstable.get(group_id, {}).items():
+                group.unstable[producer_id] = {key: (0, each) for key, each in keys.items()}
             if group_id in groups:
                 _restore(group, groups[group_id])
                 effects += membership.begin_sessions(group, now_ms, rules=self._rules)
@@ -84,6 +92,8 @@ class Coordinator:
                 effects = membership.replaced(group, done, error, now_ms, rules=self._rules)
             case OffsetsCommitted() as done:
                 effects = offsets.committed(group, done, error)
+            case OffsetsPending() as done:
+                effects = offsets.pending(group, done, error)
             case OffsetsDeleted() as done:
                 effects = offsets.deleted(group, done, error)
             case GroupDeleted(waiter):
@@ -170,6 +180,29 @@ class Coordinator:
             group = Group(group_id)
             self._groups[group_id] = group
         return offsets.commit(group, committed, waiter)
+
+    def commit_in_transaction(
+        self,
+        group_id: str,
+        producer: tuple[int, int],
+        committed: Mapping[OffsetKey, Committed],
+        waiter: Waiter,
+    ) -> list[Effect]:
+        """As offsets.commit_in_transaction(). producer: its id and epoch."""
+        group = self._groups.get(group_id)
+        if group is None:
+            group = Group(group_id)
+            self._groups[group_id] = group
+        return offsets.commit_in_transaction(group, *producer, committed, waiter)
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        """A marker of this producer is in the log: its commits count now, or never."""
+        for group in self.all():
+            if producer_id in group.unstable:
+                group.end_transaction(producer_id, commit=commit)
+                if group.is_unused:
+                    group.state = DEAD
+                    self._drop_if_dead(group)
 
     def delete_offsets(self, group: Group, keys: Sequence[OffsetKey], waiter: Waiter) -> list[Effect]:
         return offsets.delete(group, keys, waiter)

@@ -188,8 +188,21 @@ class Replaced:
 
 @attrs.frozen
 class OffsetsCommitted:
+    """order: the place of the records among those of their group, see Group.unstable."""
+
     offsets: Mapping[OffsetKey, Committed]
     waiter: Waiter
+    order: int
+
+
+@attrs.frozen
+class OffsetsPending:
+    """Offsets that a transaction commits, or does not, when it ends."""
+
+    producer_id: int
+    offsets: Mapping[OffsetKey, Committed]
+    waiter: Waiter
+    order: int
 
 
 @attrs.frozen
@@ -203,7 +216,7 @@ class GroupDeleted:
     waiter: Waiter
 
 
-Pending = Assigned | Replaced | OffsetsCommitted | OffsetsDeleted | GroupDeleted
+Pending = Assigned | Replaced | OffsetsCommitted | OffsetsPending | OffsetsDeleted | GroupDeleted
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------
@@ -217,11 +230,14 @@ class Reply:
 
 @attrs.frozen(eq=False)
 class Store:
-    """then: what becomes true once the records are on disk, None when no request waits for them."""
+    """then: what becomes true once the records are on disk, None when no request waits for them. producer: id and epoch
+    of the producer whose transaction they belong to.
+    """
 
     group: Group
     records: tuple[GroupRecord, ...]
     then: Pending | None = None
+    producer: tuple[int, int] | None = None
 
 
 @attrs.frozen

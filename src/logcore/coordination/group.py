@@ -14,7 +14,7 @@ Which change follows on what is decided in membership.py and offsets.py. Nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -88,8 +88,10 @@ class Group:
     state_ms: since when it has been in its state. static: instance id -> member id. pending: ids given out to members
     that have not joined with them. unsynced: members of this generation that have not asked for their assignment.
     topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
-    on their way to the disk. is_first: the rebalance under way began in an empty group. join_timer, sync_timer: those
-    that are set.
+    on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
+    record; order: how many commits of the group were told to be stored; applied: of which of these an offset is, 0 for
+    what was there at the start. is_first: the rebalance under way began in an empty group. join_timer,
+    sync_timer: those that are set.
     """
 
     group_id: str
@@ -106,6 +108,11 @@ class Group:
     topics: frozenset[str] | None = None
     offsets: dict[str, dict[int, Committed]] = attrs.Factory(dict[str, dict[int, Committed]])
     storing: Counter[OffsetKey] = attrs.Factory(Counter[OffsetKey])
+    unstable: dict[int, dict[OffsetKey, tuple[int, Committed]]] = attrs.Factory(
+        dict[int, dict[OffsetKey, tuple[int, Committed]]]
+    )
+    order: int = 0
+    applied: dict[OffsetKey, int] = attrs.Factory(dict[OffsetKey, int])
     is_first: bool = False
     has_newcomer: bool = False
     join_timer: JoinEnds | DelayEnds | None = None
@@ -178,17 +185,23 @@ class Group:
         return (
             self.state == EMPTY
             and not self.generation
-            and not (self.members or self.pending or self.offsets or self.storing)
+            and not (self.members or self.pending or self.offsets or self.storing or self.unstable)
         )
 
     def has_offset(self, topic: str, partition: int) -> bool:
         """Whether an offset is committed, or about to be."""
-        return partition in self.offsets.get(topic, ()) or (topic, partition) in self.storing
+        key = topic, partition
+        return partition in self.offsets.get(topic, ()) or key in self.storing or self.is_unstable(key)
+
+    def is_unstable(self, key: OffsetKey) -> bool:
+        """Whether an open transaction may commit it."""
+        return any(key in offsets for offsets in self.unstable.values())
 
     def offset_keys(self) -> list[OffsetKey]:
         """All that is committed, or about to be."""
         present = {(topic, partition) for topic, partitions in self.offsets.items() for partition in partitions}
-        return [*present, *(key for key in self.storing if key not in present)]
+        others = dict.fromkeys([*self.storing, *(key for offsets in self.unstable.values() for key in offsets)])
+        return [*present, *(key for key in others if key not in present)]
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -318,11 +331,29 @@ class Group:
             self.unsynced.discard(old.member_id)
             self.unsynced.add(new.member_id)
 
-    def put(self, key: OffsetKey, committed: Committed) -> None:
+    def put(self, key: OffsetKey, committed: Committed, order: int) -> None:
+        """Unless a record behind it counts already."""
+        if order < self.applied.get(key, 0):
+            return
         topic, partition = key
+        self.applied[key] = order
         self.offsets.setdefault(topic, {})[partition] = committed
 
-    def forget(self, keys: Iterable[OffsetKey]) -> None:
+    def next_order(self) -> int:
+        self.order += 1
+        return self.order
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        """A marker of this producer is in the log."""
+        for key, (order, committed) in self.unstable.pop(producer_id, {}).items():
+            if commit:
+                self.put(key, committed, order)
+
+    def forget(self, keys: Collection[OffsetKey]) -> None:
+        for topic, partition in keys:
+            for offsets in self.unstable.values():
+                offsets.pop((topic, partition), None)
+        self.unstable = {producer_id: offsets for producer_id, offsets in self.unstable.items() if offsets}
         for topic, partition in keys:
             partitions = self.offsets.get(topic)
             if partitions is not None:

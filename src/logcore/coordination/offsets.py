@@ -3,6 +3,7 @@
 Rules:
 - A commit is seen, and answered, once its record is on disk.
 - Until then it counts as about to be there: who deletes the group or the topic meanwhile deletes it too.
+- A commit inside a transaction counts once the transaction's marker says so, unless a later one counts by then.
 
 Which topics exist and how long metadata may be is the caller's to check.
 """
@@ -19,6 +20,7 @@ from logcore.coordination.effects import (
     OffsetKey,
     OffsetsCommitted,
     OffsetsDeleted,
+    OffsetsPending,
     Reply,
     Rules,
     Store,
@@ -54,7 +56,37 @@ def commit(group: Group, offsets: Mapping[OffsetKey, Committed], waiter: Waiter)
     """Stores offsets that check_commit() let pass; the reply comes once they are on disk and seen."""
     records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
     group.storing.update(offsets.keys())
-    return [Store(group, records, OffsetsCommitted(offsets, waiter))]
+    return [Store(group, records, OffsetsCommitted(offsets, waiter, group.next_order()))]
+
+
+def commit_in_transaction(
+    group: Group, producer_id: int, producer_epoch: int, offsets: Mapping[OffsetKey, Committed], waiter: Waiter
+) -> list[Effect]:
+    """Stores offsets that count if and when the producer's transaction commits; the reply comes once they are on disk.
+
+    They are unstable from now on, so that the marker finds them whatever the disk tells first.
+    """
+    records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
+    order = group.next_order()
+    unstable = group.unstable.setdefault(producer_id, {})
+    for key, each in offsets.items():
+        unstable[key] = order, each
+    then = OffsetsPending(producer_id, offsets, waiter, order)
+    return [Store(group, records, then, (producer_id, producer_epoch))]
+
+
+def pending(group: Group, done: OffsetsPending, error: GroupError | None) -> list[Effect]:
+    """The records of a transaction are on disk, or could not be stored."""
+    unstable = group.unstable.get(done.producer_id, {})
+    if error is not None:
+        for key in done.offsets:
+            if key in unstable and unstable[key][0] == done.order:
+                del unstable[key]
+        if not unstable:
+            group.unstable.pop(done.producer_id, None)
+    if group.is_unused:
+        group.state = DEAD
+    return [Reply(done.waiter, error)]
 
 
 def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) -> list[Effect]:
@@ -63,7 +95,7 @@ def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) ->
         if not group.storing[key]:
             del group.storing[key]
         if error is None:
-            group.put(key, each)
+            group.put(key, each, done.order)
     if group.is_unused:
         group.state = DEAD
     return [Reply(done.waiter, error)]
@@ -86,7 +118,7 @@ def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> lis
 def forget_topics(group: Group, names: set[str]) -> list[Effect]:
     """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any."""
     keys = [(topic, partition) for topic in names for partition in group.offsets.get(topic, ())]
-    keys += [key for key in group.storing if key[0] in names and key not in keys]
+    keys += [key for key in group.offset_keys() if key[0] in names and key not in keys]
     group.forget(keys)
     return delete(group, keys, None)
 
@@ -95,7 +127,7 @@ def expire(group: Group, now_ms: int) -> list[Effect]:
     """Deletes offsets that have been kept long enough, and with the last of them a group without members."""
     keys = group.expired(now_ms)
     is_all = len(keys) == sum(map(len, group.offsets.values()))
-    if group.state == EMPTY and is_all and not (group.pending or group.storing):
+    if group.state == EMPTY and is_all and not (group.pending or group.storing or group.unstable):
         return delete_group(group, None)
     return delete(group, keys, None)
 

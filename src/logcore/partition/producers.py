@@ -63,6 +63,19 @@ class SequencedBatch(NamedTuple):
     timestamp_ms: int
 
 
+class ProducerFacts(NamedTuple):
+    """A producer of a partition. last_sequence: -1 after a marker with a new epoch. coordinator_epoch: of its last
+    marker, -1 before the first. open_offset: where its open transaction begins, -1 when none is open.
+    """
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    timestamp_ms: int
+    coordinator_epoch: int
+    open_offset: int
+
+
 @attrs.define
 class _Producer:
     epoch: int
@@ -132,6 +145,29 @@ class Producers:
                 found="one that is not",
             )
         return None
+
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
+        """Raises InvalidProducerEpochError for a producer that was replaced."""
+        known = self._known.get(producer_id)
+        if known is not None and epoch < known.epoch:
+            raise InvalidProducerEpochError(
+                f"producer {producer_id} was replaced by one with a newer epoch",
+                expected=f"epoch {known.epoch} or newer",
+                found=epoch,
+            )
+
+    def facts(self) -> list[ProducerFacts]:
+        return [
+            ProducerFacts(
+                producer_id,
+                known.epoch,
+                known.batches[-1].last_sequence if known.batches else -1,
+                known.timestamp_ms,
+                known.coordinator_epoch,
+                known.open_offset,
+            )
+            for producer_id, known in self._known.items()
+        ]
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> int:
         """The first offset of the transaction that a marker would end, -1 for none (section 5.3).

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from netshim import wire
-from netshim.handlers import configs, fetch, group, metadata, offsets, produce, producer, topics
+from netshim.handlers import configs, fetch, group, metadata, offsets, produce, producer, topics, transactions
 from netshim.state import Call, State
 
 if TYPE_CHECKING:
@@ -24,12 +24,24 @@ Handler = Callable[[Any, Call, State], Any]
 
 
 def api_versions(request: ApiVersionsRequest, call: Call, state: State) -> ApiVersionsResponse:
-    """What is served. No features are listed: every client copes, and none turns on what we do not have."""
+    """What is served, and that clients may speak the second transaction protocol (KIP-890).
+
+    Version 3 leaves supported features with the minimum 0 out, as Kafka does: older Java clients cannot read them.
+    """
     if call.version >= 3 and not (
         _is_software(request.client_software_name) and _is_software(request.client_software_version)
     ):
         return wire.API_VERSIONS.Response(error_code=wire.codes.INVALID_REQUEST)
-    return served_versions()
+    response = served_versions()
+    response_type = wire.API_VERSIONS.Response
+    feature = "transaction.version"
+    response.finalized_features_epoch = 0
+    response.finalized_features = [
+        response_type.FinalizedFeature(name=feature, max_version_level=2, min_version_level=2)
+    ]
+    if call.version >= 4:
+        response.supported_features = [response_type.SupportedFeature(name=feature, min_version=0, max_version=2)]
+    return response
 
 
 def served_versions(error_code: int = 0, *keys: int) -> ApiVersionsResponse:
@@ -78,6 +90,14 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
             (wire.DELETE_TOPICS, topics.delete_topics),
             (wire.DELETE_RECORDS, offsets.delete_records),
             (wire.INIT_PRODUCER_ID, producer.init_producer_id),
+            (wire.ADD_PARTITIONS_TO_TXN, transactions.add_partitions_to_txn),
+            (wire.ADD_OFFSETS_TO_TXN, transactions.add_offsets_to_txn),
+            (wire.END_TXN, transactions.end_txn),
+            (wire.WRITE_TXN_MARKERS, transactions.write_txn_markers),
+            (wire.TXN_OFFSET_COMMIT, transactions.txn_offset_commit),
+            (wire.DESCRIBE_PRODUCERS, transactions.describe_producers),
+            (wire.DESCRIBE_TRANSACTIONS, transactions.describe_transactions),
+            (wire.LIST_TRANSACTIONS, transactions.list_transactions),
             (wire.OFFSET_FOR_LEADER_EPOCH, offsets.offset_for_leader_epoch),
             (wire.DESCRIBE_CONFIGS, configs.describe_configs),
             (wire.ALTER_CONFIGS, configs.alter_configs),

@@ -71,6 +71,17 @@ _NULL_PROTOCOL_SINCE: Final = 7
 _SKIP_ASSIGNMENT_SINCE: Final = 9
 
 
+def code_of_group(error: GroupError | None, call: Call) -> int:
+    """The code of how a request about a group ended."""
+    return _code_of(error, call)
+
+
+def metadata_fits(metadata: str, state: State) -> bool:
+    """Whether a commit may have this text."""
+    is_short = len(metadata) <= state.settings.offset_metadata_max_bytes
+    return is_short and len(metadata.encode()) <= _METADATA_BYTES_MAX
+
+
 def _code_of(error: GroupError | None, call: Call) -> int:
     if error is None:
         return codes.NONE
@@ -290,7 +301,7 @@ def offset_commit(
         result.error_code = code
         if code:
             continue
-        if len(metadata) > state.settings.offset_metadata_max_bytes or len(metadata.encode()) > _METADATA_BYTES_MAX:
+        if not metadata_fits(metadata, state):
             result.error_code = codes.OFFSET_METADATA_TOO_LARGE
             continue
         offsets[name, partition.partition_index] = Committed(
@@ -337,26 +348,35 @@ def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetF
 def offset_fetch(request: OffsetFetchRequest, call: Call, groups: Groups, state: State) -> OffsetFetchResponse:
     """What is not committed has offset -1 and no error. Null topics ask for all that is.
 
-    Nothing is ever unstable, as long as there are no transactional commits, so require_stable asks for nothing.
+    With require_stable, what an open transaction may commit is told to be unstable: the client asks again.
     """
     response_type = wire.OFFSET_FETCH.Response
+    is_strict = request.require_stable
     if call.version < 8:
-        return response_type(topics=_fetched(response_type.Topic, request.topics, groups.get(request.group_id)))
+        group = groups.get(request.group_id)
+        return response_type(topics=_fetched(response_type.Topic, request.topics, group, is_strict=is_strict))
     return response_type(
         groups=[
             response_type.Group(
                 group_id=asked.group_id,
-                topics=_fetched(response_type.Group.Topic, asked.topics, groups.get(asked.group_id)),
+                topics=_fetched(
+                    response_type.Group.Topic, asked.topics, groups.get(asked.group_id), is_strict=is_strict
+                ),
             )
             for asked in request.groups
         ]
     )
 
 
-def _fetched(topic_type: Any, topics: Any, group: Group | None) -> list[Any]:
+def _fetched(topic_type: Any, topics: Any, group: Group | None, *, is_strict: bool = False) -> list[Any]:
     offsets = {} if group is None else group.offsets
     if topics is None:
-        wanted = [(name, list(partitions)) for name, partitions in offsets.items()]
+        numbers_of: dict[str, list[int]] = {}
+        for name, number in group.offset_keys() if is_strict and group is not None else ():
+            numbers_of.setdefault(name, []).append(number)
+        wanted = list(numbers_of.items())
+        if not is_strict:
+            wanted = [(name, list(partitions)) for name, partitions in offsets.items()]
     else:
         wanted = [(topic.name, topic.partition_indexes) for topic in topics]
     results = []
@@ -364,6 +384,12 @@ def _fetched(topic_type: Any, topics: Any, group: Group | None) -> list[Any]:
         partitions = []
         for number in numbers:
             committed = offsets.get(name, {}).get(number)
+            if is_strict and group is not None and group.is_unstable((name, number)):
+                unstable = codes.UNSTABLE_OFFSET_COMMIT
+                partitions.append(
+                    topic_type.Partition(partition_index=number, committed_offset=-1, metadata="", error_code=unstable)
+                )
+                continue
             partitions.append(
                 topic_type.Partition(partition_index=number, committed_offset=-1, metadata="")
                 if committed is None

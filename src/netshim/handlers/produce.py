@@ -8,9 +8,11 @@ Rules (wire protocol section 5):
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Final
 
 from logcore import CorruptBatchError, Log, LogcoreError, Receipt
+from logcore.coordination.transactioneffects import AddPartitions, TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
 from logcore.recordbatch import RecordBatch
 from netshim import wire
@@ -21,8 +23,9 @@ from netshim.handlers.partitions import (
     MAGIC_POSITION,
     ZSTD,
 )
+from netshim.handlers.transactions import code_for_writer
 from netshim.state import Call, State
-from netshim.waiting import Answer, CloseConnection
+from netshim.waiting import Answer, CloseConnection, answer_with
 from netshim.wire import Buffer, codes
 
 if TYPE_CHECKING:
@@ -31,9 +34,66 @@ if TYPE_CHECKING:
         ProduceResponse,
     )
 
+#: Producer id and epoch, and where they stand in a batch.
+_PRODUCER: Final = struct.Struct(">qh")
+_PRODUCER_POSITION: Final = 43
+#: From which version on Produce adds its partitions to the transaction, and knows TRANSACTION_ABORTABLE.
+_ADDS_SINCE: Final = 12
+_ABORTABLE_SINCE: Final = 11
+
 
 def produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
-    """Appends; with acks=all the answer waits for what the directory's durability policy promises."""
+    """Appends; with acks=all the answer waits for what the directory's durability policy promises.
+
+    What belongs to a transaction first waits until transactions are known, and from version 12 on adds its partitions.
+    """
+    if request.transactional_id is None or not state.transactions:
+        return _produce_in_order(request, call, state)
+    partitions, producers = _transactional(request)
+    if not partitions or (state.transactions.is_loaded and call.version < _ADDS_SINCE):
+        return _produce_in_order(request, call, state)
+    for topic in request.topic_data:
+        for partition in topic.partition_data:
+            _keep(partition)
+
+    def go_on(_: object) -> None:
+        answer_with(lambda: _produce_in_order(request, call, state), answer)
+
+    def add(_: object) -> None:
+        if call.version < _ADDS_SINCE or len(producers) > 1:
+            go_on(None)
+            return
+        known = {each for each in partitions if each[0] in state.logdir and each[1] in state.logdir.partitions(each[0])}
+        ((producer_id, producer_epoch),) = producers
+        asked = AddPartitions(
+            transactional_id=request.transactional_id or "",
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            partitions=frozenset(known),
+            client_version=2,
+        )
+        state.transactions.ask(asked, call.now_ms, go_on)  # where it fails each partition is told when it is verified
+
+    answer = Answer()
+    state.transactions.load(call.now_ms, add)
+    return answer
+
+
+def _transactional(request: ProduceRequest) -> tuple[set[tuple[str, int]], set[tuple[int, int]]]:
+    """The partitions that get transactional batches, and the ids and epochs of the producers of these."""
+    partitions = set()
+    producers = set()
+    for topic in request.topic_data:
+        for partition in topic.partition_data:
+            records = partition.records
+            if records is None or len(records) < HEADER_SIZE or not records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
+                continue
+            partitions.add((topic.name, partition.index))
+            producers.add(_PRODUCER.unpack_from(records, _PRODUCER_POSITION))
+    return partitions, producers
+
+
+def _produce_in_order(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
     keys = [(topic.name, partition.index) for topic in request.topic_data for partition in topic.partition_data]
     has_begun = False
 
@@ -121,6 +181,8 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
             log = state.log(topic, asked.index)
             records = asked.records or b""
             code, message = _check_batch(request, topic, records, call)
+            if not code and records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
+                code, message = _check_transaction(request, (topic, asked.index), records, call, state)
         except LogcoreError as error:
             fail(result, code_of(error), message_of(error))
             done()
@@ -178,13 +240,33 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
             return codes.INVALID_RECORD, refusal
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
-    if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:  # it could never be ended, and readers would wait for that
-        if request.transactional_id is None:
-            return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
-        return codes.INVALID_PRODUCER_ID_MAPPING, "there is no transaction of this id; transactions are not served"
+    if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT and request.transactional_id is None:
+        # It could never be ended, and readers would wait for that.
+        return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
     if records[ATTRIBUTES_POSITION] & 7 == ZSTD and call.version < 7:
         return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
     return 0, None
+
+
+def _check_transaction(
+    request: ProduceRequest, partition: tuple[str, int], records: Buffer, call: Call, state: State
+) -> tuple[int, str | None]:
+    """Whether the producer's transaction is open and has this partition; as _check_batch().
+
+    The batch takes its place among the appends to its partition at once afterwards, so no marker comes between.
+    """
+    producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+    error = state.transactions.verify(request.transactional_id or "", producer_id, epoch, partition)
+    if error is None:
+        return codes.NONE, None
+    if error is TransactionError.COORDINATOR_NOT_AVAILABLE:
+        return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"  # old clients try again
+    if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:
+        return codes.NOT_ENOUGH_REPLICAS, "the last transaction of this id has not ended"
+    code = code_for_writer(error, call.version, _ABORTABLE_SINCE)
+    if error is TransactionError.TRANSACTION_ABORTABLE:
+        return code, "Partition was not added to the transaction"
+    return code, None
 
 
 def _why_not_one_batch(records: Buffer) -> str | None:

@@ -1,21 +1,19 @@
 """InitProducerId: the identity of idempotent producers.
 
-Ids come from the log directory, which never gives one out twice. Transactional producers need the transaction
-coordinator, which is not part of this broker yet: they are told so.
+Ids come from the log directory, which never gives one out twice. Those of transactional producers come from the
+coordinator of transactions (transactions.py).
 """
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from logcore import LogcoreError
 from netshim import wire
 from netshim.handlers.failures import code_of
-from netshim.journal import shown
+from netshim.handlers.transactions import init_transactional_id
 from netshim.state import Call, State
 from netshim.waiting import Answer
-from netshim.wire import codes
 
 if TYPE_CHECKING:
     from netshim.wire.messages import (
@@ -27,17 +25,7 @@ if TYPE_CHECKING:
 def init_producer_id(request: InitProducerIdRequest, call: Call, state: State) -> InitProducerIdResponse | Answer:
     response_type = wire.INIT_PRODUCER_ID.Response
     if request.transactional_id is not None:
-        empty = request.transactional_id == ""
-        state.journal.say(
-            logging.WARNING,
-            "transactions",
-            call.now_ms,
-            "client %s at %s wants transactions, as %s; they are not there yet",
-            shown(call.client_id),
-            call.session.peer,
-            shown(request.transactional_id),
-        )
-        return response_type(error_code=codes.INVALID_REQUEST if empty else codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        return init_transactional_id(request, call, state)
 
     def work() -> InitProducerIdResponse:
         try:

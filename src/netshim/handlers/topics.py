@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
+from logcore.format.transactionrecords import TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of
@@ -207,6 +208,10 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
 
     def work() -> None:
         for name, result in doomed:
+            if name == TRANSACTIONS_TOPIC:  # what is open would stay open, and hold readers back for ever
+                result.error_code = codes.POLICY_VIOLATION
+                result.error_message = f"{name} tells which transactions are to be ended"
+                continue
             try:
                 result.topic_id = state.logdir.topic_id(name).bytes
                 state.logdir.delete_topic(name)

@@ -1486,11 +1486,15 @@ class EndTxnRequest:
 class EndTxnResponse:
     throttle_time_ms: int
     error_code: int
+    producer_id: int
+    producer_epoch: int
     def __init__(
         self,
         *,
         throttle_time_ms: int = ...,
         error_code: int = ...,
+        producer_id: int = ...,
+        producer_epoch: int = ...,
     ) -> None: ...
 
 class WriteTxnMarkersRequest:

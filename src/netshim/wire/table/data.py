@@ -10,7 +10,7 @@ from netshim.wire.codec import api
 PRODUCE = api(
     0,
     "Produce",
-    served=(3, 11),
+    served=(3, 12),
     advertised_min=0,
     flexible=9,
     request="""

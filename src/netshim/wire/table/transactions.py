@@ -69,7 +69,7 @@ ADD_OFFSETS_TO_TXN = api(
 END_TXN = api(
     26,
     "EndTxn",
-    served=(0, 4),
+    served=(0, 5),
     flexible=3,
     request="""
         transactional_id  string
@@ -80,6 +80,8 @@ END_TXN = api(
     response="""
         throttle_time_ms  int32
         error_code        int16
+        producer_id       int64  5+ = -1
+        producer_epoch    int16  5+ = -1
     """,
 )
 
@@ -112,7 +114,7 @@ WRITE_TXN_MARKERS = api(
 TXN_OFFSET_COMMIT = api(
     28,
     "TxnOffsetCommit",
-    served=(0, 4),
+    served=(0, 5),
     flexible=3,
     request="""
         transactional_id            string

@@ -1,0 +1,61 @@
+"""What a coordinator of transactions does with a log: writes in a producer's name, and asks what producers did.
+
+Rules:
+- A batch of a coordinator has no sequence, since the coordinator itself sees to it that it is stored once.
+- It is refused where the producer was replaced, as a client's batch is.
+
+Markers are written by Log.end_transaction(). Which producer may write what is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from logcore.kernels.layout import RecordInput
+from logcore.partition.producers import ProducerFacts, SequencedBatch
+from logcore.partition.writer import Level, Receipt, Writer
+from logcore.recordbatch import RecordBatch, encode
+
+
+def append_to_transaction(
+    writer: Writer,
+    records: Sequence[RecordInput],
+    producer_id: int,
+    producer_epoch: int,
+    *,
+    durability: Level | None = None,
+) -> Receipt:
+    """Appends records to the open transaction of a producer, as one batch. Opens a transaction where none is open.
+
+    Raises InvalidProducerEpochError for an epoch that was replaced; errors else as Log.append().
+    """
+    with writer.state.lock:
+        writer.check_writable_locked()
+        writer.expect_producers_locked()
+        writer.producers.known().check_epoch(producer_id, producer_epoch)
+        now_ms = writer.fs.now_ms()
+        first = writer.state.end
+        data = encode(
+            records,
+            base_offset=first,
+            leader_epoch=writer.leader_epoch,
+            now_ms=now_ms,
+            transactional=True,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            max_bytes=writer.state.config.segment_bytes,
+        )
+        batch = RecordBatch.parse(data)
+        assert batch is not None
+        last = batch.last_offset
+        sequenced = SequencedBatch(-1, -1, first, last, batch.max_timestamp)
+        with writer.producers.storing([(producer_id, producer_epoch, True, sequenced)], is_judged=True):
+            placed = [(0, len(data), last, batch.max_timestamp)]
+            writer.store_locked(memoryview(data), placed, now_ms, durability)
+    return writer.acknowledge(first, last, now_ms, durability)
+
+
+def producers_of(writer: Writer) -> list[ProducerFacts]:
+    """What is known of each producer of the last day. May read files. Raises CorruptBatchError, StorageReadError."""
+    with writer.state.lock:
+        return writer.producers.known().facts()

@@ -1,0 +1,548 @@
+"""Requests of transactions: what is added to one, how it ends, the offsets in it, what admin tools ask.
+
+Rules (broker reference, sections 3.4 to 3.12):
+- Shapes and codes that differ by version are made here; what a request means for a transaction is decided in
+  logcore.coordination.
+- The first request waits until what is stored of transactions has been read.
+- What a producer writes to a partition is verified where it is appended (produce.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
+from logcore.coordination.effects import GroupError
+from logcore.coordination.transactioneffects import (
+    AddPartitions,
+    End,
+    Identity,
+    Initialize,
+    Result,
+    TransactionError,
+    WriteMarkers,
+)
+from logcore.coordination.transactions import Transaction
+from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, partition_of
+from logcore.format.transactionrecords import Status, StoredTransaction
+from logcore.partition.coordinated import producers_of
+from netshim import wire
+from netshim.handlers.failures import code_of, message_of
+from netshim.handlers.group import code_of_group, metadata_fits
+from netshim.state import Call, State
+from netshim.waiting import Answer, answer_with
+from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        AddOffsetsToTxnRequest,
+        AddPartitionsToTxnRequest,
+        AddPartitionsToTxnResponse,
+        DescribeProducersRequest,
+        DescribeProducersResponse,
+        DescribeTransactionsRequest,
+        DescribeTransactionsResponse,
+        EndTxnRequest,
+        InitProducerIdRequest,
+        InitProducerIdResponse,
+        ListTransactionsRequest,
+        ListTransactionsResponse,
+        TxnOffsetCommitRequest,
+        TxnOffsetCommitResponse,
+        WriteTxnMarkersRequest,
+        WriteTxnMarkersResponse,
+    )
+
+#: From which version on an API names a fenced producer so; before, it says INVALID_PRODUCER_EPOCH.
+_FENCED_SINCE: Final = {
+    wire.INIT_PRODUCER_ID.key: 4,
+    wire.ADD_PARTITIONS_TO_TXN.key: 2,
+    wire.ADD_OFFSETS_TO_TXN.key: 2,
+    wire.END_TXN.key: 2,
+}
+#: From which versions on clients speak the second transaction protocol.
+_SECOND_END: Final = 5
+_SECOND_OFFSETS: Final = 5
+ResponseT = TypeVar("ResponseT")
+
+
+def _code(error: TransactionError, call: Call) -> int:
+    if error is TransactionError.PRODUCER_FENCED and call.version < _FENCED_SINCE.get(call.api_key, 0):
+        return codes.INVALID_PRODUCER_EPOCH
+    return int(getattr(codes, error.name))
+
+
+def code_for_writer(error: TransactionError, version: int, abortable_since: int) -> int:
+    """What who writes records or offsets is told (sections 3.6 and 3.7). abortable_since: the first version of its API
+    that knows TRANSACTION_ABORTABLE.
+    """
+    if error is TransactionError.PRODUCER_FENCED:
+        return codes.INVALID_PRODUCER_EPOCH
+    if error is TransactionError.TRANSACTION_ABORTABLE and version < abortable_since:
+        return codes.INVALID_TXN_STATE
+    return int(getattr(codes, error.name))
+
+
+def when_transactions_are_loaded(
+    call: Call, state: State, handle: Callable[[], ResponseT | Answer], refuse: Callable[[int], ResponseT]
+) -> ResponseT | Answer:
+    """handle(), once what is stored of transactions is known; refuse(code) when it cannot be."""
+    if state.transactions.is_loaded:
+        return handle()
+    answer = Answer()
+
+    def go_on(is_loaded: bool) -> None:
+        if is_loaded:
+            answer_with(handle, answer)
+        else:
+            answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
+
+    state.transactions.load(call.now_ms, go_on)
+    return answer
+
+
+def init_transactional_id(request: InitProducerIdRequest, call: Call, state: State) -> InitProducerIdResponse | Answer:
+    response_type = wire.INIT_PRODUCER_ID.Response
+    asked = Initialize(
+        transactional_id=request.transactional_id or "",
+        timeout_ms=request.transaction_timeout_ms,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+    )
+
+    def handle() -> Answer:
+        answer = Answer()
+
+        def done(result: Result) -> None:
+            if isinstance(result, Identity):
+                answer.set(response_type(producer_id=result.producer_id, producer_epoch=result.producer_epoch))
+            else:
+                assert result is not None
+                answer.set(response_type(error_code=_code(result, call), producer_epoch=-1))
+
+        state.transactions.ask(asked, call.now_ms, done)
+        return answer
+
+    return when_transactions_are_loaded(call, state, handle, lambda code: response_type(error_code=code))
+
+
+def add_partitions_to_txn(
+    request: AddPartitionsToTxnRequest, call: Call, state: State
+) -> AddPartitionsToTxnResponse | Answer:
+    """Where one partition is not known nothing is added, and the others are told so (section 3.5)."""
+    wanted = {(topic.name, number) for topic in request.v3_and_below_topics for number in topic.partitions}
+    known = {
+        (name, number) for name, number in wanted if name in state.logdir and number in state.logdir.partitions(name)
+    }
+
+    def response(code_of_known: int) -> AddPartitionsToTxnResponse:
+        topic_type = wire.ADD_PARTITIONS_TO_TXN.Response.Topic
+        unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
+        return wire.ADD_PARTITIONS_TO_TXN.Response(
+            results_by_topic_v3_and_below=[
+                topic_type(
+                    name=topic.name,
+                    results_by_partition=[
+                        topic_type.Partition(
+                            partition_index=number,
+                            partition_error_code=code_of_known if (topic.name, number) in known else unknown,
+                        )
+                        for number in topic.partitions
+                    ],
+                )
+                for topic in request.v3_and_below_topics
+            ]
+        )
+
+    if known != wanted:
+        return response(codes.OPERATION_NOT_ATTEMPTED)
+    asked = AddPartitions(
+        transactional_id=request.v3_and_below_transactional_id,
+        producer_id=request.v3_and_below_producer_id,
+        producer_epoch=request.v3_and_below_producer_epoch,
+        partitions=frozenset(wanted),
+    )
+    return when_transactions_are_loaded(call, state, lambda: _asked(asked, call, state, response), response)
+
+
+def _asked(asked: Any, call: Call, state: State, response: Callable[[int], Any]) -> Answer:
+    """The answer that says with which code a request ended."""
+    answer = Answer()
+
+    def done(result: Result) -> None:
+        answer.set(response(_code(result, call) if isinstance(result, TransactionError) else codes.NONE))
+
+    state.transactions.ask(asked, call.now_ms, done)
+    return answer
+
+
+def add_offsets_to_txn(request: AddOffsetsToTxnRequest, call: Call, state: State) -> Any:
+    """Adds the group's partition of `__consumer_offsets`, which is made if it is not there."""
+
+    def response(code: int) -> Any:
+        return wire.ADD_OFFSETS_TO_TXN.Response(error_code=code)
+
+    if not request.group_id:
+        return response(codes.INVALID_GROUP_ID)
+    who = (request.transactional_id, request.producer_id, request.producer_epoch)
+    return _with_offsets_topic(
+        state, response, lambda: _add_group(who, request.group_id, call, state, response, client_version=0)
+    )
+
+
+def _with_offsets_topic(state: State, response: Callable[[int], Any], handle: Callable[[], Any]) -> Any:
+    """handle(), once `__consumer_offsets` is there."""
+    if OFFSETS_TOPIC in state.logdir:
+        return handle()
+    answer = Answer()
+
+    def made(result: Any) -> None:
+        if isinstance(result, Exception):
+            answer.set(response(codes.COORDINATOR_NOT_AVAILABLE))
+        else:
+            answer_with(handle, answer)
+
+    state.submit(state.groups.create_topic, made)
+    return answer
+
+
+def _home_of(group_id: str, state: State) -> tuple[str, int]:
+    return OFFSETS_TOPIC, partition_of(group_id, state.logdir.partitions(OFFSETS_TOPIC)[-1] + 1)
+
+
+def _add_group(
+    who: tuple[str, int, int],
+    group_id: str,
+    call: Call,
+    state: State,
+    response: Callable[[int], Any],
+    *,
+    client_version: int,
+) -> Any:
+    transactional_id, producer_id, producer_epoch = who
+    asked = AddPartitions(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        partitions=frozenset({_home_of(group_id, state)}),
+        client_version=client_version,
+    )
+    return when_transactions_are_loaded(call, state, lambda: _asked(asked, call, state, response), response)
+
+
+def end_txn(request: EndTxnRequest, call: Call, state: State) -> Any:
+    response_type = wire.END_TXN.Response
+    is_second = call.version >= _SECOND_END
+    asked = End(
+        transactional_id=request.transactional_id,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        commit=request.committed,
+        client_version=2 if is_second else 0,
+    )
+
+    def handle() -> Answer:
+        answer = Answer()
+
+        def done(result: Result) -> None:
+            if isinstance(result, TransactionError):
+                answer.set(response_type(error_code=_code(result, call)))
+            elif isinstance(result, Identity) and is_second:
+                answer.set(response_type(producer_id=result.producer_id, producer_epoch=result.producer_epoch))
+            else:
+                answer.set(response_type())
+
+        state.transactions.ask(asked, call.now_ms, done)
+        return answer
+
+    return when_transactions_are_loaded(call, state, handle, lambda code: response_type(error_code=code))
+
+
+# -- offsets in a transaction --------------------------------------------------------------------------------------
+
+
+def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State) -> TxnOffsetCommitResponse | Answer:
+    topic_type = wire.TXN_OFFSET_COMMIT.Response.Topic
+
+    def response(code: int) -> TxnOffsetCommitResponse:
+        return wire.TXN_OFFSET_COMMIT.Response(
+            topics=[
+                topic_type(
+                    name=topic.name,
+                    partitions=[
+                        topic_type.Partition(partition_index=each.partition_index, error_code=code)
+                        for each in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def refuse(code: int) -> TxnOffsetCommitResponse:
+        is_old = code == codes.COORDINATOR_LOAD_IN_PROGRESS and call.version < 2
+        return response(codes.COORDINATOR_NOT_AVAILABLE if is_old else code)
+
+    if not request.group_id:
+        return response(codes.INVALID_GROUP_ID)
+
+    def commit() -> TxnOffsetCommitResponse | Answer:
+        return _commit_offsets(request, call, state, response(codes.NONE))
+
+    def when_groups_are_known() -> Answer | TxnOffsetCommitResponse:
+        if state.groups.is_loaded:
+            return commit()
+        answer = Answer()
+
+        def go_on(error: GroupError | None) -> None:
+            if error is None:
+                answer_with(commit, answer)
+            else:
+                answer.set(refuse(code_of_group(error, call)))
+
+        state.groups.load(call.now_ms, go_on)
+        return answer
+
+    def when_added() -> Any:
+        if call.version < _SECOND_OFFSETS:
+            return when_transactions_are_loaded(call, state, when_groups_are_known, refuse)
+        who = (request.transactional_id, request.producer_id, request.producer_epoch)
+        answer = Answer()
+
+        def added(code: int) -> None:
+            if code:
+                fenced = code == codes.PRODUCER_FENCED
+                answer.set(response(codes.INVALID_PRODUCER_EPOCH if fenced else code))
+            else:
+                answer_with(when_groups_are_known, answer)
+
+        asked = _add_group(who, request.group_id, call, state, lambda code: code, client_version=2)
+        if isinstance(asked, Answer):
+            asked.then(added)
+        else:
+            added(asked)
+        return answer
+
+    answered: TxnOffsetCommitResponse | Answer = _with_offsets_topic(state, response, when_added)
+    return answered
+
+
+def _commit_offsets(
+    request: TxnOffsetCommitRequest, call: Call, state: State, response: TxnOffsetCommitResponse
+) -> TxnOffsetCommitResponse | Answer:
+    """Checked and appended in one go, so that no marker comes between."""
+    known = []
+    for topic, answered in zip(request.topics, response.topics, strict=True):
+        numbers = state.logdir.partitions(topic.name) if topic.name in state.logdir else ()
+        for partition, result in zip(topic.partitions, answered.partitions, strict=True):
+            if partition.partition_index in numbers:
+                known.append((topic.name, partition, result))
+            else:
+                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+    if not known:
+        return response
+    error = state.transactions.verify(
+        request.transactional_id, request.producer_id, request.producer_epoch, _home_of(request.group_id, state)
+    )
+    code = codes.NONE
+    if error is not None:
+        code = code_for_writer(error, call.version, 4)
+    else:
+        code = _code_of_member(request, call, state)
+    offsets: dict[tuple[str, int], Committed] = {}
+    stored = []
+    for name, partition, result in known:
+        metadata = partition.committed_metadata or ""
+        result.error_code = code
+        if code:
+            continue
+        if not metadata_fits(metadata, state):
+            result.error_code = codes.OFFSET_METADATA_TOO_LARGE
+            continue
+        offsets[name, partition.partition_index] = Committed(
+            partition.committed_offset, partition.committed_leader_epoch, metadata, call.now_ms
+        )
+        stored.append(result)
+    if not offsets:
+        return response
+    answer = Answer()
+
+    def done(error: GroupError | None) -> None:
+        for result in stored:
+            result.error_code = code_of_group(error, call)
+        answer.set(response)
+
+    producer = request.producer_id, request.producer_epoch
+    state.groups.commit_in_transaction(request.group_id, producer, offsets, call.now_ms, done)
+    return answer
+
+
+def _code_of_member(request: TxnOffsetCommitRequest, call: Call, state: State) -> int:
+    """A member is checked only where one is named (section 3.7)."""
+    is_named = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
+    if not is_named:
+        return codes.NONE
+    group = state.groups.get(request.group_id)
+    if group is None:
+        return codes.ILLEGAL_GENERATION
+    error = group.check_generation(request.member_id, request.group_instance_id, request.generation_id)
+    return code_of_group(error, call)
+
+
+# -- what admin tools ask ------------------------------------------------------------------------------------------
+
+
+def write_txn_markers(request: WriteTxnMarkersRequest, call: Call, state: State) -> WriteTxnMarkersResponse | Answer:
+    response_type = wire.WRITE_TXN_MARKERS.Response
+    marker_type = response_type.Marker
+    results = []
+    work = []
+    for marker in request.markers:
+        topics = []
+        places: dict[tuple[str, int], Any] = {}
+        for topic in marker.topics:
+            partitions = [marker_type.Topic.Partition(partition_index=number) for number in topic.partition_indexes]
+            places.update({(topic.name, each.partition_index): each for each in partitions})
+            topics.append(marker_type.Topic(name=topic.name, partitions=partitions))
+        results.append(marker_type(producer_id=marker.producer_id, topics=topics))
+        work.append((marker, places))
+    response = response_type(markers=results)
+    left = sum(len(places) for _, places in work)
+    if not left:
+        return response
+    answer = Answer()
+
+    def told(result: Any, error: Exception | None) -> None:
+        nonlocal left
+        if isinstance(error, InvalidProducerEpochError):
+            result.error_code = codes.INVALID_PRODUCER_EPOCH
+        elif isinstance(error, CoordinatorFencedError):
+            result.error_code = codes.TRANSACTION_COORDINATOR_FENCED
+        elif error is not None:
+            result.error_code = code_of(error)
+        left -= 1
+        if not left:
+            answer.set(response)
+
+    for marker, places in work:
+        effect = WriteMarkers(
+            Transaction(""),
+            marker.producer_id,
+            marker.producer_epoch,
+            marker.transaction_result,
+            frozenset(places),
+        )
+        state.transactions.write_markers(
+            effect,
+            marker.coordinator_epoch,
+            call.now_ms,
+            lambda place, error, places=places: told(places[place], error),
+        )
+    return answer
+
+
+def describe_transactions(
+    request: DescribeTransactionsRequest, call: Call, state: State
+) -> DescribeTransactionsResponse | Answer:
+    response_type = wire.DESCRIBE_TRANSACTIONS.Response
+    state_type = response_type.TransactionState
+
+    def described(name: str, code: int) -> Any:
+        stored: StoredTransaction | None = None if code else state.transactions.get(name)
+        if stored is None:
+            missing = codes.TRANSACTIONAL_ID_NOT_FOUND if name else codes.INVALID_REQUEST
+            return state_type(error_code=code or missing, transactional_id=name)
+        by_topic: dict[str, list[int]] = {}
+        for topic, number in sorted(stored.partitions):
+            by_topic.setdefault(topic, []).append(number)
+        return state_type(
+            transactional_id=name,
+            transaction_state=stored.status.label,
+            transaction_timeout_ms=stored.timeout_ms,
+            transaction_start_time_ms=stored.start_ms,
+            producer_id=stored.producer_id,
+            producer_epoch=stored.producer_epoch,
+            topics=[state_type.Topic(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()],
+        )
+
+    def respond(code: int = codes.NONE) -> DescribeTransactionsResponse:
+        return response_type(transaction_states=[described(name, code) for name in request.transactional_ids])
+
+    return when_transactions_are_loaded(call, state, respond, respond)
+
+
+def list_transactions(request: ListTransactionsRequest, call: Call, state: State) -> ListTransactionsResponse | Answer:
+    response_type = wire.LIST_TRANSACTIONS.Response
+    labels = {status.label for status in Status}
+    pattern = None
+    if request.transactional_id_pattern:
+        try:
+            pattern = re.compile(request.transactional_id_pattern)
+        except re.error:
+            return response_type(error_code=codes.INVALID_REGULAR_EXPRESSION)
+    states = set(request.state_filters)
+    producer_ids = set(request.producer_id_filters)
+
+    def is_wanted(name: str, stored: StoredTransaction) -> bool:
+        if states and stored.status.label not in states:
+            return False
+        if producer_ids and stored.producer_id not in producer_ids:
+            return False
+        if request.duration_filter >= 0:
+            is_open = stored.status is Status.ONGOING or stored.status.label.startswith("Prepare")
+            if not is_open or call.now_ms - stored.start_ms <= request.duration_filter:
+                return False
+        return pattern is None or pattern.fullmatch(name) is not None
+
+    def handle() -> ListTransactionsResponse:
+        return response_type(
+            unknown_state_filters=sorted(states - labels),
+            transaction_states=[
+                response_type.TransactionState(
+                    transactional_id=name, producer_id=stored.producer_id, transaction_state=stored.status.label
+                )
+                for name, stored in state.transactions.all().items()
+                if is_wanted(name, stored)
+            ],
+        )
+
+    return when_transactions_are_loaded(call, state, handle, lambda code: response_type(error_code=code))
+
+
+def describe_producers(
+    request: DescribeProducersRequest, call: Call, state: State
+) -> DescribeProducersResponse | Answer:
+    asked = [(topic.name, number) for topic in request.topics for number in topic.partition_indexes]
+    return state.when_open(asked, lambda: state.in_background(lambda: _describe_producers(request, state)))
+
+
+def _describe_producers(request: DescribeProducersRequest, state: State) -> DescribeProducersResponse:
+    """Reads what is known of producers, which may take files. Runs beside the broker's thread."""
+    topic_type = wire.DESCRIBE_PRODUCERS.Response.Topic
+    partition_type = topic_type.Partition
+    topics = []
+    for topic in request.topics:
+        results = []
+        for number in topic.partition_indexes:
+            result = partition_type(partition_index=number)
+            results.append(result)
+            try:
+                found = producers_of(state.log(topic.name, number).writer)
+            except LogcoreError as error:
+                result.error_code = code_of(error)
+                result.error_message = message_of(error)
+                continue
+            result.active_producers = [
+                partition_type.ActiveProducer(
+                    producer_id=each.producer_id,
+                    producer_epoch=each.epoch,
+                    last_sequence=each.last_sequence,
+                    last_timestamp=each.timestamp_ms,
+                    coordinator_epoch=each.coordinator_epoch,
+                    current_txn_start_offset=each.open_offset,
+                )
+                for each in found
+            ]
+        topics.append(topic_type(name=topic.name, partitions=results))
+    return wire.DESCRIBE_PRODUCERS.Response(topics=topics)

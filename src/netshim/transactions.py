@@ -1,0 +1,389 @@
+"""The broker's coordinator of transactions: carries out what logcore.coordination.transactions decides.
+
+Rules:
+- A record goes to `__transaction_state` and is on disk before the coordinator hears of it.
+- A marker goes to its partition behind all appends that were taken before it, and is on disk before the coordinator
+  hears of it. One in `__consumer_offsets` makes the offsets of its transaction count at once.
+- When a record could not be stored the coordinator is over. What it began is not gone on with, and another one loads
+  what is stored, behind all that waits for its turn.
+- What is stored is read when the broker begins, since there may be transactions to end.
+
+Not here: what a request means for a transaction (logcore.coordination), the shapes of requests and codes
+(handlers/transactions.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from logcore import CoordinatorFencedError, InvalidProducerEpochError, Log, LogcoreError, Receipt, TopicNotFoundError
+from logcore.coordination.transactioneffects import (
+    At,
+    Cancel,
+    Effect,
+    Reply,
+    Request,
+    Result,
+    Store,
+    TakeProducerId,
+    TimedOut,
+    TransactionError,
+    WriteMarkers,
+)
+from logcore.coordination.transactions import EXPIRY_CHECK_MS, RETRY_MS, Transactions
+from logcore.format.grouprecords import OFFSETS_TOPIC
+from logcore.format.transactionrecords import (
+    TRANSACTIONS_TOPIC,
+    Partition,
+    StoredTransaction,
+    read_transaction,
+    read_transaction_key,
+    transaction_key,
+    transaction_value,
+)
+from logcore.groupoffsets import latest_records
+from netshim.internal import InternalTopic
+from netshim.journal import shown
+from netshim.state import State
+
+_log = logging.getLogger("netshim")
+
+#: Settings of the topic, as Kafka makes it.
+TRANSACTIONS_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "compression.type": "uncompressed",
+    "segment.bytes": 104_857_600,
+}
+_MARKER_BYTES: Final = 100
+
+#: Called with how a request ended. The coordinator knows a request by this.
+Done = Callable[[Result], None]
+
+
+class TransactionHost:
+    """All transactions of a broker."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._topic = InternalTopic(
+            state, TRANSACTIONS_TOPIC, state.settings.transactions_partitions, TRANSACTIONS_CONFIG
+        )
+        self._coordinator = self._new()
+        self._timers: dict[str, int] = {}  # tokens of the broker's timers
+        self._effects: deque[tuple[Transactions, Effect]] = deque()  # not carried out yet
+        self._is_acting = False
+        self._now_ms = 0  # the latest time heard of, for what happens when a disk is done
+        self._is_loaded = False
+        self._loading: list[Callable[[bool], None]] | None = None
+        self._has_begun = False
+
+    def _new(self) -> Transactions:
+        return Transactions(self._state.settings.transaction_max_timeout_ms)
+
+    # -- effects
+
+    def _hear(self, now_ms: int) -> None:
+        self._now_ms = max(self._now_ms, now_ms)
+
+    def _act(self, effects: Iterable[Effect]) -> None:
+        """Carries out effects, after those that came before them."""
+        self._effects.extend((self._coordinator, effect) for effect in effects)
+        if self._is_acting:
+            return
+        self._is_acting = True
+        try:
+            while self._effects:
+                self._carry_out(*self._effects.popleft())
+        finally:
+            self._is_acting = False
+        if self._coordinator.is_over and not self._state.is_stopping:
+            self._begin_again()
+
+    def _carry_out(self, coordinator: Transactions, effect: Effect) -> None:
+        match effect:
+            case Reply(waiter, result):
+                _tell(waiter, result)
+            case Store():
+                self._append(coordinator, effect)
+            case WriteMarkers():
+                _Markers(self._state, coordinator, effect, self._now_ms, partial(self._have_marked, effect)).write()
+            case TakeProducerId():
+                taken = partial(self._have_taken, coordinator, effect)
+                self._state.submit(self._state.logdir.next_producer_id, taken)
+            case At(name, at_ms):
+                self._cancel(name)
+                self._timers[name] = self._state.timers.at(at_ms, partial(self._time_out, name))
+            case Cancel(name):
+                self._cancel(name)
+            case TimedOut(name):
+                self._state.journal.say(
+                    logging.WARNING,
+                    "transaction timed out",
+                    self._now_ms,
+                    "the transaction of %s was open too long and is aborted",
+                    shown(name),
+                )
+
+    def _append(self, coordinator: Transactions, effect: Store) -> None:
+        name = effect.transaction.transactional_id
+        key = transaction_key(name)
+        value = None if effect.stored is None else transaction_value(effect.stored)
+        now_ms = self._now_ms
+
+        def write(log: Log) -> Receipt:
+            if coordinator.is_over:  # a record before this one failed, and another coordinator reads what is there
+                raise LogcoreError("the coordinator of this record is over")
+            return log.append(value, key=key, timestamp_ms=now_ms, durability="os")
+
+        def done(error: Exception | None) -> None:
+            if error is not None and not coordinator.is_over:
+                _log.error("%s: a record of %r was not stored: %s", TRANSACTIONS_TOPIC, name, error)
+            self._act(coordinator.stored(effect, self._now_ms, failed=error is not None))
+
+        self._topic.append(name, len(key) + len(value or b"") + 32, write, now_ms, done)
+
+    def _have_marked(self, effect: WriteMarkers, coordinator: Transactions, left: frozenset[Partition]) -> None:
+        self._act(coordinator.marked(effect, left, self._now_ms))
+
+    def _have_taken(self, coordinator: Transactions, effect: TakeProducerId, result: Any) -> None:
+        producer_id = result if isinstance(result, int) else None
+        self._act(coordinator.taken(effect, producer_id, self._now_ms))
+
+    def _cancel(self, name: str) -> None:
+        token = self._timers.pop(name, None)
+        if token is not None:
+            self._state.timers.cancel(token)
+
+    def _time_out(self, name: str, now_ms: int) -> None:
+        self._hear(now_ms)
+        del self._timers[name]
+        self._act(self._coordinator.timed_out(name, now_ms))
+
+    def _begin_again(self) -> None:
+        self._coordinator = self._new()
+        self._is_loaded = False
+        self._state.timers.at(self._now_ms + RETRY_MS, lambda now_ms: self.load(now_ms, lambda _: None))
+
+    # -- loading
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._is_loaded
+
+    def begin(self, now_ms: int) -> None:
+        """Reads what is stored, if there is anything. To be called when the broker begins to work, and as often as
+        one likes.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            if self._topic.exists:
+                self.load(now_ms, lambda _: None)
+
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """done(True) when what is stored is known, done(False) when it cannot be read now."""
+        self._hear(now_ms)
+        if self._is_loaded:
+            done(True)
+        elif self._loading is not None:
+            self._loading.append(done)
+        else:
+            self._loading = [done]
+            self._has_begun = True
+            if self._topic.exists:
+                self._state.in_turn(TRANSACTIONS_TOPIC, self._read, self._have_loaded)
+            else:
+                self._have_loaded({})
+
+    def _read(self) -> dict[str, StoredTransaction]:
+        """What the topic says now. Raises LogcoreError, also for a record that is not understood."""
+        found = {}
+        for log in self._topic.logs():
+            log.flush()  # what was not synced before a failure is what the next records will stand on
+            latest, _ = latest_records(log)
+            for key, value in latest.items():
+                name = read_transaction_key(key)
+                if name is not None and value is not None:
+                    found[name] = read_transaction(value)
+        return found
+
+    def _have_loaded(self, found: Any) -> None:
+        waiting = self._loading or []
+        self._loading = None
+        if isinstance(found, dict):
+            is_first = not self._is_loaded
+            self._is_loaded = True
+            self._act(self._coordinator.load(found, self._now_ms))
+            if is_first:
+                self._state.timers.at(self._now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, self._coordinator))
+        else:
+            _log.error("%s cannot be read, so no transaction can be served: %s", TRANSACTIONS_TOPIC, found)
+        for done in waiting:
+            done(self._is_loaded)
+
+    def _check_expiry(self, coordinator: Transactions, now_ms: int) -> None:
+        if coordinator is not self._coordinator:
+            return
+        self._hear(now_ms)
+        self._state.timers.at(now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, coordinator))
+        self._act(coordinator.expire(now_ms))
+
+    # -- requests
+
+    def ask(self, request: Request, now_ms: int, done: Done) -> None:
+        """done(an Identity, None or a TransactionError), maybe before this returns. load() has to have succeeded."""
+        self._hear(now_ms)
+        if self._is_loaded:
+            self._act(self._coordinator.ask(request, done, now_ms))
+        else:  # the coordinator of before is over, and the next one has not read what is stored
+            done(TransactionError.COORDINATOR_NOT_AVAILABLE)
+
+    def verify(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partition: Partition
+    ) -> TransactionError | None:
+        """Whether a producer may write to a partition now."""
+        if not self._is_loaded:
+            return TransactionError.COORDINATOR_NOT_AVAILABLE
+        return self._coordinator.verify(transactional_id, producer_id, producer_epoch, partition)
+
+    def get(self, transactional_id: str) -> StoredTransaction | None:
+        return self._coordinator.get(transactional_id)
+
+    def all(self) -> dict[str, StoredTransaction]:
+        return self._coordinator.all()
+
+    def write_markers(
+        self,
+        effect: WriteMarkers,
+        coordinator_epoch: int,
+        now_ms: int,
+        told: Callable[[Partition, Exception | None], None],
+    ) -> None:
+        """Markers that an admin tool wants, whatever this coordinator knows of the producer; told of each."""
+        self._hear(now_ms)
+        _Markers(
+            self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told
+        ).write()
+
+    def stop(self, now_ms: int) -> None:
+        """Answers all who wait. What is on its way to the disk stays so, and is found by the next broker."""
+        self._hear(now_ms)
+        self._act(self._coordinator.end())
+
+
+class _Markers:
+    """The markers of one transaction on their way to their partitions.
+
+    done: is called with the coordinator and the partitions whose markers have to be tried again. coordinator: None for
+    markers of an admin tool.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        coordinator: Transactions | None,
+        effect: WriteMarkers,
+        now_ms: int,
+        done: Callable[[Any, frozenset[Partition]], None],
+        *,
+        coordinator_epoch: int | None = None,
+        told: Callable[[Partition, Exception | None], None] | None = None,
+    ) -> None:
+        self._state = state
+        self._coordinator = coordinator
+        self._effect = effect
+        self._now_ms = now_ms
+        self._done = done
+        self._coordinator_epoch = coordinator_epoch
+        self._told = told
+        self._waits_for = set(effect.partitions)
+        self._left: set[Partition] = set()
+
+    def write(self) -> None:
+        for partition in sorted(self._effect.partitions):
+            if partition[0] == OFFSETS_TOPIC:
+                # Groups that were read before the marker was there and used after it would miss its offsets.
+                self._state.groups.load(self._now_ms, partial(self._when_groups_are_known, partition))
+            else:
+                self._when_open(partition)
+
+    def _when_groups_are_known(self, partition: Partition, error: object) -> None:
+        if error is not None:
+            self._settle(partition, LogcoreError("the groups cannot be read"))
+        else:
+            self._when_open(partition)
+
+    def _when_open(self, partition: Partition) -> None:
+        answer = self._state.when_open([partition], lambda: self._enter(partition))
+        if answer is not None:
+            answer.then(lambda result: self._settle(partition, result) if isinstance(result, Exception) else None)
+
+    def _enter(self, partition: Partition) -> None:
+        """Takes the marker's place among the appends to the partition."""
+        state = self._state
+        if self._coordinator is not None and self._coordinator.is_over:
+            return
+        topic, number = partition
+        try:
+            log = state.log(topic, number)
+        except LogcoreError as error:
+            self._settle(partition, error)
+            return
+        key: Any = topic if topic == OFFSETS_TOPIC else partition
+        work = partial(self._append, log)
+        then = partial(self._written, partition, log)
+        if state.has_turns(key) or log.writer.may_wait(_MARKER_BYTES, self._now_ms, has_producer=True):
+            state.in_turn(key, work, then)
+            return
+        try:
+            result: Any = work()
+        except (LogcoreError, OSError) as error:
+            result = error
+        then(result)
+
+    def _append(self, log: Log) -> Receipt:
+        effect = self._effect
+        epoch = self._coordinator_epoch
+        if epoch is None:
+            home = self._state.logdir.opened(TRANSACTIONS_TOPIC, 0)
+            epoch = 0 if home is None else home.leader_epoch
+        return log.end_transaction(
+            effect.producer_id,
+            effect.producer_epoch,
+            commit=effect.commit,
+            coordinator_epoch=max(0, epoch),
+            durability="os",
+        )
+
+    def _written(self, partition: Partition, log: Log, result: Any) -> None:
+        if isinstance(result, Exception):
+            self._settle(partition, result)
+            return
+        end = result.last_offset + 1
+        self._state.appended(*partition, log, end, self._now_ms)
+        self._state.syncs.when_durable(log, end, partial(self._settle, partition))
+
+    def _settle(self, partition: Partition, error: Exception | None) -> None:
+        if error is None and partition[0] == OFFSETS_TOPIC:
+            self._state.groups.transaction_ended(self._effect.producer_id, commit=self._effect.commit)
+        if self._told is not None:
+            self._told(partition, error)
+        if error is not None and not isinstance(
+            error, TopicNotFoundError | InvalidProducerEpochError | CoordinatorFencedError
+        ):
+            _log.error("%s-%d: the marker of a transaction was not stored: %s", *partition, error)
+            self._left.add(partition)
+        self._waits_for.discard(partition)
+        if not self._waits_for:
+            self._done(self._coordinator, frozenset(self._left))
+
+
+def _tell(waiter: Any, result: Result) -> None:
+    """Calls one who waits; an error of it is not for the others whose effects come next."""
+    try:
+        waiter(result)
+    except Exception:
+        _log.exception("an answer to a request about a transaction")

@@ -1,0 +1,202 @@
+"""A broker whose power is cut at each change that transactions make to its directory.
+
+Goal: after every crash the next broker, left alone for as long as a transaction may be open, shows each transaction
+whole or not at all, with its offsets; none hangs; what was answered as committed is. Method: logcore.testing.explore
+over the directory of a broker without sockets, whose requests pass through their wire forms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.recordbatch import encode
+from logcore.testing import SimulatedDisk, explore
+from netshim import wire
+from netshim.broker import Broker
+from netshim.session import Session
+from netshim.settings import Settings
+from netshim.waiting import Answer
+
+
+class Bench:
+    """A broker without sockets on a simulated disk; what it submits is done at once, in the order of the calls."""
+
+    def __init__(self, disk: SimulatedDisk, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.logdir = logcore.open_dir("/data", create=True, fs=disk)
+        self.submitted: list[tuple[Any, Any]] = []
+        self.is_running = False
+        self.broker = Broker(self.logdir, Settings(), self.submit, lambda: "id")
+        self.session = Session("127.0.0.1", 9092, "127.0.0.1")
+
+    def submit(self, work: Any, done: Any) -> None:
+        self.submitted.append((work, done))
+        if self.is_running:
+            return
+        self.is_running = True
+        try:
+            while self.submitted:
+                work, done = self.submitted.pop(0)
+                try:
+                    result = work()
+                except Exception as error:
+                    result = error
+                done(result)
+        finally:
+            self.is_running = False
+
+    def tick(self, ms: int = 0) -> None:
+        self.now_ms += ms
+        self.broker.tick(self.now_ms)
+
+    def ask(self, api: Any, version: int, **fields: Any) -> Any:
+        frame = memoryview(wire.encode_request(api, version, 1, "me", api.Request(**fields)))[4:]
+        reply = self.broker.handle(self.session, frame, self.now_ms)
+        if isinstance(reply, Answer):
+            assert reply.is_set, f"{api.name} waits"
+            reply = reply.value
+        return wire.decode_response(api, version, b"".join(reply)[4:])[1]
+
+
+class Life:
+    """A producer that writes a number to two partitions, with an offset of the same number, in each turn.
+
+    version: of the transaction protocol. The second transaction is aborted.
+    """
+
+    def __init__(self, version: int, turns: tuple[int, ...] = (1, 2, 3)) -> None:
+        self.version = version
+        self.turns = turns
+
+    def live(self, disk: SimulatedDisk, promise: Any) -> None:
+        bench = Bench(disk, disk.now_ms())
+        for name, count in (("t", 2), ("in", 1)):
+            if name not in bench.logdir:
+                bench.logdir.create_topic(name, count)
+        got = bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000)
+        assert got.error_code == 0
+        who = (got.producer_id, got.producer_epoch)
+        sequence = 0
+        for turn in self.turns:
+            self.write(bench, who, turn, sequence)
+            sequence += 1
+            commit = turn != 2
+            if commit:
+                promise(("asked", turn))
+            end = bench.ask(
+                wire.END_TXN,
+                5 if self.version == 2 else 3,
+                transactional_id="x",
+                producer_id=who[0],
+                producer_epoch=who[1],
+                committed=commit,
+            )
+            assert end.error_code == 0
+            if commit:
+                promise(("told", turn))
+            if self.version == 2:
+                who = (end.producer_id, end.producer_epoch)
+                sequence = 0
+        bench.broker.stop(bench.now_ms)
+        bench.logdir.close()
+
+    def write(self, bench: Bench, who: tuple[int, int], turn: int, sequence: int) -> None:
+        fields = {"transactional_id": "x", "producer_id": who[0], "producer_epoch": who[1]}
+        if self.version == 1:
+            topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
+            added = bench.ask(
+                wire.ADD_PARTITIONS_TO_TXN,
+                3,
+                v3_and_below_transactional_id="x",
+                v3_and_below_producer_id=who[0],
+                v3_and_below_producer_epoch=who[1],
+                v3_and_below_topics=[topic_type(name="t", partitions=[0, 1])],
+            )
+            assert {
+                part.partition_error_code for part in added.results_by_topic_v3_and_below[0].results_by_partition
+            } == {0}
+            assert bench.ask(wire.ADD_OFFSETS_TO_TXN, 3, group_id="g", **fields).error_code == 0
+        request = wire.PRODUCE.Request
+        batch = encode(
+            [(None, b"%d" % turn, (), bench.now_ms)],
+            transactional=True,
+            producer_id=who[0],
+            producer_epoch=who[1],
+            base_sequence=sequence,
+        )
+        parts = [request.Topic.Partition(index=number, records=batch) for number in (0, 1)]
+        told = bench.ask(
+            wire.PRODUCE,
+            12 if self.version == 2 else 9,
+            transactional_id="x",
+            acks=-1,
+            timeout_ms=1_000,
+            topic_data=[request.Topic(name="t", partition_data=parts)],
+        )
+        assert [part.error_code for part in told.responses[0].partition_responses] == [0, 0]
+        topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
+        part = topic_type.Partition(partition_index=0, committed_offset=turn, committed_metadata="")
+        offsets = bench.ask(
+            wire.TXN_OFFSET_COMMIT,
+            5 if self.version == 2 else 3,
+            group_id="g",
+            generation_id=-1,
+            topics=[topic_type(name="in", partitions=[part])],
+            **fields,
+        )
+        assert offsets.topics[0].partitions[0].error_code == 0
+
+
+def recover(disk: SimulatedDisk) -> dict[str, Any]:
+    """The next broker, once the time that a transaction may be open is over. What readers of committed records see."""
+    bench = Bench(disk, disk.now_ms())
+    bench.tick()
+    bench.tick(60_001)
+    bench.tick(2_000)
+    found: dict[str, Any] = {"hangs": [], "seen": [], "offset": -1, "error": 0}
+    if "in" in bench.logdir:  # made last
+        for number in bench.logdir.partitions("t"):
+            log = bench.logdir.partition("t", number)
+            if log.last_stable_offset != log.log_end_offset:
+                found["hangs"].append(number)
+            records = log.read(0, isolation="read_committed")
+            found["seen"].append([int(record.value or b"") for record in records])
+        group = wire.OFFSET_FETCH.Request.Group
+        topic = group.Topic(name="in", partition_indexes=[0])
+        asked = [group(group_id="g", topics=[topic])]
+        answer = bench.ask(wire.OFFSET_FETCH, 8, require_stable=True, groups=asked)
+        (part,) = answer.groups[0].topics[0].partitions
+        found["error"] = part.error_code
+        found["offset"] = part.committed_offset
+    got = bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000)
+    found["error"] = found["error"] or got.error_code
+    bench.logdir.close()
+    return found
+
+
+def judge(promised: list[Any], found: dict[str, Any]) -> None:
+    asked = {turn for what, turn in promised if what == "asked"}
+    told = {turn for what, turn in promised if what == "told"}
+    assert not found["error"], found
+    assert not found["hangs"], found
+    if not found["seen"]:
+        assert not told
+        return
+    first, second = found["seen"]
+    assert first == second, f"a transaction is split: {found}"
+    assert told <= set(first) <= asked, (promised, found)
+    assert found["offset"] == (first[-1] if first else -1), f"the offset is not that of the records: {found}"
+
+
+def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
+    report = explore(Life(2, turns=(1, 2)).live, recover, judge, limit=1, again_every=0)
+    assert report.states > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_crash_splits_loses_or_hangs_a_transaction_whatever_is_left(version: int) -> None:
+    explore(Life(version).live, recover, judge, limit=500, again_every=10)
