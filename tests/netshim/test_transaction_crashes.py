@@ -11,54 +11,10 @@ from typing import Any
 
 import pytest
 
-import logcore
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk, explore
 from netshim import wire
-from netshim.broker import Broker
-from netshim.session import Session
-from netshim.settings import Settings
-from netshim.waiting import Answer
-
-
-class Bench:
-    """A broker without sockets on a simulated disk; what it submits is done at once, in the order of the calls."""
-
-    def __init__(self, disk: SimulatedDisk, now_ms: int) -> None:
-        self.now_ms = now_ms
-        self.logdir = logcore.open_dir("/data", create=True, fs=disk)
-        self.submitted: list[tuple[Any, Any]] = []
-        self.is_running = False
-        self.broker = Broker(self.logdir, Settings(), self.submit, lambda: "id")
-        self.session = Session("127.0.0.1", 9092, "127.0.0.1")
-
-    def submit(self, work: Any, done: Any) -> None:
-        self.submitted.append((work, done))
-        if self.is_running:
-            return
-        self.is_running = True
-        try:
-            while self.submitted:
-                work, done = self.submitted.pop(0)
-                try:
-                    result = work()
-                except Exception as error:
-                    result = error
-                done(result)
-        finally:
-            self.is_running = False
-
-    def tick(self, ms: int = 0) -> None:
-        self.now_ms += ms
-        self.broker.tick(self.now_ms)
-
-    def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        frame = memoryview(wire.encode_request(api, version, 1, "me", api.Request(**fields)))[4:]
-        reply = self.broker.handle(self.session, frame, self.now_ms)
-        if isinstance(reply, Answer):
-            assert reply.is_set, f"{api.name} waits"
-            reply = reply.value
-        return wire.decode_response(api, version, b"".join(reply)[4:])[1]
+from support.stillbroker import StillBroker
 
 
 class Life:
@@ -72,7 +28,7 @@ class Life:
         self.turns = turns
 
     def live(self, disk: SimulatedDisk, promise: Any) -> None:
-        bench = Bench(disk, disk.now_ms())
+        bench = StillBroker(disk, disk.now_ms())
         for name, count in (("t", 2), ("in", 1)):
             if name not in bench.logdir:
                 bench.logdir.create_topic(name, count)
@@ -100,10 +56,9 @@ class Life:
             if self.version == 2:
                 who = (end.producer_id, end.producer_epoch)
                 sequence = 0
-        bench.broker.stop(bench.now_ms)
-        bench.logdir.close()
+        bench.stop()
 
-    def write(self, bench: Bench, who: tuple[int, int], turn: int, sequence: int) -> None:
+    def write(self, bench: StillBroker, who: tuple[int, int], turn: int, sequence: int) -> None:
         fields = {"transactional_id": "x", "producer_id": who[0], "producer_epoch": who[1]}
         if self.version == 1:
             topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
@@ -152,8 +107,7 @@ class Life:
 
 def recover(disk: SimulatedDisk) -> dict[str, Any]:
     """The next broker, once the time that a transaction may be open is over. What readers of committed records see."""
-    bench = Bench(disk, disk.now_ms())
-    bench.tick()
+    bench = StillBroker(disk, disk.now_ms())
     bench.tick(60_001)
     bench.tick(2_000)
     found: dict[str, Any] = {"hangs": [], "seen": [], "offset": -1, "error": 0}

@@ -1,0 +1,282 @@
+"""The answer to each request of transactions, by its version, from a broker without sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from logcore.recordbatch import encode
+from logcore.testing import SimulatedDisk
+from netshim import wire
+from netshim.wire import codes
+from support.stillbroker import StillBroker
+
+
+@pytest.fixture
+def broker() -> Any:
+    disk = SimulatedDisk()
+    made = StillBroker(disk, disk.now_ms())
+    made.logdir.create_topic("t", 2)
+    yield made
+    made.stop()
+
+
+def begin(broker: StillBroker, name: str = "x", **more: Any) -> tuple[int, int]:
+    got = broker.ask(wire.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=60_000, **more)
+    assert got.error_code == 0
+    return got.producer_id, got.producer_epoch
+
+
+def add(broker: StillBroker, who: tuple[int, int], partitions: list[int], *, version: int = 3, topic: str = "t") -> Any:
+    topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
+    topics = [topic_type(name="t", partitions=partitions)]
+    if topic != "t":
+        topics.append(topic_type(name=topic, partitions=[0]))
+    answer = broker.ask(
+        wire.ADD_PARTITIONS_TO_TXN,
+        version,
+        v3_and_below_transactional_id="x",
+        v3_and_below_producer_id=who[0],
+        v3_and_below_producer_epoch=who[1],
+        v3_and_below_topics=topics,
+    )
+    return [
+        part.partition_error_code for each in answer.results_by_topic_v3_and_below for part in each.results_by_partition
+    ]
+
+
+def produce(
+    broker: StillBroker, who: tuple[int, int], *, version: int = 9, sequence: int = 0, partition: int = 0
+) -> int:
+    batch = encode(
+        [(None, b"v", (), broker.now_ms)],
+        transactional=True,
+        producer_id=who[0],
+        producer_epoch=who[1],
+        base_sequence=sequence,
+    )
+    topic_type = wire.PRODUCE.Request.Topic
+    part = topic_type.Partition(index=partition, records=batch)
+    answer = broker.ask(
+        wire.PRODUCE,
+        version,
+        transactional_id="x",
+        acks=-1,
+        timeout_ms=1_000,
+        topic_data=[topic_type(name="t", partition_data=[part])],
+    )
+    return int(answer.responses[0].partition_responses[0].error_code)
+
+
+def end(broker: StillBroker, who: tuple[int, int], *, commit: bool = True, version: int = 3) -> Any:
+    return broker.ask(
+        wire.END_TXN,
+        version,
+        transactional_id="x",
+        producer_id=who[0],
+        producer_epoch=who[1],
+        committed=commit,
+    )
+
+
+def commit_offset(broker: StillBroker, who: tuple[int, int], offset: int, *, version: int = 3, **more: Any) -> int:
+    topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
+    part = topic_type.Partition(partition_index=0, committed_offset=offset, committed_metadata="")
+    answer = broker.ask(
+        wire.TXN_OFFSET_COMMIT,
+        version,
+        transactional_id="x",
+        group_id="g",
+        producer_id=who[0],
+        producer_epoch=who[1],
+        topics=[topic_type(name="t", partitions=[part])],
+        **{"generation_id": -1, **more},
+    )
+    return int(answer.topics[0].partitions[0].error_code)
+
+
+def fetch_offset(broker: StillBroker, *, is_strict: bool = False) -> tuple[int, int]:
+    topic = wire.OFFSET_FETCH.Request.Topic(name="t", partition_indexes=[0])
+    answer = broker.ask(wire.OFFSET_FETCH, 7, group_id="g", topics=[topic], require_stable=is_strict)
+    part = answer.topics[0].partitions[0]
+    return part.error_code, part.committed_offset
+
+
+def add_group(broker: StillBroker, who: tuple[int, int]) -> int:
+    fields = {"transactional_id": "x", "producer_id": who[0], "producer_epoch": who[1], "group_id": "g"}
+    return int(broker.ask(wire.ADD_OFFSETS_TO_TXN, 3, **fields).error_code)
+
+
+def test_the_feature_is_told_as_each_version_can_read_it(broker: StillBroker) -> None:
+    for version, supported in ((3, []), (4, [("transaction.version", 0, 2)])):
+        answer = broker.ask(wire.API_VERSIONS, version, client_software_name="a", client_software_version="1")
+        finalized = [(each.name, each.max_version_level) for each in answer.finalized_features]
+        assert finalized == [("transaction.version", 2)]
+        assert answer.finalized_features_epoch == 0
+        assert [(each.name, each.min_version, each.max_version) for each in answer.supported_features] == supported
+
+
+@pytest.mark.parametrize(("version", "code"), [(3, codes.INVALID_PRODUCER_EPOCH), (4, codes.PRODUCER_FENCED)])
+def test_a_fenced_producer_is_told_in_the_words_of_its_version(broker: StillBroker, version: int, code: int) -> None:
+    who = begin(broker)
+    fields = {"transactional_id": "x", "transaction_timeout_ms": 60_000, "producer_id": who[0] + 1, "producer_epoch": 0}
+    assert broker.ask(wire.INIT_PRODUCER_ID, version, **fields).error_code == code
+    assert add(broker, (who[0], 5), [0], version=1) == [codes.INVALID_PRODUCER_EPOCH]
+    assert add(broker, (who[0], 5), [0], version=2) == [codes.PRODUCER_FENCED]
+    assert end(broker, (who[0], 5), version=1).error_code == codes.INVALID_PRODUCER_EPOCH
+    assert end(broker, (who[0], 5), version=2).error_code == codes.PRODUCER_FENCED
+
+
+def test_one_unknown_partition_keeps_the_others_out(broker: StillBroker) -> None:
+    who = begin(broker)
+    assert add(broker, who, [0, 1], topic="none") == [
+        codes.OPERATION_NOT_ATTEMPTED,
+        codes.OPERATION_NOT_ATTEMPTED,
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert end(broker, who).error_code == codes.INVALID_TXN_STATE
+
+
+@pytest.mark.parametrize(("version", "code"), [(9, codes.INVALID_TXN_STATE), (11, codes.TRANSACTION_ABORTABLE)])
+def test_a_batch_for_a_partition_outside_the_transaction_is_refused(
+    broker: StillBroker, version: int, code: int
+) -> None:
+    who = begin(broker)
+    assert produce(broker, who, version=version) == code
+    assert add(broker, who, [0]) == [0]
+    assert produce(broker, who, version=version) == 0
+    assert produce(broker, who, version=version, partition=1) == code
+    assert end(broker, who).error_code == 0
+    assert produce(broker, who, version=version, sequence=1) == code, "after its end"
+    assert broker.logdir.partition("t", 0).last_stable_offset == 2
+
+
+def test_from_version_12_on_a_batch_adds_its_partition(broker: StillBroker) -> None:
+    who = begin(broker)
+    assert produce(broker, who, version=12) == 0
+    answer = end(broker, who, version=5)
+    assert (answer.producer_id, answer.producer_epoch) == (who[0], who[1] + 1)
+    assert produce(broker, who, version=12, sequence=1) == codes.INVALID_PRODUCER_EPOCH, "a late one"
+    assert produce(broker, (who[0], who[1] + 1), version=12) == 0
+    refused = end(broker, who, version=5)
+    assert (refused.error_code, refused.producer_id) == (codes.PRODUCER_FENCED, -1)
+
+
+@pytest.mark.parametrize(("version", "code"), [(3, codes.INVALID_TXN_STATE), (4, codes.TRANSACTION_ABORTABLE), (5, 0)])
+def test_offsets_belong_to_the_transaction_that_has_their_group(broker: StillBroker, version: int, code: int) -> None:
+    broker.ask(wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="__consumer_offsets")])
+    who = begin(broker)
+    assert commit_offset(broker, who, 5, version=version) == code
+    assert commit_offset(broker, (who[0], 9), 5, version=version) == codes.INVALID_PRODUCER_EPOCH
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("commit", [True, False])
+def test_offsets_are_unstable_until_the_transaction_ends(broker: StillBroker, commit: bool, restarts: bool) -> None:
+    who = begin(broker)
+    assert add_group(broker, who) == 0
+    assert commit_offset(broker, who, 5) == 0
+    if restarts:
+        broker.restart()
+    assert fetch_offset(broker) == (0, -1)
+    assert fetch_offset(broker, is_strict=True) == (codes.UNSTABLE_OFFSET_COMMIT, -1)
+    assert end(broker, who, commit=commit).error_code == 0
+    assert fetch_offset(broker, is_strict=True) == (0, 5 if commit else -1)
+    broker.restart()
+    assert fetch_offset(broker, is_strict=True) == (0, 5 if commit else -1)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_commit_behind_the_transactions_own_counts(broker: StillBroker, restarts: bool) -> None:
+    who = begin(broker)
+    add_group(broker, who)
+    assert commit_offset(broker, who, 5) == 0
+    topic_type = wire.OFFSET_COMMIT.Request.Topic
+    part = topic_type.Partition(partition_index=0, committed_offset=9, committed_metadata="")
+    plain = broker.ask(
+        wire.OFFSET_COMMIT,
+        7,
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        topics=[topic_type(name="t", partitions=[part])],
+    )
+    assert plain.topics[0].partitions[0].error_code == 0
+    if restarts:
+        broker.restart()
+    end(broker, who)
+    assert fetch_offset(broker, is_strict=True) == (0, 9)
+
+
+def test_a_named_member_is_checked(broker: StillBroker) -> None:
+    who = begin(broker)
+    add_group(broker, who)
+    assert commit_offset(broker, who, 5, generation_id=3, member_id="m") == codes.ILLEGAL_GENERATION
+
+
+def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(broker: StillBroker) -> None:
+    who = begin(broker)
+    add(broker, who, [0])
+    assert produce(broker, who) == 0
+    broker.restart()
+    broker.tick(59_000)
+    assert broker.logdir.partition("t", 0).last_stable_offset == 0
+    broker.tick(1_000)
+    assert broker.logdir.partition("t", 0).last_stable_offset == 2
+    assert end(broker, who).error_code == codes.PRODUCER_FENCED
+    assert produce(broker, who, sequence=1) == codes.INVALID_PRODUCER_EPOCH
+
+
+def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(broker: StillBroker) -> None:
+    who = begin(broker)
+    add(broker, who, [0, 1])
+    assert produce(broker, who) == 0
+    broker.logdir.delete_topic("t")
+    assert end(broker, who).error_code == 0
+    broker.logdir.create_topic("t", 2)
+    assert add(broker, who, [0]) == [0]
+
+
+def test_the_topic_that_tells_of_transactions_stays(broker: StillBroker) -> None:
+    begin(broker)
+    answer = broker.ask(wire.DELETE_TOPICS, 4, topic_names=["__transaction_state"], timeout_ms=1)
+    assert answer.responses[0].error_code == codes.POLICY_VIOLATION
+
+
+def test_what_admin_tools_are_told(broker: StillBroker) -> None:
+    who = begin(broker)
+    add(broker, who, [0])
+    assert produce(broker, who) == 0
+    one, none = broker.ask(wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["x", "y"]).transaction_states
+    assert (one.transaction_state, one.producer_id, one.producer_epoch) == ("Ongoing", *who)
+    assert [(each.topic, each.partitions) for each in one.topics] == [("t", [0])]
+    assert none.error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
+
+    def listed(**filters: Any) -> list[str]:
+        answer = broker.ask(wire.LIST_TRANSACTIONS, 2, **{"duration_filter": -1, **filters})
+        return [each.transactional_id for each in answer.transaction_states]
+
+    assert listed() == listed(state_filters=["Ongoing"]) == listed(transactional_id_pattern=".") == ["x"]
+    assert (
+        listed(state_filters=["Empty"]) == listed(producer_id_filters=[who[0] + 1]) == listed(duration_filter=5) == []
+    )
+    wrong = broker.ask(wire.LIST_TRANSACTIONS, 2, transactional_id_pattern="(", state_filters=["No"])
+    assert wrong.error_code == codes.INVALID_REGULAR_EXPRESSION
+    assert broker.ask(wire.LIST_TRANSACTIONS, 0, state_filters=["No"]).unknown_state_filters == ["No"]
+
+    asked = wire.DESCRIBE_PRODUCERS.Request.Topic(name="t", partition_indexes=[0, 7])
+    known, unknown = broker.ask(wire.DESCRIBE_PRODUCERS, 0, topics=[asked]).topics[0].partitions
+    (found,) = known.active_producers
+    assert (found.producer_id, found.producer_epoch, found.last_sequence) == (*who, 0)
+    assert (found.current_txn_start_offset, found.coordinator_epoch) == (0, -1)
+    assert unknown.error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+
+    marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
+    marker = marker_type(
+        producer_id=who[0],
+        producer_epoch=who[1],
+        topics=[marker_type.Topic(name="t", partition_indexes=[0, 7])],
+    )
+    told = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
+    assert [each.error_code for each in told] == [0, codes.UNKNOWN_TOPIC_OR_PARTITION]
+    assert broker.logdir.partition("t", 0).last_stable_offset == 2

@@ -1,0 +1,67 @@
+"""A broker without sockets on a simulated disk. What it submits is done at once, in the order of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import logcore
+from logcore.testing import SimulatedDisk
+from netshim import wire
+from netshim.broker import Broker
+from netshim.session import Session
+from netshim.settings import Settings
+from netshim.waiting import Answer
+
+
+class StillBroker:
+    def __init__(self, disk: SimulatedDisk, now_ms: int) -> None:
+        self.disk = disk
+        self.now_ms = now_ms
+        self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.is_running = False
+        self.session = Session("127.0.0.1", 9092, "127.0.0.1")
+        self.start()
+
+    def start(self) -> None:
+        self.logdir = logcore.open_dir("/data", create=True, fs=self.disk)
+        self.broker = Broker(self.logdir, Settings(), self.submit, lambda: "id")
+        self.tick()
+
+    def stop(self) -> None:
+        self.broker.stop(self.now_ms)
+        self.logdir.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.submitted.append((work, done))
+        if self.is_running:
+            return
+        self.is_running = True
+        try:
+            while self.submitted:
+                work, done = self.submitted.pop(0)
+                try:
+                    result = work()
+                except Exception as error:
+                    result = error
+                done(result)
+        finally:
+            self.is_running = False
+
+    def tick(self, ms: int = 0) -> None:
+        self.now_ms += ms
+        self.broker.tick(self.now_ms)
+
+    def ask(self, api: Any, version: int, **fields: Any) -> Any:
+        """The response, which has to be there at once. It and the request pass through their wire forms."""
+        frame = memoryview(wire.encode_request(api, version, 1, "me", api.Request(**fields)))[4:]
+        reply = self.broker.handle(self.session, frame, self.now_ms)
+        if isinstance(reply, Answer):
+            assert reply.is_set, f"{api.name} waits"
+            reply = reply.value
+        assert isinstance(reply, list), reply
+        return wire.decode_response(api, version, b"".join(reply)[4:])[1]
