@@ -30,7 +30,12 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: What tests of one mistake may take together.
 LIMIT_SECONDS: Final = 90
-ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_REGISTRY_ROUNDS": "60", "LOGCORE_SHARING_ROUNDS": "30"}
+ROUNDS: Final = {
+    "LOGCORE_EXPLORE_STATES": "3000",
+    "LOGCORE_REGISTRY_ROUNDS": "60",
+    "LOGCORE_SHARING_ROUNDS": "30",
+    "LOGCORE_GROUP_ROUNDS": "20",
+}
 
 
 class Mistake(NamedTuple):
@@ -650,6 +655,49 @@ MISTAKES: Final = (
         "                if ran and expected >= end:  # the file",
         "                if False:  # the file",
         "partition/test_sharing_exploration.py",
+    ),
+    # -- groups in several processes
+    Mistake(
+        "member_of_a_dead_process_stays", "logcore/consumer/sharedgroups.py",
+        "            if not alive[session] and member.instance_id is None:\n",
+        "            if False:\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "zombies_commit", "logcore/consumer/sharedgroups.py",
+        "            if error is not None:\n                refused.append(error)\n                return effects\n",
+        "",
+        "consumer/test_shared_groups_exploration.py consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "commit_answered_before_it_is_on_disk", "logcore/consumer/sharedgroups.py",
+        "            log.append_many(rows, durability=\"disk\")\n",
+        "            log.append_many(rows, durability=\"os\")\n",
+        "consumer/test_shared_groups_exploration.py",
+    ),
+    Mistake(
+        "positions_by_an_end_of_before", "logcore/consumer/consumer.py",
+        "            start = self._start(reading.log)\n",
+        "            start = reading.log.log_start_offset\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "offsets_of_others_are_not_read", "logcore/consumer/sharedgroups.py",
+        "        for columns in log.scan(end, high_watermark):\n",
+        "        for columns in log.scan(end, high_watermark) if known is None else ():\n",
+        "consumer/test_shared_groups.py consumer/test_shared_groups_exploration.py",
+    ),
+    Mistake(
+        "generations_begin_again_after_a_power_cut", "logcore/consumer/sharedgroups.py",
+        "                generation = max(generation, stored.generation)\n",
+        "                generation = 0\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "session_is_not_renewed", "logcore/consumer/sharedgroups.py",
+        "            if now_ms - renewed_ms < group.members[member_id].session_timeout_ms // _RENEW_PART:\n",
+        "            if True:\n",
+        "consumer/test_shared_groups.py",
     ),
     # -- groups of consumers
     Mistake(

@@ -19,7 +19,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack, cast
 
 import attrs
 
@@ -55,7 +55,7 @@ from logcore.errors import (
 )
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.format.grouprecords import OFFSETS_TOPIC
-from logcore.fs import FS, OS
+from logcore.fs import FS, OS, SharedFS
 from logcore.glance import directory_html, topic_html
 from logcore.groupoffsets import committed_in
 from logcore.kernels import TopicRecord
@@ -87,6 +87,7 @@ from logcore.topic import Order, Position, Topic
 if TYPE_CHECKING:
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.groups import Groups
+    from logcore.consumer.sharedgroups import SharedGroups
     from logcore.consumer.values import ConsumerOptions
     from logcore.producer.producer import Producer
     from logcore.producer.values import ProducerOptions
@@ -209,7 +210,7 @@ class LogDir:
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
-        self._groups: Groups | None = None  # made by whoever asks first, under the lock
+        self._groups: Groups | SharedGroups | None = None  # made by whoever asks first, under the lock
         self.has_coordinator = False
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
@@ -305,6 +306,8 @@ class LogDir:
             self._closed = True
             claim = self._claim
             logs = self._logs
+            if self._groups is not None:
+                self._groups.close()
             failures: list[BaseException] = []
             try:
                 self._upkeeper.stop_compacting(*logs.values())
@@ -444,6 +447,9 @@ class LogDir:
         """
         with self._lock:
             self._check_writable()
+            self.refresh()
+            if self._registry.deleting_elsewhere.intersection(wanted):
+                self._sharing.finish_elsewhere()
             with self._sharing.changing():
                 self._registry.create(wanted, check_only=check_only)
 
@@ -575,9 +581,13 @@ class LogDir:
             with self._incidents.going_on("deletion", OFFSETS_TOPIC):
                 self._own_groups().forget_topics({name})
 
-    def _own_groups(self) -> Groups:
-        """The groups whose members are consumers of this object; read when they are first asked for."""
+    def _own_groups(self) -> Groups | SharedGroups:
+        """The groups whose members are consumers of this object, or of all that share the directory; read when they are
+        first asked for.
+        """
         from logcore.consumer.groups import Groups
+        from logcore.consumer.sharedgroups import SharedGroups
+        from logcore.registry import open_registry
 
         with self._lock:
             self._check_writable()
@@ -587,8 +597,11 @@ class LogDir:
                     path=self.path,
                 )
             if self._groups is None:
-                self._check_alone("a consumer group")
-                self._groups = Groups(self._fs, self)
+                if self.is_shared:
+                    registry = open_registry(self.path, fs=cast(SharedFS, self._fs))
+                    self._groups = SharedGroups(self._fs, self, registry)
+                else:
+                    self._groups = Groups(self._fs, self)
             return self._groups
 
     def delete_group(self, group_id: str) -> None:

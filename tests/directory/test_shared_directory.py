@@ -14,6 +14,8 @@ import pytest
 
 import logcore
 from logcore import LogDir
+from logcore.directory.topicfile import TopicEntry, new_id, read_topics, write_topics
+from logcore.fs import OS
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -129,6 +131,16 @@ def test_a_topic_that_another_deletes_is_gone(data: LogDir, other: Other) -> Non
     assert other.call(values, "t") == []
     assert other.call(append, "t", b"new") == 0
     assert values(data, "t") == [b"new"]
+
+
+def test_what_a_killed_process_left_half_made_is_no_obstacle(data: LogDir, other: Other) -> None:
+    rows = read_topics(OS, data.path)
+    write_topics(OS, data.path, [*rows, TopicEntry("half", new_id(OS), 2, {}, (0, 1), is_deleting=True)])
+    (Path(data.path) / "half-0").mkdir()
+    assert data.topics() == ["t"]
+    other.call(create, "half")
+    assert append(data, "half", b"1") == 0
+    assert other.call(values, "half") == [b"1"]
 
 
 def test_a_killed_process_holds_up_nobody(data: LogDir, other: Other) -> None:

@@ -30,6 +30,7 @@ from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
 from logcore.consumer.membership import TopicPartition
+from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
     ConsumerRecords,
     ConsumerSettings,
@@ -60,6 +61,8 @@ from logcore.reader import listen_to
 
 #: How long a consumer waits without looking, in case no event wakes it.
 _LOOK_SECONDS: Final = 1.0
+#: The same where other processes write too, whose deaths nothing tells of.
+_LOOK_SHARED_SECONDS: Final = 0.05
 #: How long the iteration goes on before it looks after the group.
 _LOOK_WHILE_ITERATING_MS: Final = 100
 #: Records that the iteration reads ahead, and those between two looks at the clock while the loop is fast.
@@ -70,6 +73,8 @@ _RECORDS_A_LOOK: Final = 16
 class Directory(GroupDirectory, Protocol):
     """What is asked of the LogDir."""
 
+    @property
+    def is_shared(self) -> bool: ...
     def topics(self) -> list[str]: ...
     def refresh(self) -> None: ...
 
@@ -100,12 +105,18 @@ class Consumer:
     """Made by LogDir.consumer(). A with block closes it; used by one thread at a time, but for wakeup()."""
 
     def __init__(
-        self, fs: FS, directory: Directory, is_read_only: bool, groups: Groups | None, settings: ConsumerSettings
+        self,
+        fs: FS,
+        directory: Directory,
+        is_read_only: bool,
+        groups: Groups | SharedGroups | None,
+        settings: ConsumerSettings,
     ) -> None:
         """Not for users."""
         self._fs = fs
         self._directory = directory
         self._is_read_only = is_read_only
+        self._is_shared = directory.is_shared
         self._groups = groups
         self._settings = settings
         self._member: GroupMember | None = None
@@ -209,7 +220,7 @@ class Consumer:
         if self._fs.forks != self._forks:  # locks of the groups may be held by threads that this process does not have
             raise ForkedWriterError("the consumer was opened by a parent process; make another in the child")
 
-    def _group(self) -> Groups:
+    def _group(self) -> Groups | SharedGroups:
         if self._groups is None:
             raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
         return self._groups
@@ -338,7 +349,7 @@ class Consumer:
         with self._alone():
             for one in partitions or tuple(self._readings):
                 reading = self._reading(one)
-                reading.place(reading.log.log_start_offset)
+                reading.place(self._start(reading.log))
 
     def seek_to_end(self, *partitions: tuple[str, int]) -> None:
         with self._alone():
@@ -358,7 +369,7 @@ class Consumer:
             return found
 
     def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
-        return {TopicPartition(*one): self._log(TopicPartition(*one)).log_start_offset for one in partitions}
+        return {TopicPartition(*one): self._start(self._log(TopicPartition(*one))) for one in partitions}
 
     def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
         """Up to where this consumer may read, by its isolation level."""
@@ -375,7 +386,14 @@ class Consumer:
         self._check_open()
         return self._directory.partition(*partition)
 
+    def _start(self, log: Log) -> int:
+        if self._is_shared:
+            log.refresh()
+        return log.log_start_offset
+
     def _end(self, log: Log) -> int:
+        if self._is_shared:
+            log.refresh()
         return log.last_stable_offset if self._settings.isolation_level == "read_committed" else log.high_watermark
 
     # -- commits -------------------------------------------------------------------------------------------------
@@ -639,8 +657,12 @@ class Consumer:
             return is_woken
 
     def _wait(self, seconds: float) -> None:
-        if self._is_read_only:
+        if self._is_read_only or self._is_shared:
             paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
+            if isinstance(self._groups, SharedGroups):
+                paths.append(self._groups.watched(str(self._settings.group_id)))
+            if self._is_shared:
+                seconds = min(seconds, _LOOK_SHARED_SECONDS)
             with contextlib.closing(self._fs.watch(*paths)) as watch:
                 if not any(self._has_records(reading) for reading in self._readings.values()):
                     watch.wait(seconds)
@@ -757,7 +779,8 @@ class Consumer:
                 continue
             reading.place(committed.offset)
             reading.stored = committed.offset
-            start = reading.log.log_start_offset
+            # What another process has appended, and committed, may not be known here yet.
+            start = self._start(reading.log)
             end = reading.log.high_watermark
             if not start <= committed.offset <= end:
                 error = OffsetOutOfRangeError(
@@ -801,7 +824,7 @@ class Consumer:
         """What has changed: topics, and the place in the group. Calls the listener."""
         if not self._topics and self._pattern is None:
             return
-        if self._is_read_only:
+        if self._is_read_only or self._is_shared:
             self._directory.refresh()
         wanted = self.subscription()
         for topic in wanted:

@@ -103,6 +103,9 @@ class Groups:
     def _without(self, group_id: str, gone: list[tuple[str, str | None]], now_ms: int) -> list[Effect]:
         return self._coordinator.leave(group_id, gone, now_ms)[1]
 
+    def close(self) -> None:
+        """Nothing: what they know ends with this object."""
+
     def now_ms(self) -> int:
         return self._started_ms + self._fs.monotonic_ms()
 

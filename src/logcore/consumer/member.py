@@ -24,6 +24,7 @@ import attrs
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.groups import Answer, Groups
 from logcore.consumer.membership import Member, TopicPartition
+from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Sync, Synced
 from logcore.errors import ConsumerStateError, FencedInstanceError, InvalidConfigError
 from logcore.format.grouprecords import (
@@ -56,7 +57,7 @@ class GroupMember:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: Groups | SharedGroups,
         group_id: str,
         *,
         instance_id: str | None,

@@ -57,6 +57,10 @@ class Coordinator:
     def all(self) -> list[Group]:
         return list(self._groups.values())
 
+    def adopt(self, group: Group) -> None:
+        """Takes over a group as it is, from a coordinator that looked after it before."""
+        self._groups[group.group_id] = group
+
     # -- what is stored
 
     def load(

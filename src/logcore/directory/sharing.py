@@ -103,6 +103,20 @@ class Sharing:
     def _is_other(before: uuid.UUID | None, topic: TopicEntry | None) -> bool:
         return before is not None and topic is not None and topic.topic_id is not None and topic.topic_id != before
 
+    def finish_elsewhere(self) -> None:
+        """Ends what processes that died have left half made or half deleted. Not inside changing()."""
+        if self._claim is None or not self.is_shared:
+            return
+        with self.changing():
+            left = {row.name: row for row in read_topics(self._fs, self._registry.path) if row.is_deleting}
+        for name, row in left.items():
+            if name not in self._registry.deleting:
+                self.say_deleted(name, row.numbers)
+        with self.changing():
+            self._registry.finish_rows(set(left) - set(self._registry.deleting))
+            self._seen = None
+            self.look()
+
     def _state_of_file(self) -> tuple[object, ...]:
         path = os.path.join(self._registry.path, checkpoint.TOPICS)
         try:

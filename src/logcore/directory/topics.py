@@ -316,6 +316,14 @@ class TopicRegistry:
             del self.deleting[name]
         self.save(makes_room=True)
 
+    def finish_rows(self, names: set[str]) -> None:
+        """Removes what is left of topics that the file calls deleting, for a process that died."""
+        rows = read_topics(self._fs, self.path)
+        doomed = {row.name: row.numbers for row in rows if row.is_deleting and row.name in names}
+        if doomed:
+            self._remove_partitions(doomed)
+            write_topics(self._fs, self.path, [row for row in rows if row.name not in doomed])
+
     def _remove_partitions(self, numbers: Mapping[str, Iterable[int]]) -> None:
         """Removes partition directories, those that exist, and what checkpoints say of them.
 

@@ -59,6 +59,7 @@ from logcore.errors import (
     UnsupportedRegistryError,
 )
 from logcore.fs import OS, SharedFS
+from logcore.notices import WARNING, tell
 from logcore.registry import nodefile
 from logcore.registry.nodefile import SUFFIX, UNFINISHED, Head, Kind, Slot, file_name
 from logcore.registry.protocol import (
@@ -307,6 +308,19 @@ class FileRegistry:
     def session(self) -> FileSession:
         return FileSession(self._writing())
 
+    @property
+    def boot_id(self) -> str:
+        """Of the machine: what was written under another one is of processes that live no more."""
+        return self._fs.boot().boot_id.hex()
+
+    def is_alive(self, session: str) -> bool:
+        """Whether the process of a session lives."""
+        return self._sessions.is_alive(session)
+
+    def directory_of(self, path: str) -> str:
+        """The directory in which a node's file is written, for who watches it."""
+        return posixpath.dirname(self._file(node_names(path)))
+
     def sessions(self) -> list[SessionInfo]:
         """Every session of which something is left."""
         self._check_open()
@@ -328,8 +342,16 @@ class FileRegistry:
         return self._directory(names) + SUFFIX
 
     def _look(self, names: Names) -> tuple[Head, Slot] | None:
-        """A node as it is now; None for one that is not there or whose session is over."""
-        return self._believed(self._file(names))
+        """A node as it is now; None for one that is not there or whose session is over, and for one that is damaged and
+        was never synced: a power cut does that.
+        """
+        try:
+            return self._believed(self._file(names))
+        except CorruptRegistryError as error:
+            if kind_of(names) is not Kind.UNSYNCED:
+                raise
+            tell("registry", WARNING, "a node that is not synced is damaged, and is made again: %s", error)
+            return None
 
     def _believed(self, file: str) -> tuple[Head, Slot] | None:
         found = self._read(file)

@@ -1,0 +1,448 @@
+"""Groups whose members live in several processes that share a log directory.
+
+The state of a group is a node of the registry, `/consumers/<group>/group`. A step locks the group's domain, reads the
+node, lets logcore.coordination decide, stores what is to be stored, and writes the node. So one state machine runs,
+wherever a member lives.
+
+Rules:
+- Records are on disk before the node that tells of them, and both within one step: no rebalance comes between the check
+  of a commit and its append, and no commit of a member that was removed counts.
+- A member whose process has died is removed by whoever looks next; no time-out is waited for. A process shows that it
+  lives by the lock of its session. A static member keeps its place until its session times out.
+- A member that lives and does not poll is removed when its session times out, by the steady clock of the machine.
+- An answer for a member of another process waits in the node until that process fetches it.
+- After a power cut no old member lives: the node of another boot keeps the generation and nothing else.
+
+Not here: what happens in a group (logcore.coordination), what a consumer does with its share (consumer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from logcore.consumer.groups import Answer, Directory
+from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.effects import (
+    At,
+    Cancel,
+    Effect,
+    GroupError,
+    Join,
+    Joined,
+    OffsetKey,
+    Reply,
+    Rules,
+    Store,
+    Sync,
+)
+from logcore.coordination.group import DEAD, PREPARING, Group
+from logcore.coordination.packing import GroupNode
+from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError, TopicExistsError
+from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, StoredGroup, partition_of
+from logcore.fs import FS
+from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups
+from logcore.log import Log
+from logcore.notices import ERROR, tell
+from logcore.registry import FileRegistry
+from logcore.registry.paths import group_state as _path
+
+_LONGEST_MS: Final = 2**31 - 1
+#: How often it is looked whether the processes of other members live: a look opens a file of each.
+_ALIVE_MS: Final = 50
+#: A session is renewed when this part of it has passed.
+_RENEW_PART: Final = 4
+
+Step = Callable[[Coordinator, int], Iterable[Effect]]
+
+
+class SharedGroups:
+    """The groups of one directory that several processes have open. Methods as those of Groups, in groups.py.
+
+    failure: why records could not be stored the last time; written under the lock.
+    """
+
+    def __init__(self, fs: FS, directory: Directory, registry: FileRegistry) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._registry = registry
+        self._session = registry.session.id
+        self._lock = threading.RLock()
+        self._rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
+        self._numbers = itertools.count()
+        self._answers: dict[str, dict[str, Answer]] = {}  # group -> waiter -> answer that is not there yet
+        self._nodes: dict[str, tuple[int, GroupNode]] = {}  # by group: the version and the node that was read last
+        self._renewed: dict[tuple[str, str], int] = {}  # (group, member) -> when its session was renewed
+        self._looked_ms = 0
+        self._offsets = _Offsets(directory)
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._boot = registry.boot_id
+        self._clock_ms = fs.now_ms() - fs.monotonic_ms()
+        self.failure: Exception | None = None
+
+    def close(self) -> None:
+        """Gives the session up; members that did not leave are removed by others."""
+        self._registry.close()
+
+    def now_ms(self) -> int:
+        """The time of the groups, as far as this process counts it."""
+        return self._clock_ms + self._fs.monotonic_ms()
+
+    def watched(self, group_id: str) -> str:
+        """The directory in which something changes when the group does."""
+        return self._registry.directory_of(_path(group_id))
+
+    # -- listeners
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls it, in the thread that finds out, whenever a group may have changed."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+    # -- requests
+
+    def join(self, request: Join) -> Answer:
+        """The answer comes when all members have joined: Joined or JoinRefused."""
+        return self._ask(
+            request.group_id, lambda coordinator, waiter, now_ms: coordinator.join(request, waiter, now_ms)
+        )
+
+    def sync(self, request: Sync) -> Answer:
+        """The answer comes when the leader has assigned: Synced or a GroupError."""
+        return self._ask(
+            request.group_id, lambda coordinator, waiter, now_ms: coordinator.sync(request, waiter, now_ms)
+        )
+
+    def _ask(self, group_id: str, ask: Callable[[Coordinator, str, int], Iterable[Effect]]) -> Answer:
+        answer = Answer()
+        waiter = f"{self._session}:{next(self._numbers)}"
+        with self._lock:
+            self._answers.setdefault(group_id, {})[waiter] = answer
+            self._step(group_id, lambda coordinator, now_ms: ask(coordinator, waiter, now_ms))
+        return answer
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+        """Renews a session, once a good part of it has passed. None: all is as it was; else what the member has to
+        hear.
+        """
+        with self._lock:
+            node = self._peek(group_id)
+            if node is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            group = node.group
+            error = group.check_generation(member_id, instance_id, generation)
+            if error is not None:
+                return error
+            now_ms = self._fs.monotonic_ms()
+            renewed_ms = self._renewed.get((group_id, member_id), -_LONGEST_MS)
+            if now_ms - renewed_ms < group.members[member_id].session_timeout_ms // _RENEW_PART:
+                return GroupError.REBALANCE_IN_PROGRESS if group.state == PREPARING else None
+            found: list[GroupError | None] = []
+
+            def beat(coordinator: Coordinator, at_ms: int) -> list[Effect]:
+                error, effects = coordinator.heartbeat(group_id, member_id, instance_id, generation, at_ms)
+                found.append(error)
+                return effects
+
+            self._step(group_id, beat)
+            self._renewed[group_id, member_id] = now_ms
+            return found[-1]
+
+    def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
+        self._step(
+            group_id, lambda coordinator, now_ms: coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1]
+        )
+
+    def commit(
+        self,
+        group_id: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        offsets: Mapping[OffsetKey, Committed],
+    ) -> GroupError | None:
+        """Returns when the offsets are on disk, or why they are not."""
+        refused: list[GroupError] = []
+
+        def commit(coordinator: Coordinator, waiter: str, now_ms: int) -> list[Effect]:
+            error, effects = coordinator.check_commit(group_id, generation, member_id, instance_id, now_ms)
+            if error is not None:
+                refused.append(error)
+                return effects
+            return [*effects, *coordinator.commit(group_id, offsets, waiter)]
+
+        answer = self._ask(group_id, commit)
+        if refused:
+            return refused[0]
+        result: GroupError | None = answer.result
+        return result
+
+    def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
+        """All that a group has committed, on disk, by whichever process."""
+        with self._lock, self._registry.holding(_path(group_id)):
+            self._offsets.look(group_id)
+            return {
+                (topic, partition): each
+                for topic, partitions in self._offsets.of(group_id).items()
+                for partition, each in partitions.items()
+            }
+
+    def delete(self, group_id: str) -> GroupError | None:
+        """Deletes a group without members, with all that it has committed; or says why not."""
+        result: GroupError | None = self._ask(
+            group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter)
+        ).result
+        return result
+
+    def forget_topics(self, names: set[str]) -> None:
+        """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
+        with self._lock:
+            for group_id in self._offsets.groups():
+                self._step(group_id, lambda coordinator, _: coordinator.forget_topics(names))
+
+    def look(self) -> None:
+        """Fetches answers, and notices deadlines that have passed and processes that have died."""
+        with self._lock:
+            clock_ms = self._fs.monotonic_ms()
+            is_due = clock_ms - self._looked_ms >= _ALIVE_MS
+            if is_due:
+                self._looked_ms = clock_ms
+            for group_id in list({*self._answers, *(group_id for group_id, _ in self._renewed)}):
+                node = self._peek(group_id)
+                if node is None:
+                    continue
+                self._fetch(group_id, node)
+                is_over = any(at_ms <= node.clock_ms + clock_ms for at_ms in node.timers.values())
+                if is_over or (is_due and self._dead(node)):
+                    self._step(group_id, lambda coordinator, now_ms: ())
+
+    def next_ms(self) -> int | None:
+        """When a deadline passes, by now_ms(); never far away, for another process may die at any time."""
+        with self._lock:
+            times = [at_ms - node.clock_ms for _, node in self._nodes.values() for at_ms in node.timers.values()]
+        soon_ms = self._fs.monotonic_ms() + _ALIVE_MS
+        return self._clock_ms + min([soon_ms, *times])
+
+    # -- the node
+
+    def _peek(self, group_id: str) -> GroupNode | None:
+        """The node as it is, read without a lock; it is not to be changed."""
+        try:
+            found = self._registry.get(_path(group_id))
+        except NodeNotFoundError:
+            self._nodes.pop(group_id, None)
+            return None
+        known = self._nodes.get(group_id)
+        if known is None or known[0] != found.version:
+            if not found.value:
+                return None
+            known = found.version, GroupNode.unpack(group_id, found.value)
+            self._nodes[group_id] = known
+            self._tell()
+        return known[1] if known[1].boot == self._boot else None
+
+    def _fetch(self, group_id: str, node: GroupNode) -> None:
+        """Takes the answers that wait for members of this process."""
+        waiting = self._answers.get(group_id, {})
+        for waiter in [waiter for waiter in waiting if waiter in node.mail]:
+            answer = waiting.pop(waiter)
+            answer.result = node.mail[waiter]
+            answer.is_there = True
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _dead(self, node: GroupNode) -> list[str]:
+        """Dynamic members whose process has died."""
+        alive = {self._session: True}
+        found = []
+        for member in node.group.members.values():
+            session = node.sessions.get(member.member_id, self._session)
+            if session not in alive:
+                alive[session] = self._registry.is_alive(session)
+            if not alive[session] and member.instance_id is None:
+                found.append(member.member_id)
+        return found
+
+    def _step(self, group_id: str, step: Step) -> None:
+        """One step of a group: everything between reading its node and writing it. Raises what the registry raises."""
+        path = _path(group_id)
+        with self._lock:
+            try:
+                self._registry.get(path)
+            except NodeNotFoundError:  # made before the step: update() asks again once it has made outer nodes
+                with contextlib.suppress(NodeExistsError):
+                    self._registry.create(path)
+            self._registry.update(path, lambda value: self._changed(group_id, value or b"", step))
+            node = self._peek(group_id)
+            if node is not None:
+                self._fetch(group_id, node)
+
+    def _changed(self, group_id: str, value: bytes, step: Step) -> bytes | None:
+        """The value of the node after a step; under the lock of the group's domain."""
+        node = self._opened(group_id, value)
+        run = _Run(self, node)
+        now_ms = node.clock_ms + self._fs.monotonic_ms()
+        dead = self._dead(node)
+        if dead:
+            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dead]
+            run.act(run.coordinator.leave(group_id, gone, now_ms)[1])
+        for timeout, at_ms in sorted(node.timers.items(), key=lambda item: item[1]):
+            if at_ms <= now_ms and node.timers.pop(timeout, None) is not None:
+                run.act(run.coordinator.timed_out(node.group, timeout, now_ms))
+        run.act(step(run.coordinator, now_ms))
+        run.note_sessions()
+        packed = node.pack()
+        return None if packed == value else packed
+
+    def _opened(self, group_id: str, value: bytes) -> GroupNode:
+        """The node, or what the log says of the group where there is none of this boot."""
+        node = GroupNode.unpack(group_id, value) if value else None
+        self._offsets.look(group_id)
+        offsets = self._offsets.of(group_id)
+        if node is None or node.boot != self._boot:
+            generation = 0 if node is None else node.group.generation
+            node = GroupNode(Group(group_id), self._boot, self._clock_ms)
+            stored = self._offsets.group(group_id)
+            if stored is not None:
+                node.group.protocol_type = stored.protocol_type
+                node.group.state_ms = stored.state_ms
+                generation = max(generation, stored.generation)
+            node.group.generation = generation
+        node.group.offsets = {topic: dict(partitions) for topic, partitions in offsets.items()}
+        return node
+
+    def _store(self, group_id: str, store: Store) -> GroupError | None:
+        """Appends records, and returns when they are on disk."""
+        now_ms = self._fs.now_ms()
+        rows = [(key, value, (), now_ms) for key, value in store.records]
+        try:
+            log = self._offsets.log(group_id)
+            log.append_many(rows, durability="disk")
+        except (LogcoreError, OSError) as error:
+            self.failure = error
+            tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
+            return GroupError.COORDINATOR_NOT_AVAILABLE
+        return None
+
+    def owns(self, waiter: str) -> bool:
+        return waiter.startswith(f"{self._session}:")
+
+
+class _Run:
+    """Carries out the effects of one step on a node."""
+
+    def __init__(self, groups: SharedGroups, node: GroupNode) -> None:
+        self._groups = groups
+        self._node = node
+        self._effects: deque[Effect] = deque()
+        self.coordinator = Coordinator(groups._rules, lambda: groups._fs.random_bytes(16).hex())
+        if not node.group.is_unused:
+            self.coordinator.adopt(node.group)
+        # Answers that their process has fetched, and those of processes that are gone.
+        for waiter in list(node.mail):
+            session = waiter.partition(":")[0]
+            is_fetched = groups.owns(waiter) and waiter not in groups._answers.get(node.group.group_id, {})
+            if is_fetched or not (groups.owns(waiter) or groups._registry.is_alive(session)):
+                del node.mail[waiter]
+
+    def act(self, effects: Iterable[Effect]) -> None:
+        """Carries out effects, behind those that came before them."""
+        node = self._node
+        self._effects.extend(effects)
+        while self._effects:
+            match self._effects.popleft():
+                case Reply(str() as waiter, result):
+                    node.mail[waiter] = result
+                    if isinstance(result, Joined):
+                        node.sessions[result.member_id] = waiter.partition(":")[0]
+                case Store() as store:
+                    self._take(store.group)
+                    error = self._groups._store(node.group.group_id, store)
+                    now_ms = node.clock_ms + self._groups._fs.monotonic_ms()
+                    self._effects.extend(self.coordinator.stored(store, error, now_ms))
+                case At(group, timeout, at_ms):
+                    self._take(group)
+                    node.timers[timeout] = at_ms
+                case Cancel(_, timeout):
+                    node.timers.pop(timeout, None)
+        found = self.coordinator.get(node.group.group_id)
+        if found is not None:
+            self._take(found)
+        elif node.group.state == DEAD:
+            self._take(Group(node.group.group_id, generation=node.group.generation))
+
+    def _take(self, group: Group) -> None:
+        self._node.group = group
+
+    def note_sessions(self) -> None:
+        """Whose process a member lives in: that of whose request it waits, or waited."""
+        node = self._node
+        for member in node.group.members.values():
+            for waiter in (member.joining, member.syncing):
+                if isinstance(waiter, str):
+                    node.sessions[member.member_id] = waiter.partition(":")[0]
+        node.sessions = {one: session for one, session in node.sessions.items() if one in node.group.members}
+
+
+class _Offsets:
+    """What the logs of `__consumer_offsets` say, read on from where it was read last. Under the lock of the groups."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._found: dict[int, StoredGroups] = {}  # by partition
+        self._ends: dict[int, tuple[Log, int]] = {}  # by partition: how far it was read
+
+    def _number(self, group_id: str) -> int:
+        return partition_of(group_id, self._directory.partitions(OFFSETS_TOPIC)[-1] + 1)
+
+    def log(self, group_id: str) -> Log:
+        """The log that a group's records are in, made if there is none. Raises what opening it raises."""
+        if OFFSETS_TOPIC not in self._directory:
+            with contextlib.suppress(TopicExistsError):
+                self._directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
+        number = self._number(group_id)
+        log = self._directory.partition(OFFSETS_TOPIC, number)
+        return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
+
+    def look(self, group_id: str) -> None:
+        """Reads what was added to the group's log. All of it is on disk then."""
+        if OFFSETS_TOPIC not in self._directory:
+            return
+        log = self.log(group_id)
+        number = self._number(group_id)
+        log.refresh()
+        if log.durable_end_offset < log.log_end_offset:  # of a process that died before its sync
+            log.flush()
+        known, end = self._ends.get(number, (None, 0))
+        if known is not log or end < log.log_start_offset or end > log.high_watermark or log.times_truncated:
+            self._found[number] = StoredGroups()
+            end = log.log_start_offset
+        found = self._found[number]
+        high_watermark = log.high_watermark
+        for columns in log.scan(end, high_watermark):
+            pairs = zip(columns.keys(), columns.values(), strict=True)
+            found.take({key: value for key, value in pairs if key is not None})
+        self._ends[number] = log, high_watermark
+
+    def of(self, group_id: str) -> Mapping[str, Mapping[int, Committed]]:
+        for found in self._found.values():
+            if group_id in found.offsets:
+                return found.offsets[group_id]
+        return {}
+
+    def group(self, group_id: str) -> StoredGroup | None:
+        return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)
+
+    def groups(self) -> list[str]:
+        return sorted({name for found in self._found.values() for name in (*found.offsets, *found.groups)})

@@ -1,0 +1,178 @@
+"""A group with its timers and the answers that wait for others to fetch them, as the text of a registry's node.
+
+Rules:
+- All is named. What another version has written is an error, and so is what does not fit together.
+- Waiters are texts. What is on its way to the disk is not packed: who carries effects out ends them first.
+- Committed offsets are not packed: the log has them.
+
+Pure functions. sharedgroups.py in consumer/ keeps the node.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from logcore.coordination import effects
+from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinRefused, Result, Synced, Timeout
+from logcore.coordination.group import Group, Member
+from logcore.errors import UnsupportedRegistryError
+
+_VERSION: Final = 1
+_TIMEOUTS: Final = {
+    kind.__name__: kind
+    for kind in (effects.SessionEnds, effects.PendingEnds, effects.DelayEnds, effects.JoinEnds, effects.SyncEnds)
+}
+
+
+@attrs.define
+class GroupNode:
+    """What a node holds. boot: of the machine when it was written; clock_ms: what is added to the steady clock for the
+    time of the group; timers: when what is due; sessions: member id -> session of its process; mail: waiter -> how its
+    request ended, until its process has fetched it.
+    """
+
+    group: Group
+    boot: str
+    clock_ms: int
+    timers: dict[Timeout, int] = attrs.Factory(dict[Timeout, int])
+    sessions: dict[str, str] = attrs.Factory(dict[str, str])
+    mail: dict[str, Result] = attrs.Factory(dict[str, Result])
+
+    def pack(self) -> bytes:
+        group = self.group
+        assert not group.storing, "a commit is on its way"
+        facts = {
+            "version": _VERSION,
+            "boot": self.boot,
+            "clock_ms": self.clock_ms,
+            "state": group.state,
+            "state_ms": group.state_ms,
+            "generation": group.generation,
+            "protocol_type": group.protocol_type,
+            "protocol": group.protocol,
+            "leader": group.leader,
+            "members": [_member(one) for one in group.members.values()],
+            "pending": sorted(group.pending),
+            "unsynced": sorted(group.unsynced),
+            "topics": None if group.topics is None else sorted(group.topics),
+            "is_first": group.is_first,
+            "has_newcomer": group.has_newcomer,
+            "join_timer": None if group.join_timer is None else _timeout(group.join_timer),
+            "sync_timer": None if group.sync_timer is None else _timeout(group.sync_timer),
+            "timers": [[_timeout(timeout), at_ms] for timeout, at_ms in self.timers.items()],
+            "sessions": self.sessions,
+            "mail": {waiter: _result(result) for waiter, result in self.mail.items()},
+        }
+        return json.dumps(facts, separators=(",", ":")).encode()
+
+    @classmethod
+    def unpack(cls, group_id: str, value: bytes) -> GroupNode:
+        """Raises UnsupportedRegistryError for what this version does not write."""
+        try:
+            facts = json.loads(value)
+            if facts["version"] != _VERSION:
+                raise ValueError(f"version {facts['version']!r}")
+            return cls._read(group_id, facts)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UnsupportedRegistryError(
+                f"the node of group {group_id!r} is none that this version writes: {error}",
+                expected=f"the state of a group, version {_VERSION}",
+                found=repr(value[:80]),
+            ) from error
+
+    @classmethod
+    def _read(cls, group_id: str, facts: Mapping[str, Any]) -> GroupNode:
+        group = Group(
+            group_id,
+            state=facts["state"],
+            state_ms=facts["state_ms"],
+            generation=facts["generation"],
+            protocol_type=facts["protocol_type"],
+            protocol=facts["protocol"],
+            leader=facts["leader"],
+            pending=set(facts["pending"]),
+            unsynced=set(facts["unsynced"]),
+            topics=None if facts["topics"] is None else frozenset(facts["topics"]),
+            is_first=facts["is_first"],
+            has_newcomer=facts["has_newcomer"],
+        )
+        for row in facts["members"]:
+            member = Member(**{**row, "protocols": tuple((name, _bytes(text)) for name, text in row["protocols"])})
+            member.assignment = _bytes(row["assignment"])
+            group.members[member.member_id] = member
+            if member.instance_id is not None:
+                group.static[member.instance_id] = member.member_id
+        join_timer = _read_timeout(facts["join_timer"])
+        assert join_timer is None or isinstance(join_timer, effects.JoinEnds | effects.DelayEnds)
+        group.join_timer = join_timer
+        sync_timer = _read_timeout(facts["sync_timer"])
+        assert sync_timer is None or isinstance(sync_timer, effects.SyncEnds)
+        group.sync_timer = sync_timer
+        timers = {timeout: at_ms for row, at_ms in facts["timers"] if (timeout := _read_timeout(row)) is not None}
+        mail = {waiter: _read_result(row) for waiter, row in facts["mail"].items()}
+        return cls(group, facts["boot"], facts["clock_ms"], timers, facts["sessions"], mail)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _member(member: Member) -> dict[str, Any]:
+    facts = attrs.asdict(member, recurse=False)
+    facts["protocols"] = [[name, _text(metadata)] for name, metadata in member.protocols]
+    facts["assignment"] = _text(member.assignment)
+    return facts
+
+
+def _timeout(timeout: Timeout) -> dict[str, Any]:
+    return {"kind": type(timeout).__name__, **attrs.asdict(timeout)}
+
+
+def _read_timeout(row: dict[str, Any] | None) -> Timeout | None:
+    if row is None:
+        return None
+    fields = {name: value for name, value in row.items() if name != "kind"}
+    return _TIMEOUTS[row["kind"]](**fields)
+
+
+def _result(result: Result) -> dict[str, Any] | None:
+    match result:
+        case None:
+            return None
+        case GroupError():
+            return {"kind": "error", "error": result.name}
+        case JoinRefused():
+            return {"kind": "refused", "error": result.error.name, "member_id": result.member_id}
+        case Synced():
+            facts = attrs.asdict(result)
+            return {**facts, "kind": "synced", "assignment": _text(result.assignment)}
+        case Joined():
+            members = [[one.member_id, one.instance_id, _text(one.metadata)] for one in result.members]
+            return {**attrs.asdict(result, recurse=False), "kind": "joined", "members": members}
+
+
+def _read_result(row: dict[str, Any] | None) -> Result:
+    if row is None:
+        return None
+    fields = {name: value for name, value in row.items() if name != "kind"}
+    match row["kind"]:
+        case "error":
+            return GroupError[row["error"]]
+        case "refused":
+            return JoinRefused(GroupError[row["error"]], row["member_id"])
+        case "synced":
+            return Synced(**{**fields, "assignment": _bytes(row["assignment"])})
+        case "joined":
+            members = tuple(JoinedMember(one[0], one[1], _bytes(one[2])) for one in row["members"])
+            return Joined(**{**fields, "members": members})
+        case kind:
+            raise ValueError(f"an answer of kind {kind!r}")

@@ -1,0 +1,228 @@
+"""A consumer group whose members live in several real processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import LogDir
+from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinEnds, JoinRefused, SessionEnds, Synced
+from logcore.coordination.group import STABLE, Group, Member
+from logcore.coordination.packing import GroupNode
+from logcore.errors import CommitFailedError, UnsupportedRegistryError
+from logcore.testing import SimulatedDisk
+
+_CONTEXT = multiprocessing.get_context("fork")
+PARTITIONS = 4
+SECONDS = 20
+
+
+class Worker:
+    """A process with a consumer, which tells what it processes and what it has."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.here, there = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_work, args=(path, there, settings), daemon=True)
+        self.process.start()
+        there.close()
+        self.values: list[bytes] = []
+        self.assigned: tuple[int, ...] = ()
+
+    def hear(self) -> None:
+        try:
+            while self.here.poll(0):
+                kind, what = self.here.recv()
+                if kind == "values":
+                    self.values += what
+                else:
+                    self.assigned = what
+        except EOFError:
+            pass
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+def _work(path: Path, there: Connection, settings: Any) -> None:
+    with logcore.open_dir(path, shared=True) as data, data.consumer(**settings) as consumer:
+        consumer.subscribe(["t"])
+        assigned: tuple[int, ...] | None = None
+        while True:
+            found = consumer.poll(500)
+            present = tuple(sorted(one.partition for one in consumer.assignment()))
+            if present != assigned:
+                assigned = present
+                there.send(("has", assigned))
+            if found:
+                try:
+                    consumer.commit()
+                except CommitFailedError:
+                    continue
+                there.send(("values", [record.value for record in found.records()]))
+
+
+def until(workers: list[Worker], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        for worker in workers:
+            worker.hear()
+        assert time.monotonic() < deadline, [(worker.assigned, len(worker.values)) for worker in workers]
+        time.sleep(0.005)
+
+
+def is_divided(workers: list[Worker]) -> bool:
+    return sorted(number for worker in workers for number in worker.assigned) == list(range(PARTITIONS)) and all(
+        worker.assigned for worker in workers
+    )
+
+
+SETTINGS: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[LogDir]:
+    with logcore.open_dir(tmp_path / "data", create=True, shared=True) as opened:
+        opened.create_topic("t", partitions=PARTITIONS)
+        yield opened
+
+
+@pytest.fixture
+def start(data: LogDir) -> Iterator[Callable[..., Worker]]:
+    started: list[Worker] = []
+
+    def begin(**settings: Any) -> Worker:
+        started.append(Worker(Path(data.path), **{**SETTINGS, **settings}))
+        return started[-1]
+
+    yield begin
+    for worker in started:
+        worker.signal(signal.SIGKILL)
+        worker.process.join()
+
+
+def test_another_process_takes_over_from_one_that_is_killed(data: LogDir, start: Callable[..., Worker]) -> None:
+    workers = [start(), start()]
+    until(workers, lambda: is_divided(workers))
+    sent = [b"%d" % number for number in range(40)]
+    for number, value in enumerate(sent):
+        data.append("t", value, partition=number % PARTITIONS)
+    until(workers, lambda: sum(len(worker.values) for worker in workers) >= len(sent))
+    workers[0].signal(signal.SIGKILL)
+    later = [b"later %d" % number for number in range(40)]
+    for number, value in enumerate(later):
+        data.append("t", value, partition=number % PARTITIONS)
+    until(workers, lambda: set(later) <= {*workers[0].values, *workers[1].values})
+    assert len(workers[1].assigned) == PARTITIONS
+    assert set(sent) <= {*workers[0].values, *workers[1].values}
+
+
+def test_who_was_stopped_for_long_commits_nothing_more(data: LogDir, start: Callable[..., Worker]) -> None:
+    workers = [start(max_poll_interval_ms=1_000), start(max_poll_interval_ms=1_000)]
+    until(workers, lambda: is_divided(workers))
+    workers[0].signal(signal.SIGSTOP)
+    until(workers[1:], lambda: len(workers[1].assigned) == PARTITIONS)
+    for number in range(20):
+        data.append("t", b"%d" % number, partition=number % PARTITIONS)
+    until(workers[1:], lambda: len(workers[1].values) == 20)
+    workers[0].signal(signal.SIGCONT)
+    until(workers, lambda: is_divided(workers))
+    assert workers[0].values == []
+
+
+def test_a_consumer_here_and_one_elsewhere_divide_the_partitions(data: LogDir, start: Callable[..., Worker]) -> None:
+    with data.consumer(**SETTINGS) as consumer:
+        consumer.subscribe(["t"])
+        other = start()
+
+        def is_shared() -> bool:
+            consumer.poll(10)
+            return len(consumer.assignment()) == 2 and len(other.assigned) == 2
+
+        until([other], is_shared)
+    until([other], lambda: len(other.assigned) == PARTITIONS)
+
+
+def test_offsets_and_groups_are_those_of_the_log(data: LogDir) -> None:
+    """What a broker, or a process that has the directory for itself, finds afterwards."""
+    for number in range(8):
+        data.append("t", b"%d" % number, partition=number % PARTITIONS)
+    with data.consumer(**SETTINGS) as consumer:
+        consumer.subscribe(["t"])
+        while sum(consumer.position(one) for one in consumer.assignment()) < 8:
+            consumer.poll(100)
+        consumer.commit()
+    path = data.path
+    data.close()
+    with logcore.open_dir(path) as alone, alone.consumer(**SETTINGS) as consumer:
+        consumer.subscribe(["t"])
+        assert not consumer.poll(200)
+        assert [consumer.position(one) for one in sorted(consumer.assignment())] == [2, 2, 2, 2]
+
+
+def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
+    disk = SimulatedDisk({"data": None})
+    data = logcore.open_dir("data", create=True, shared=True, fs=disk)
+    data.create_topic("t")
+    generation = 0
+    for is_last in (False, False, True):
+        consumer = data.consumer(**SETTINGS)
+        consumer.subscribe(["t"])
+        while not consumer.assignment():
+            consumer.poll(10)
+        assert consumer._member is not None
+        generation = consumer._member.generation
+        if not is_last:
+            consumer.close()
+    disk.crash()
+    for after in disk.after_crash(limit=6):
+        after.seed += 1
+        with logcore.open_dir("data", shared=True, fs=after) as again, again.consumer(**SETTINGS) as consumer:
+            consumer.subscribe(["t"])
+            while not consumer.assignment():
+                consumer.poll(10)
+            assert consumer._member is not None
+            assert consumer._member.generation > generation
+
+
+def test_a_node_says_what_was_packed() -> None:
+    group = Group("g", state=STABLE, state_ms=5, generation=7, protocol_type="consumer", protocol="range", leader="m")
+    group.add(Member("m", "i", "client", "/host", 10, 20, (("range", b"\0\xff"),), b"\1", joining="s:1"), "consumer")
+    group.pending.add("p")
+    group.topics = frozenset({"t"})
+    group.join_timer = JoinEnds()
+    mail = {
+        "s:1": Joined(
+            generation=7,
+            protocol_type="consumer",
+            protocol="range",
+            leader="m",
+            member_id="m",
+            members=(JoinedMember("m", "i", b"\0"),),
+        ),
+        "s:2": JoinRefused(GroupError.FENCED_INSTANCE_ID, "m"),
+        "s:3": Synced(protocol_type="consumer", protocol=None, assignment=b"\2"),
+        "s:4": GroupError.ILLEGAL_GENERATION,
+        "s:5": None,
+    }
+    node = GroupNode(group, "boot", 9, {SessionEnds("m"): 100, JoinEnds(): 50}, {"m": "s"}, mail)
+    again = GroupNode.unpack("g", node.pack())
+    assert again.pack() == node.pack()
+    assert again.mail == mail
+    assert again.timers == node.timers
+    assert again.group.static == {"i": "m"}
+
+
+@pytest.mark.parametrize("value", [b"x", b"{}", b'{"version":2}', b"[]", b'{"version":1,"state":"Empty"}'])
+def test_a_node_of_another_version_is_an_error(value: bytes) -> None:
+    with pytest.raises(UnsupportedRegistryError, match="version 1"):
+        GroupNode.unpack("g", value)

@@ -1,0 +1,45 @@
+"""Several simulated processes share a group: in every order of their steps, killed, stopped, cut off from power.
+
+LOGCORE_GROUP_ROUNDS=n tries n schedules of each kind instead of 4; `make slow` tries 500.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from logcore.testing.processes import Chances
+from support.groupsharers import Group
+
+ROUNDS = int(os.environ.get("LOGCORE_GROUP_ROUNDS", "4"))
+MANY = int(os.environ.get("LOGCORE_GROUP_ROUNDS", "500"))
+LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+QUIET = Chances(switch=0.3)
+KILLS = Chances(switch=0.3, kill=0.0007)
+STOPS = Chances(switch=0.3, kill=0.0003, stop=0.003, lost=0.2)
+
+
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+@pytest.mark.parametrize("chances", [QUIET, KILLS, STOPS], ids=["quiet", "kills", "stops"])
+def test_every_order_of_steps(chances: Chances, rounds: int) -> None:
+    for seed in range(rounds):
+        try:
+            group = Group(seed, chances=chances, processes=1 + seed % 3)
+            group.run()
+            group.judge(group.disk, after_power=False)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+def test_a_power_cut_loses_no_commit(rounds: int) -> None:
+    for seed in range(rounds):
+        group = Group(seed, chances=Chances(switch=0.3, kill=0.0003, power=0.0003), processes=1 + seed % 2)
+        group.run()
+        group.machine.cut_power()
+        for state in group.disk.crash_states(limit=4, seed=seed):
+            try:
+                group.judge(state.disk(), after_power=True)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, {state.what}: {error!r}") from error
