@@ -582,19 +582,19 @@ MISTAKES: Final = (
         "end_published_that_came_during_the_sync", "logcore/partition/groupcommit.py",
         "        self._note(target, written_bytes)\n",
         "        self._note(self._written()[1], written_bytes)\n",
-        "partition/test_sharing_exploration.py log/test_properties.py",
+        "partition/test_sharing.py",
     ),
     Mistake(
         "failed_sync_is_told_nobody", "logcore/partition/writer.py",
         "            if self.sharing is not None:\n                self.sharing.fail()\n",
         "",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing.py",
     ),
     Mistake(
         "cut_by_the_own_recovery_point", "logcore/partition/cutting.py",
         "    if max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT)) > offset:\n",
         "    if writer.recovery_point > offset:\n",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing.py",
     ),
     Mistake(
         "two_compactions_at_once", "logcore/partition/turns.py",
@@ -606,19 +606,19 @@ MISTAKES: Final = (
         "segments_read_behind_a_compaction", "logcore/partition/rewriting.py",
         "            for segment in view.sealed:\n                segment.view()\n",
         "            pass\n",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing.py",
     ),
     Mistake(
         "batches_of_others_are_no_duplicates", "logcore/partition/writer.py",
         "            self.producers.adopt(facts, active)\n",
-        "",
-        "partition/test_sharing_exploration.py",
+        "            pass\n",
+        "partition/test_sharing.py",
     ),
     Mistake(
         "shown_when_written_and_not_when_synced", "logcore/partition/sharing.py",
         "            self.show(writer.commit.durable_end if writer.durability.waits else writer.state.end)\n",
         "            self.show(writer.state.end)\n",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing.py",
     ),
     Mistake(
         "checkpoints_of_others_overwritten", "logcore/checkpoint.py",
@@ -654,7 +654,7 @@ MISTAKES: Final = (
         "reader_goes_on_behind_its_end", "logcore/partition/scan.py",
         "                if ran and expected >= end:  # the file",
         "                if False:  # the file",
-        "partition/test_sharing_exploration.py",
+        "partition/test_noted_offsets.py",
     ),
     # -- groups in several processes
     Mistake(

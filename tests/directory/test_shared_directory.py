@@ -121,6 +121,17 @@ def test_each_sees_the_topics_of_the_other(data: LogDir, other: Other) -> None:
     assert other.call(append, "theirs", b"3", 2) == 0
 
 
+def create_with_settings(data: LogDir, topic: str) -> None:
+    data.create_topic(topic, config={"retention.ms": 777})
+
+
+def test_a_change_keeps_the_topics_that_others_have_made_since(data: LogDir, other: Other) -> None:
+    other.call(create_with_settings, "theirs")
+    data.add_partitions("t", 3)
+    with logcore.open_dir(data.path, read_only=True) as reader:
+        assert reader.settings("theirs").retention_ms == 777
+
+
 def test_a_topic_that_another_deletes_is_gone(data: LogDir, other: Other) -> None:
     other.call(append, "t", b"1")
     append(data, "t", b"2")

@@ -77,3 +77,17 @@ def test_a_tail_does_not_look_for_its_place_again(tmp_path: Path, monkeypatch: p
             next(tail)
             log.append(b"%d" % number)
     assert len(found) <= 1, found
+
+
+def test_a_reader_ends_at_the_high_watermark_when_the_file_was_cut_behind_it(tmp_path: Path) -> None:
+    """A writer cuts what a killed one has left of a batch, after the reader has seen how long the file is."""
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        log.append_many([(None, b"%d" % number) for number in range(3)])
+    file = path / "00000000000000000000.log"
+    sound = file.read_bytes()
+    file.write_bytes(sound + (3).to_bytes(8, "big") + (70).to_bytes(4, "big") + b"torn")
+    with logcore.open(path, read_only=True) as reader:
+        assert reader.high_watermark == 3
+        file.write_bytes(sound)
+        assert [record.value for record in reader.read(0)] == [b"0", b"1", b"2"]

@@ -17,6 +17,7 @@ import logcore
 from logcore import recordbatch
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
+from logcore.log import rewriting_of
 from logcore.partition import turns
 
 CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}
@@ -24,6 +25,18 @@ CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}
 
 def opened(path: Path, **options: Any) -> logcore.Log:
     return logcore.open(path, create=True, shared=True, fs=OsFS(), **{"config": CONFIG, **options})
+
+
+class Hooked(OsFS):
+    """during: called once, by the next sync of a log, when it is over for the disk and not for the log."""
+
+    during: Callable[[], object] = staticmethod(lambda: None)
+
+    def fdatasync(self, handle: int) -> None:
+        super().fdatasync(handle)
+        during = self.during
+        self.during = lambda: None
+        during()
 
 
 @pytest.fixture
@@ -187,15 +200,6 @@ def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) 
 
 
 def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(path: Path) -> None:
-    class Hooked(OsFS):
-        during: Callable[[], object] = staticmethod(lambda: None)
-
-        def fdatasync(self, handle: int) -> None:
-            super().fdatasync(handle)
-            during = self.during
-            self.during = lambda: None
-            during()
-
     hooked = Hooked()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
@@ -217,6 +221,50 @@ def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(path
         one.flush()
         reader.refresh()
         assert [record.value for record in reader.read(0)] == [b"0", b"one", b"two"]
+
+
+def test_a_sync_covers_what_was_written_before_it_began(path: Path) -> None:
+    hooked = Hooked()
+    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one, opened(path) as other:
+        one.append(b"0", durability="os")
+        hooked.during = lambda: one.append(b"1", durability="os")
+        one.flush()
+        assert one.log_end_offset == 2
+        assert one.durable_end_offset == 1
+        other.refresh()
+        assert other.high_watermark == 1
+
+
+def test_what_is_not_synced_is_not_shown_elsewhere(both: tuple[logcore.Log, logcore.Log]) -> None:
+    one, other = both
+    one.append(b"0", durability="os")
+    other.refresh()
+    assert (other.log_end_offset, other.high_watermark) == (1, 0)
+    one.flush()
+    assert other.refresh()
+    assert other.high_watermark == 1
+
+
+def test_a_cut_lowers_the_recovery_point_that_another_has_noted(path: Path) -> None:
+    with opened(path) as other:
+        with opened(path) as one:
+            one.append_many([(None, b"%d" % number) for number in range(10)])
+        other.truncate(5)
+        noted = (path.parent / "recovery-point-offset-checkpoint").read_text()
+        assert noted == "0\n1\nt 0 5\n"
+
+
+def test_a_compaction_goes_on_with_the_files_it_began_with(path: Path) -> None:
+    compacted = {**CONFIG, "cleanup.policy": "compact"}
+    with opened(path, config=compacted) as one, opened(path, config=compacted) as other:
+        for number in range(60):
+            one.append(b"x" * 50, key=b"%d" % (number % 3))
+        other.refresh()
+        first = (path / "00000000000000000000.log").read_bytes()
+        with rewriting_of(one) as view:
+            assert logcore.clean(other, force=True) is not None
+            assert bytes(view.sealed[0].view()) == first
+            assert (path / "00000000000000000000.log").read_bytes() != first
 
 
 def test_a_log_with_one_writer_stays_so(path: Path) -> None:
