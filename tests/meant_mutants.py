@@ -923,6 +923,50 @@ MISTAKES: Final = (
         "        fs.after_fork(self._forget)\n", "",
         "registry/test_registry_processes.py -k fork",
     ),
+    # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
+    Mistake(
+        "marker_counts_before_it_is_on_disk", "netshim/transactions.py",
+        "self._state.syncs.when_durable(log, end, partial(self._settle, partition))",
+        "self._settle(partition, None)",
+        "netshim/test_transaction_crashes.py",
+    ),
+    Mistake(
+        "record_counts_before_it_is_on_disk", "netshim/internal.py",
+        "            self._unsynced.setdefault(log, deque()).append((end, done))\n",
+        "            done(None)\n",
+        "netshim/test_transaction_crashes.py",
+    ),
+    Mistake(
+        "prepared_transactions_wait_for_a_request", "netshim/broker.py",
+        "        self.state.transactions.begin(now_ms)\n",
+        "",
+        "netshim/test_transaction_crashes.py",
+    ),
+    Mistake(
+        "offsets_stay_unstable", "netshim/transactions.py",
+        "        if error is None and partition[0] == OFFSETS_TOPIC:\n",
+        "        if error is not None and partition[0] == OFFSETS_TOPIC:\n",
+        "netshim/test_transaction_requests.py",
+    ),
+    Mistake(
+        "open_offsets_forgotten_at_a_restart", "logcore/groupoffsets.py",
+        "        found.take_unstable(undecided)\n",
+        "",
+        "netshim/test_transaction_requests.py",
+    ),
+    Mistake(
+        "earlier_transactional_offset_covers_a_later_one", "logcore/coordination/group.py",
+        "        if order < self.applied.get(key, 0):\n            return\n",
+        "",
+        "netshim/test_transaction_requests.py",
+    ),
+    Mistake(
+        "late_batches_join_the_next_transaction", "netshim/handlers/produce.py",
+        "    if error is None:\n        return codes.NONE, None\n    if error is TransactionError.COORDINATOR",
+        "    if error is not TransactionError.COORDINATOR_NOT_AVAILABLE:\n        return codes.NONE, None\n"
+        "    if error is TransactionError.COORDINATOR",
+        "netshim/test_transaction_requests.py",
+    ),
 )  # fmt: skip
 
 

@@ -7,12 +7,16 @@ over the directory of a broker without sockets, whose requests pass through thei
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from typing import Any
 
 import pytest
 
+from logcore import LogcoreError
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk, explore
+from logcore.testing.faults import Fault, FaultPlan
 from netshim import wire
 from support.stillbroker import StillBroker
 
@@ -27,8 +31,11 @@ class Life:
         self.version = version
         self.turns = turns
 
+    def begin(self, disk: SimulatedDisk) -> StillBroker:
+        return StillBroker(disk, disk.now_ms())
+
     def live(self, disk: SimulatedDisk, promise: Any) -> None:
-        bench = StillBroker(disk, disk.now_ms())
+        bench = self.begin(disk)
         for name, count in (("t", 2), ("in", 1)):
             if name not in bench.logdir:
                 bench.logdir.create_topic(name, count)
@@ -146,7 +153,7 @@ def judge(promised: list[Any], found: dict[str, Any]) -> None:
 
 
 def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
-    report = explore(Life(2, turns=(1, 2)).live, recover, judge, limit=1, again_every=0)
+    report = explore(Life(2, turns=(1,)).live, recover, judge, limit=3, again_every=0)
     assert report.states > 50
 
 
@@ -154,3 +161,41 @@ def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_no_crash_splits_loses_or_hangs_a_transaction_whatever_is_left(version: int) -> None:
     explore(Life(version).live, recover, judge, limit=500, again_every=10)
+
+
+def live_with_a_failure(operation: str, at: int, version: int) -> bool:
+    """A life in which one call of the disk fails once; its producer gives up at its first error. Then time passes, and
+    a broker starts anew. False once the life has fewer calls.
+    """
+    disk = SimulatedDisk()
+    promised: list[Any] = []
+    disk.faults = FaultPlan(Fault(operation, errno.EIO, path="*.log", at=at, times=1))
+    brokers: list[StillBroker] = []
+
+    class Failing(Life):
+        def begin(self, disk: SimulatedDisk) -> StillBroker:
+            brokers.append(super().begin(disk))
+            return brokers[0]
+
+    # What is refused or waits for ever shows as an AssertionError of the life; what is promised before that counts.
+    with contextlib.suppress(AssertionError, LogcoreError):
+        Failing(version, (1, 2, 3)).live(disk, promised.append)
+    has_failed = bool(disk.faults.hits)
+    disk.faults = FaultPlan()
+    (bench,) = brokers
+    if not bench.is_stopped:
+        bench.tick(2_000)
+        bench.tick(60_001)
+        bench.tick(2_000)
+        bench.stop()
+    judge(promised, recover(disk))
+    return has_failed
+
+
+@pytest.mark.parametrize("operation", ["fdatasync", "pwrite"])
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_call_of_the_disk_that_fails_splits_and_hangs_nothing(operation: str, stride: int) -> None:
+    at = 1
+    while live_with_a_failure(operation, at, 1 + at // stride % 2):
+        at += stride
+    assert at > 15

@@ -1,4 +1,4 @@
-"""A broker without sockets on a simulated disk. What it submits is done at once, in the order of the calls."""
+"""A broker without sockets on a simulated disk. What it submits is done when it can do nothing else, in order."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ class StillBroker:
         self.disk = disk
         self.now_ms = now_ms
         self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        self.is_running = False
         self.session = Session("127.0.0.1", 9092, "127.0.0.1")
         self.start()
 
     def start(self) -> None:
+        self.is_stopped = False
         self.logdir = logcore.open_dir("/data", create=True, fs=self.disk)
         self.broker = Broker(self.logdir, Settings(), self.submit, lambda: "id")
         self.tick()
 
     def stop(self) -> None:
+        self.is_stopped = True
         self.broker.stop(self.now_ms)
+        self.run()
         self.logdir.close()
 
     def restart(self) -> None:
@@ -37,29 +39,28 @@ class StillBroker:
         self.start()
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Not done before the broker has done all it can without it: so a missing wait for the disk shows."""
         self.submitted.append((work, done))
-        if self.is_running:
-            return
-        self.is_running = True
-        try:
-            while self.submitted:
-                work, done = self.submitted.pop(0)
-                try:
-                    result = work()
-                except Exception as error:
-                    result = error
-                done(result)
-        finally:
-            self.is_running = False
+
+    def run(self) -> None:
+        while self.submitted:
+            work, done = self.submitted.pop(0)
+            try:
+                result = work()
+            except Exception as error:
+                result = error
+            done(result)
 
     def tick(self, ms: int = 0) -> None:
         self.now_ms += ms
         self.broker.tick(self.now_ms)
+        self.run()
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
         """The response, which has to be there at once. It and the request pass through their wire forms."""
         frame = memoryview(wire.encode_request(api, version, 1, "me", api.Request(**fields)))[4:]
         reply = self.broker.handle(self.session, frame, self.now_ms)
+        self.run()
         if isinstance(reply, Answer):
             assert reply.is_set, f"{api.name} waits"
             reply = reply.value
