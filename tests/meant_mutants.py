@@ -667,7 +667,7 @@ MISTAKES: Final = (
         "zombies_commit", "logcore/consumer/sharedgroups.py",
         "            if error is not None:\n                refused.append(error)\n                return effects\n",
         "",
-        "consumer/test_shared_groups_exploration.py consumer/test_shared_groups.py",
+        "consumer/test_shared_groups.py",
     ),
     Mistake(
         "commit_answered_before_it_is_on_disk", "logcore/consumer/sharedgroups.py",

@@ -194,6 +194,50 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
             assert consumer._member.generation > generation
 
 
+def test_who_polls_in_time_stays_a_member() -> None:
+    disk = SimulatedDisk({"data": None})
+    settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data, data.consumer(**settings) as consumer:
+        data.create_topic("t")
+        consumer.subscribe(["t"])
+        while not consumer.assignment():
+            consumer.poll(10)
+        assert consumer._member is not None
+        joined = consumer._member.member_id
+        for _ in range(12):
+            disk.advance(400)
+            consumer.poll(0)
+        assert consumer._member.member_id == joined
+        disk.advance(1_500)
+        consumer.poll(0)
+        assert consumer._member.member_id != joined
+
+
+def test_a_member_that_was_removed_commits_nothing() -> None:
+    disk = SimulatedDisk({"data": None})
+    settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
+    with (
+        logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
+        data.consumer(**settings) as late,
+        data.consumer(**settings) as other,
+    ):
+        data.create_topic("t")
+        data.append("t", b"1")
+        data.append("t", b"2")
+        late.subscribe(["t"])
+        while not late.poll(10, 1):
+            pass
+        other.subscribe(["t"])
+        while not other.assignment():
+            disk.advance(600)
+            other.poll(0, 1)
+        other.poll(0)
+        other.commit()
+        with pytest.raises(CommitFailedError):
+            late.commit()
+        assert {one.offset for one in other.committed([("t", 0)]).values() if one is not None} == {2}
+
+
 def test_a_node_says_what_was_packed() -> None:
     group = Group("g", state=STABLE, state_ms=5, generation=7, protocol_type="consumer", protocol="range", leader="m")
     group.add(Member("m", "i", "client", "/host", 10, 20, (("range", b"\0\xff"),), b"\1", joining="s:1"), "consumer")
