@@ -683,8 +683,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "offsets_of_others_are_not_read", "logcore/consumer/sharedgroups.py",
-        "        for columns in log.scan(end, high_watermark):\n",
-        "        for columns in log.scan(end, high_watermark) if known is None else ():\n",
+        "            for columns in log.scan(start, high_watermark):\n",
+        "            for columns in log.scan(start, high_watermark) if known is None else ():\n",
         "consumer/test_shared_groups.py consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -697,6 +697,24 @@ MISTAKES: Final = (
         "session_is_not_renewed", "logcore/consumer/sharedgroups.py",
         "            if now_ms - renewed_ms < group.members[member_id].session_timeout_ms // _RENEW_PART:\n",
         "            if True:\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "generation_of_a_lone_process_is_used_again", "logcore/consumer/sharedgroups.py",
+        "stored is not None and stored.generation > node.group.generation\n",
+        "False\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "aborted_commits_count", "logcore/consumer/sharedgroups.py",
+        "        if is_undecided or aborted_transactions(log, start, high_watermark):\n",
+        "        if False:\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "offsets_stay_when_their_topic_goes", "logcore/consumer/sharedgroups.py",
+        "            self._look(number, self._opened(number))\n",
+        "            pass\n",
         "consumer/test_shared_groups.py",
     ),
     # -- groups of consumers

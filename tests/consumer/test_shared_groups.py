@@ -19,6 +19,8 @@ from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinE
 from logcore.coordination.group import STABLE, Group, Member
 from logcore.coordination.packing import GroupNode
 from logcore.errors import CommitFailedError, UnsupportedRegistryError
+from logcore.format.grouprecords import Committed, commit_key, commit_value
+from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 
 _CONTEXT = multiprocessing.get_context("fork")
@@ -167,6 +169,73 @@ def test_offsets_and_groups_are_those_of_the_log(data: LogDir) -> None:
         consumer.subscribe(["t"])
         assert not consumer.poll(200)
         assert [consumer.position(one) for one in sorted(consumer.assignment())] == [2, 2, 2, 2]
+
+
+def joined(data: LogDir, group_id: str = "g") -> logcore.Consumer:
+    """A consumer that has its share."""
+    consumer = data.consumer(**{**SETTINGS, "group_id": group_id})
+    consumer.subscribe(["t"])
+    while not consumer.assignment():
+        consumer.poll(10)
+    return consumer
+
+
+def generation_of(data: LogDir) -> int:
+    with joined(data) as consumer:
+        assert consumer._member is not None
+        return consumer._member.generation
+
+
+def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(tmp_path: Path) -> None:
+    """Also when who deletes it has never looked at the group."""
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True, shared=True) as data:
+        data.create_topic("t")
+        data.append("t", b"old")
+        with joined(data, "other") as consumer:
+            consumer.commit({("t", 0): 1})
+    with logcore.open_dir(path, shared=True) as data:
+        data.delete_topic("t")
+        data.create_topic("t")
+        data.append("t", b"new")
+        with joined(data, "other") as consumer:
+            assert consumer.committed([("t", 0)]) == {("t", 0): None}
+
+
+def test_a_generation_of_a_process_that_was_alone_is_not_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True, shared=True) as data:
+        data.create_topic("t")
+        first = generation_of(data)
+    with logcore.open_dir(path) as alone:
+        later = max(generation_of(alone) for _ in range(4))
+    assert later > first
+    with logcore.open_dir(path, shared=True) as data:
+        assert generation_of(data) > later
+
+
+def test_a_commit_of_a_transaction_counts_once_that_is_committed(tmp_path: Path) -> None:
+    """A broker that served the directory before left such records."""
+    with logcore.open_dir(tmp_path / "data", create=True, shared=True) as data:
+        data.create_topic("t")
+        for number in range(9):
+            data.append("t", b"%d" % number)
+        one = ("t", 0)
+        with data.consumer(**SETTINGS) as consumer:
+            consumer.assign([one])
+            consumer.commit({one: 1})
+            log = data.partition("__consumer_offsets", 0)
+            expected = 1
+            for producer_id, (offset, is_committed) in enumerate([(7, False), (2, True), (3, True)]):
+                row = commit_key("g", *one), commit_value(Committed(offset, -1, "", 5))
+                batch = encode(
+                    [row], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True, now_ms=5
+                )
+                log.append_batch(batch)
+                assert consumer.committed([one])[one].offset == expected, "open"  # type: ignore[union-attr]
+                log.end_transaction(producer_id, 0, commit=is_committed)
+                expected = offset if is_committed else expected
+                assert consumer.committed([one])[one].offset == expected, "ended"  # type: ignore[union-attr]
 
 
 def test_a_generation_is_never_used_again_after_a_power_cut() -> None:

@@ -11,7 +11,9 @@ Rules:
   lives by the lock of its session. A static member keeps its place until its session times out.
 - A member that lives and does not poll is removed when its session times out, by the steady clock of the machine.
 - An answer for a member of another process waits in the node until that process fetches it.
-- After a power cut no old member lives: the node of another boot keeps the generation and nothing else.
+- After a power cut no old member lives: the node of another boot keeps the generation and nothing else. The same holds
+  where the log tells of a later generation, made by a process that had the directory for itself.
+- A commit in a transaction counts once that is committed, as everywhere (groupoffsets.py).
 
 Not here: what happens in a group (logcore.coordination), what a consumer does with its share (consumer.py).
 """
@@ -34,8 +36,10 @@ from logcore.coordination.effects import (
     GroupError,
     Join,
     Joined,
+    JoinRefused,
     OffsetKey,
     Reply,
+    Result,
     Rules,
     Store,
     Sync,
@@ -45,9 +49,10 @@ from logcore.coordination.packing import GroupNode
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError, TopicExistsError
 from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, StoredGroup, partition_of
 from logcore.fs import FS
-from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups
+from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups, stored_groups
 from logcore.log import Log
 from logcore.notices import ERROR, tell
+from logcore.reader import aborted_transactions
 from logcore.registry import FileRegistry
 from logcore.registry.paths import group_state as _path
 
@@ -205,7 +210,7 @@ class SharedGroups:
     def forget_topics(self, names: set[str]) -> None:
         """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
         with self._lock:
-            for group_id in self._offsets.groups():
+            for group_id in self._offsets.groups_of(names):
                 self._step(group_id, lambda coordinator, _: coordinator.forget_topics(names))
 
     def look(self) -> None:
@@ -310,10 +315,15 @@ class SharedGroups:
         node = GroupNode.unpack(group_id, value) if value else None
         self._offsets.look(group_id)
         offsets = self._offsets.of(group_id)
-        if node is None or node.boot != self._boot:
-            generation = 0 if node is None else node.group.generation
+        stored = self._offsets.group(group_id)
+        # A process that had the directory for itself, or a broker, goes on by the log alone.
+        is_behind = node is not None and stored is not None and stored.generation > node.group.generation
+        if node is None or node.boot != self._boot or is_behind:
+            before = node
+            generation = 0 if before is None else before.group.generation
             node = GroupNode(Group(group_id), self._boot, self._clock_ms)
-            stored = self._offsets.group(group_id)
+            if before is not None and before.boot == self._boot:
+                node.mail = before.mail | _turned_away(before.group)
             if stored is not None:
                 node.group.protocol_type = stored.protocol_type
                 node.group.state_ms = stored.state_ms
@@ -337,6 +347,17 @@ class SharedGroups:
 
     def owns(self, waiter: str) -> bool:
         return waiter.startswith(f"{self._session}:")
+
+
+def _turned_away(group: Group) -> dict[str, Result]:
+    """Answers for members that wait in a state of the group that counts no longer: they join again."""
+    answers: dict[str, Result] = {}
+    for member in group.members.values():
+        if isinstance(member.joining, str):
+            answers[member.joining] = JoinRefused(GroupError.UNKNOWN_MEMBER_ID, member.member_id)
+        if isinstance(member.syncing, str):
+            answers[member.syncing] = GroupError.UNKNOWN_MEMBER_ID
+    return answers
 
 
 class _Run:
@@ -411,29 +432,37 @@ class _Offsets:
         if OFFSETS_TOPIC not in self._directory:
             with contextlib.suppress(TopicExistsError):
                 self._directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
-        number = self._number(group_id)
+        return self._opened(self._number(group_id))
+
+    def _opened(self, number: int) -> Log:
         log = self._directory.partition(OFFSETS_TOPIC, number)
         return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
 
     def look(self, group_id: str) -> None:
         """Reads what was added to the group's log. All of it is on disk then."""
-        if OFFSETS_TOPIC not in self._directory:
-            return
-        log = self.log(group_id)
-        number = self._number(group_id)
+        if OFFSETS_TOPIC in self._directory:
+            self._look(self._number(group_id), self.log(group_id))
+
+    def _look(self, number: int, log: Log) -> None:
         log.refresh()
         if log.durable_end_offset < log.log_end_offset:  # of a process that died before its sync
             log.flush()
-        known, end = self._ends.get(number, (None, 0))
-        if known is not log or end < log.log_start_offset or end > log.high_watermark or log.times_truncated:
-            self._found[number] = StoredGroups()
-            end = log.log_start_offset
-        found = self._found[number]
+        known, end = self._ends.pop(number, (None, 0))
         high_watermark = log.high_watermark
-        for columns in log.scan(end, high_watermark):
-            pairs = zip(columns.keys(), columns.values(), strict=True)
-            found.take({key: value for key, value in pairs if key is not None})
-        self._ends[number] = log, high_watermark
+        is_new = known is not log or end < log.log_start_offset or end > high_watermark or log.times_truncated > 0
+        start = log.log_start_offset if is_new else end
+        # The marker of a transaction decides on records that stand before it: all is read again until none is open.
+        is_undecided = log.last_stable_offset < high_watermark
+        if is_undecided or aborted_transactions(log, start, high_watermark):
+            self._found[number] = stored_groups([log])
+        else:
+            found = StoredGroups() if is_new else self._found[number]
+            for columns in log.scan(start, high_watermark):
+                pairs = zip(columns.keys(), columns.values(), strict=True)
+                found.take({key: value for key, value in pairs if key is not None})
+            self._found[number] = found
+        if not is_undecided:
+            self._ends[number] = log, high_watermark
 
     def of(self, group_id: str) -> Mapping[str, Mapping[int, Committed]]:
         for found in self._found.values():
@@ -444,5 +473,12 @@ class _Offsets:
     def group(self, group_id: str) -> StoredGroup | None:
         return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)
 
-    def groups(self) -> list[str]:
-        return sorted({name for found in self._found.values() for name in (*found.offsets, *found.groups)})
+    def groups_of(self, topics: set[str]) -> list[str]:
+        """All groups that have committed offsets of these topics, also those that were never looked at."""
+        if OFFSETS_TOPIC not in self._directory:
+            return []
+        for number in self._directory.partitions(OFFSETS_TOPIC):
+            self._look(number, self._opened(number))
+        return sorted(
+            name for found in self._found.values() for name, offsets in found.offsets.items() if topics & offsets.keys()
+        )
