@@ -568,8 +568,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "recovery_keeps_the_structure", "logcore/partition/sharing.py",
-        "            self._note = Note(self._turn.new_number(), 0, 0)\n            self._renew(None)\n",
-        "            self._note = note or Note(0, 0, 0)\n            self._renew(None)\n",
+        "            self._renew(None)\n            self._note = Note(self._turn.new_number(), 0, 0)\n",
+        "            self._renew(None)\n            self._note = note or Note(0, 0, 0)\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(

@@ -235,6 +235,27 @@ def test_a_sync_covers_what_was_written_before_it_began(path: Path) -> None:
         assert other.high_watermark == 1
 
 
+def test_a_read_that_fails_once_leaves_nothing_half_known(path: Path) -> None:
+    class Flaky(OsFS):
+        fails = False
+
+        def pread(self, handle: int, size: int, position: int) -> bytes:
+            if self.fails and self.path_of(handle).endswith(".log"):
+                self.fails = False
+                raise logcore.StorageReadError("read failed", path="x")
+            return super().pread(handle, size, position)
+
+    flaky = Flaky()
+    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one, opened(path) as other:
+        one.append(b"0")
+        other.append_many([(None, b"1"), (None, b"2")])
+        flaky.fails = True
+        with pytest.raises(logcore.StorageReadError):
+            one.append(b"not stored")
+        assert one.append(b"3").offset == 3
+        assert [record.value for record in one.read(0)] == [b"0", b"1", b"2", b"3"]
+
+
 def test_what_is_not_synced_is_not_shown_elsewhere(both: tuple[logcore.Log, logcore.Log]) -> None:
     one, other = both
     one.append(b"0", durability="os")

@@ -26,7 +26,7 @@ import operator
 import threading
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
@@ -46,6 +46,9 @@ from logcore.partition.opening import Opened
 from logcore.partition.state import PartitionState
 from logcore.partition.turns import Note, Synced, Turn
 from logcore.segment import ActiveSegment
+
+#: Of no structure that there is.
+_UNKNOWN: Final = Note(-1, 0, 0)
 
 #: Opens the partition again. The argument: up to where it is believed; None to recover it as after a crash.
 Open = Callable[[int | None], Opened]
@@ -216,9 +219,8 @@ class SharedLock:
             structure += 1
         self._shape = shape
         self._note = Note(structure, writer.state.end, writer.active.size_bytes)
-        with contextlib.suppress(
-            DiskFullError, StorageWriteError
-        ):  # else the next holder recovers, and finds all of it
+        # Where it cannot be written, the next holder recovers, and finds all of it.
+        with contextlib.suppress(DiskFullError, StorageWriteError):
             self._turn.leave(self._note)
 
     def leave(self) -> None:
@@ -275,13 +277,16 @@ class SharedLock:
         elif synced is not None and synced.has_failed:
             writer.commit.poison(StorageWriteError("a sync failed in another process", path=self._path))
         elif note is None or synced is None or note.is_busy:
-            self._note = Note(self._turn.new_number(), 0, 0)
+            self._note = _UNKNOWN
             self._renew(None)
+            self._note = Note(self._turn.new_number(), 0, 0)
         elif note.structure != self._note.structure:
-            self._note = note
+            self._note = _UNKNOWN
             self._renew(note.end)
+            self._note = note
         else:
             if note.end != writer.state.end:
+                self._note = _UNKNOWN  # should this fail half way, the partition is opened again
                 writer.adopt_locked(note.end, note.size_bytes)
             self._note = note
             if synced.durable_end > writer.commit.durable_end:
