@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -307,7 +308,8 @@ def test_a_member_that_was_removed_commits_nothing() -> None:
         assert {one.offset for one in other.committed([("t", 0)]).values() if one is not None} == {2}
 
 
-def test_a_node_says_what_was_packed() -> None:
+def full_node() -> GroupNode:
+    """A node with something in each field."""
     group = Group("g", state=STABLE, state_ms=5, generation=7, protocol_type="consumer", protocol="range", leader="m")
     group.add(Member("m", "i", "client", "/host", 10, 20, (("range", b"\0\xff"),), b"\1", joining="s:1"), "consumer")
     group.pending.add("p")
@@ -327,10 +329,14 @@ def test_a_node_says_what_was_packed() -> None:
         "s:4": GroupError.ILLEGAL_GENERATION,
         "s:5": None,
     }
-    node = GroupNode(group, "boot", 9, {SessionEnds("m"): 100, JoinEnds(): 50}, {"m": "s"}, mail)
+    return GroupNode(group, "boot", 9, {SessionEnds("m"): 100, JoinEnds(): 50}, {"m": "s"}, mail)
+
+
+def test_a_node_says_what_was_packed() -> None:
+    node = full_node()
     again = GroupNode.unpack("g", node.pack())
     assert again.pack() == node.pack()
-    assert again.mail == mail
+    assert again.mail == node.mail
     assert again.timers == node.timers
     assert again.group.static == {"i": "m"}
 
@@ -339,3 +345,34 @@ def test_a_node_says_what_was_packed() -> None:
 def test_a_node_of_another_version_is_an_error(value: bytes) -> None:
     with pytest.raises(UnsupportedRegistryError, match="version 1"):
         GroupNode.unpack("g", value)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything in it."""
+    found: list[tuple[Any, Any]] = []
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    for key in keys:
+        found += [(value, key), *places(value[key])]
+    return found
+
+
+def test_a_field_that_is_missing_unknown_or_of_another_type_is_an_error() -> None:
+    data = full_node().pack()
+    count = len(places(json.loads(data)))
+    assert count > 50
+    for at in range(count):
+        for change in ("missing", "unknown", "float", "list", "dict"):
+            values = json.loads(data)
+            container, key = places(values)[at]
+            if change == "missing":
+                del container[key]
+            elif change == "unknown" and isinstance(container[key], dict):
+                container[key]["more"] = 1.5
+            else:
+                container[key] = {"float": 1.5, "list": [1.5]}.get(change, {"a": 1.5})
+            try:
+                GroupNode.unpack("g", json.dumps(values).encode())
+            except UnsupportedRegistryError:
+                continue
+            # One element or name fewer may be another valid node.
+            assert change == "missing", (at, change, key)

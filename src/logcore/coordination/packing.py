@@ -1,7 +1,8 @@
 """A group with its timers and the answers that wait for others to fetch them, as the text of a registry's node.
 
 Rules:
-- All is named. What another version has written is an error, and so is what does not fit together.
+- All is named and has its type. What another version has written is an error, and so is a field too few or too many, or
+  of another type: the state machine meets nothing that it did not write.
 - Waiters are texts. What is on its way to the disk is not packed: who carries effects out ends them first.
 - Committed offsets are not packed: the log has them.
 
@@ -12,17 +13,78 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 
 from logcore.coordination import effects
 from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinRefused, Result, Synced, Timeout
-from logcore.coordination.group import Group, Member
+from logcore.coordination.group import COMPLETING, EMPTY, PREPARING, STABLE, Group, Member
 from logcore.errors import UnsupportedRegistryError
 
 _VERSION: Final = 1
+_TEXT_OR_NONE: Final = (str, type(None))
+_NODE: Final[Mapping[str, tuple[type, ...]]] = {
+    "version": (int,),
+    "boot": (str,),
+    "clock_ms": (int,),
+    "state": (str,),
+    "state_ms": (int,),
+    "generation": (int,),
+    "protocol_type": (str,),
+    "protocol": _TEXT_OR_NONE,
+    "leader": _TEXT_OR_NONE,
+    "members": (list,),
+    "pending": (list,),
+    "unsynced": (list,),
+    "topics": (list, type(None)),
+    "is_first": (bool,),
+    "has_newcomer": (bool,),
+    "join_timer": (dict, type(None)),
+    "sync_timer": (dict, type(None)),
+    "timers": (list,),
+    "sessions": (dict,),
+    "mail": (dict,),
+}
+_MEMBER: Final[Mapping[str, tuple[type, ...]]] = {
+    "member_id": (str,),
+    "instance_id": _TEXT_OR_NONE,
+    "client_id": (str,),
+    "client_host": (str,),
+    "rebalance_timeout_ms": (int,),
+    "session_timeout_ms": (int,),
+    "protocols": (list,),
+    "assignment": (str,),
+    "is_new": (bool,),
+    "joining": _TEXT_OR_NONE,
+    "syncing": _TEXT_OR_NONE,
+    "deadline_ms": (int,),
+    "timer_ms": (int, type(None)),
+}
+_JOINED: Final[Mapping[str, tuple[type, ...]]] = {
+    "kind": (str,),
+    "generation": (int,),
+    "protocol_type": (str,),
+    "protocol": (str,),
+    "leader": (str,),
+    "member_id": (str,),
+    "members": (list,),
+    "skip_assignment": (bool,),
+}
+_SYNCED: Final[Mapping[str, tuple[type, ...]]] = {
+    "kind": (str,),
+    "protocol_type": (str,),
+    "protocol": _TEXT_OR_NONE,
+    "assignment": (str,),
+}
+_TIMEOUT_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "kind": (str,),
+    "member_id": (str,),
+    "left_ms": (int,),
+    "generation": (int,),
+}
+_STATES: Final = (EMPTY, PREPARING, COMPLETING, STABLE)
 _TIMEOUTS: Final = {
     kind.__name__: kind
     for kind in (effects.SessionEnds, effects.PendingEnds, effects.DelayEnds, effects.JoinEnds, effects.SyncEnds)
@@ -78,7 +140,7 @@ class GroupNode:
             if facts["version"] != _VERSION:
                 raise ValueError(f"version {facts['version']!r}")
             return cls._read(group_id, facts)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise UnsupportedRegistryError(
                 f"the node of group {group_id!r} is none that this version writes: {error}",
                 expected=f"the state of a group, version {_VERSION}",
@@ -87,6 +149,12 @@ class GroupNode:
 
     @classmethod
     def _read(cls, group_id: str, facts: Mapping[str, Any]) -> GroupNode:
+        _check(facts, _NODE)
+        if facts["state"] not in _STATES:
+            raise ValueError(f"state {facts['state']!r}")
+        for name in ("pending", "unsynced", "topics"):
+            _check_all(facts[name] or (), str)
+        _check_all(facts["sessions"].values(), str)
         group = Group(
             group_id,
             state=facts["state"],
@@ -102,20 +170,41 @@ class GroupNode:
             has_newcomer=facts["has_newcomer"],
         )
         for row in facts["members"]:
+            _check(row, _MEMBER)
+            for pair in row["protocols"]:
+                _check_all(pair, str)
             member = Member(**{**row, "protocols": tuple((name, _bytes(text)) for name, text in row["protocols"])})
             member.assignment = _bytes(row["assignment"])
             group.members[member.member_id] = member
             if member.instance_id is not None:
                 group.static[member.instance_id] = member.member_id
         join_timer = _read_timeout(facts["join_timer"])
-        assert join_timer is None or isinstance(join_timer, effects.JoinEnds | effects.DelayEnds)
+        if not isinstance(join_timer, effects.JoinEnds | effects.DelayEnds | None):
+            raise ValueError("join_timer is of another kind")
         group.join_timer = join_timer
         sync_timer = _read_timeout(facts["sync_timer"])
-        assert sync_timer is None or isinstance(sync_timer, effects.SyncEnds)
+        if not isinstance(sync_timer, effects.SyncEnds | None):
+            raise ValueError("sync_timer is of another kind")
         group.sync_timer = sync_timer
+        _check_all((at_ms for _, at_ms in facts["timers"]), int)
         timers = {timeout: at_ms for row, at_ms in facts["timers"] if (timeout := _read_timeout(row)) is not None}
         mail = {waiter: _read_result(row) for waiter, row in facts["mail"].items()}
         return cls(group, facts["boot"], facts["clock_ms"], timers, facts["sessions"], mail)
+
+
+def _check(row: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
+    """Raises ValueError unless a row has exactly these fields, with values of these types."""
+    if set(row) != set(kinds):
+        raise ValueError(f"fields missing or unknown: {sorted(set(row) ^ set(kinds))}")
+    for name, kind in kinds.items():
+        if type(row[name]) not in kind:  # a bool is no number here
+            raise ValueError(f"{name} is {row[name]!r}")
+
+
+def _check_all(values: Iterable[Any], kind: type) -> None:
+    for value in values:
+        if type(value) is not kind:
+            raise ValueError(f"{value!r} is no {kind.__name__}")
 
 
 def _text(data: bytes) -> str:
@@ -140,6 +229,7 @@ def _timeout(timeout: Timeout) -> dict[str, Any]:
 def _read_timeout(row: dict[str, Any] | None) -> Timeout | None:
     if row is None:
         return None
+    _check(row, {name: kinds for name, kinds in _TIMEOUT_FIELDS.items() if name in row})
     fields = {name: value for name, value in row.items() if name != "kind"}
     return _TIMEOUTS[row["kind"]](**fields)
 
@@ -166,13 +256,24 @@ def _read_result(row: dict[str, Any] | None) -> Result:
     fields = {name: value for name, value in row.items() if name != "kind"}
     match row["kind"]:
         case "error":
+            _check(row, {"kind": (str,), "error": (str,)})
             return GroupError[row["error"]]
         case "refused":
+            _check(row, {"kind": (str,), "error": (str,), "member_id": (str,)})
             return JoinRefused(GroupError[row["error"]], row["member_id"])
         case "synced":
+            _check(row, _SYNCED)
             return Synced(**{**fields, "assignment": _bytes(row["assignment"])})
         case "joined":
-            members = tuple(JoinedMember(one[0], one[1], _bytes(one[2])) for one in row["members"])
+            _check(row, _JOINED)
+            members = tuple(_read_joined_member(*one) for one in row["members"])
             return Joined(**{**fields, "members": members})
         case kind:
             raise ValueError(f"an answer of kind {kind!r}")
+
+
+def _read_joined_member(member_id: Any, instance_id: Any, metadata: Any) -> JoinedMember:
+    _check_all((member_id, metadata), str)
+    if instance_id is not None:
+        _check_all((instance_id,), str)
+    return JoinedMember(member_id, instance_id, _bytes(metadata))
