@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
-Names: codec append scan topic open growth life shim clients spark connector; all of them by default. Only a whole run
-that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
+Names: codec append scan topic open growth life shim clients sharing spark connector; all of them by default. Only a
+whole run that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,20 @@ from typing import Final
 import common
 from common import Result, Settings
 
-NAMES: Final = ("codec", "append", "scan", "topic", "open", "growth", "life", "shim", "clients", "spark", "connector")
+NAMES: Final = (
+    "codec",
+    "append",
+    "scan",
+    "topic",
+    "open",
+    "growth",
+    "life",
+    "shim",
+    "clients",
+    "sharing",
+    "spark",
+    "connector",
+)
 HEADINGS: Final = ("question", "logcore", "beside", "ratio", "target", "reached")
 RESULTS: Final = Path(__file__).resolve().parent / "RESULTS.md"
 
