@@ -64,7 +64,7 @@ DIRECTORY_FILES: Final = (
 )
 #: Those of them that grow with the number of partitions.
 _GROWING_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER, TOPICS)
-PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END, TURN)
+PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END)
 
 _MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything larger is not one of ours
 _DURABLE: Final = struct.Struct(">8sI")

@@ -243,6 +243,12 @@ class StoreFS:
         return list(self._listing(path))
 
     def modified_ms(self, path: str) -> int:
+        """Of an object; of a directory that of its newest object."""
+        from pyarrow import fs
+
+        info = None if self._is_root(path) else self._listing(os.path.dirname(path)).get(os.path.basename(path))
+        if info is not None and info.type == fs.FileType.File:
+            return int(info.mtime_ns or 0) // 1_000_000
         newest = max((int(one.mtime_ns or 0) for one in self._listing(path).values()), default=0)
         return newest // 1_000_000
 
