@@ -61,7 +61,7 @@ def check_is_partition(fs: FS, directory: str) -> None:
     if not fs.is_directory(real):
         raise LogNotFoundError("there is no partition directory here", path=directory)
     names = fs.listdir(real)
-    ours = checkpoint.PARTITION_FILES
+    ours = (*checkpoint.PARTITION_FILES, checkpoint.TURN)
     if any(name.removesuffix(".tmp") in ours or is_file_of_log(name) for name in names):
         return
     if not names and partition_of(os.path.basename(real)) is not None:

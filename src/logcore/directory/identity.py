@@ -13,7 +13,7 @@ import os
 from typing import Final
 
 from logcore import checkpoint
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
+from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, TURN
 from logcore.config import INT32_MAX
 from logcore.directory.topicfile import id_text, new_id
 from logcore.errors import CorruptLogError, LogNotFoundError
@@ -92,7 +92,7 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
     An empty one is fine, and so is one that has files of a log directory, or a partition directory in it.
     """
     names = fs.listdir(real)
-    if any(name in PARTITION_FILES or base_offset_of(name) is not None for name in names):
+    if any(name in (*PARTITION_FILES, TURN) or base_offset_of(name) is not None for name in names):
         raise LogNotFoundError(
             "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
             path=real,
