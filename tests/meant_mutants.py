@@ -35,6 +35,7 @@ ROUNDS: Final = {
     "LOGCORE_REGISTRY_ROUNDS": "60",
     "LOGCORE_SHARING_ROUNDS": "30",
     "LOGCORE_GROUP_ROUNDS": "20",
+    "LOGCORE_TRANSACTION_ROUNDS": "60",
 }
 
 
@@ -201,10 +202,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
-        "            self._durable_handle = self._open_durable_end()\n"
-        "            self._note_locked(opened.own_notes)\n",
-        "            self._note_locked(opened.own_notes)\n"
-        "            self._durable_handle = self._open_durable_end()\n",
+        "        self._durable_handle = self._open_durable_end()\n"
+        "        self._note_locked(opened.own_notes)\n",
+        "        self._note_locked(opened.own_notes)\n"
+        "        self._durable_handle = self._open_durable_end()\n",
         "partition/test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
     ),
     # -- recovery
@@ -398,7 +399,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_outlives_its_topic", "logcore/coordination/offsets.py",
-        "    keys += [key for key in group.storing if key[0] in names and key not in keys]\n", "",
+        "    keys += [key for key in group.offset_keys() if key[0] in names and key not in keys]\n", "",
         "netshim/test_commits.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
     ),
     Mistake(
@@ -664,15 +665,15 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "zombies_commit", "logcore/consumer/sharedgroups.py",
-        "            if error is not None:\n                refused.append(error)\n                return effects\n",
-        "",
+        "zombies_commit", "logcore/consumer/groups.py",
+        "        if error is not None:\n            return [*effects, Reply(waiter, error)]\n    if",
+        "    if",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
         "commit_answered_before_it_is_on_disk", "logcore/consumer/sharedgroups.py",
-        "            log.append_many(rows, durability=\"disk\")\n",
-        "            log.append_many(rows, durability=\"os\")\n",
+        "            append(log, rows, store.producer, \"disk\")\n",
+        "            append(log, rows, store.producer, \"os\")\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -720,14 +721,15 @@ MISTAKES: Final = (
     # -- groups of consumers
     Mistake(
         "commit_of_a_lost_member_counts", "logcore/consumer/groups.py",
-        "            if error is not None:\n                refused.append(error)\n                return effects\n",
-        "",
+        "        if error is not None:\n            return [*effects, Reply(waiter, error)]\n    if",
+        "    if",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
         "commit_answered_before_the_sync", "logcore/consumer/groups.py",
-        "        self._unsynced.append((log, receipt.last_offset + 1, store))",
-        "        self._effects.extend(self._coordinator.stored(store, None, self.now_ms()))",
+        "        self._unsynced.add({log: receipt.last_offset + 1}, "
+        "lambda failures: self._have_stored(store, failures.get(log)))\n",
+        "        self._effects.extend(self._coordinator.stored(store, None, self.now_ms()))\n",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
@@ -984,6 +986,130 @@ MISTAKES: Final = (
         "    if error is not TransactionError.COORDINATOR_NOT_AVAILABLE:\n        return codes.NONE, None\n"
         "    if error is TransactionError.COORDINATOR",
         "netshim/test_transaction_requests.py",
+    ),
+    # -- transactions of producers in process
+    Mistake(
+        "partition_added_behind_its_first_batch", "logcore/producer/sender.py",
+        "            work = self._admitted(self._transacting, work)\n"
+        "        written: list[_Written] = []\n"
+        "        for queue, batches in work:\n"
+        "            self._write_all(queue, batches, written)\n",
+        "            admitted = work\n"
+        "        written: list[_Written] = []\n"
+        "        for queue, batches in work:\n"
+        "            self._write_all(queue, batches, written)\n"
+        "        if self._transacting is not None:\n"
+        "            self._admitted(self._transacting, admitted)\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "failed_transaction_is_written_on", "logcore/producer/sender.py",
+        "            if self._transacting.has_failed:\n",
+        "            if False:\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "failed_batch_commits_all_the_same", "logcore/producer/transactional.py",
+        "            if self._transacting.failure is not None:\n"
+        "                raise self._transacting.failure\n",
+        "            pass\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "next_transaction_keeps_its_sequences", "logcore/producer/transactional.py",
+        "                queue.identity = None  # each transaction has an epoch of its own\n",
+        "                pass\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "refused_offsets_commit_with_the_rest", "logcore/producer/transactional.py",
+        "                self._transacting.fail(error)\n"
+        "            raise error\n",
+        "                pass\n"
+        "            raise error\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "offsets_count_without_their_transaction", "logcore/consumer/groups.py",
+        "    if producer is None:\n"
+        "        return [*effects, *coordinator.commit(group_id, offsets, waiter)]\n",
+        "    if generation != -2:\n"
+        "        return [*effects, *coordinator.commit(group_id, offsets, waiter)]\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "marker_before_the_decision_is_on_disk", "logcore/producer/coordinator.py",
+        "        if effect.stored is None or effect.stored.status in _COMPLETE:\n",
+        "        if effect.stored is None or effect.stored.status is not Status.EMPTY:\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "markers_called_written_before_they_are_on_disk", "logcore/producer/coordinator.py",
+        "            ends[log] = receipt.last_offset + 1\n",
+        "            pass\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "missed_marker_is_forgotten", "logcore/producer/coordinator.py",
+        "        self._act(machine.marked(effect, frozenset(left), self.now_ms()))\n",
+        "        self._act(machine.marked(effect, frozenset(), self.now_ms()))\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "what_others_decided_is_not_read", "logcore/producer/coordinator.py",
+        "            if self._ends.get(number) != (log, log.log_end_offset):\n",
+        "            if number not in self._ends:\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "two_processes_decide_at_once", "logcore/claim.py",
+        "        turn = self._common.transactions\n",
+        "        turn = None\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "state_is_kept_after_a_record_that_failed", "logcore/producer/coordinator.py",
+        "            self._is_loaded = False\n"
+        "        self._act",
+        "            pass\n"
+        "        self._act",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "groups_are_not_told_of_a_marker", "logcore/producer/coordinator.py",
+        "                self._ended(effect.producer_id, effect.commit)\n",
+        "                pass\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "consumer_begins_before_an_open_commit", "logcore/consumer/consumer.py",
+        "            if one in undecided:  # what it would commit is processed already, if it commits\n"
+        "                continue\n",
+        "",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "committed_offsets_read_before_the_open_ones", "logcore/consumer/consumer.py",
+        "            if self._settings.isolation_level == \"read_committed\":\n"
+        "                undecided = self._groups.unstable(group_id)\n"
+        "            stored = self._groups.committed(group_id)\n",
+        "            stored = self._groups.committed(group_id)\n"
+        "            if self._settings.isolation_level == \"read_committed\":\n"
+        "                undecided = self._groups.unstable(group_id)\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "overdue_transactions_wait_for_a_producer", "logcore/coordinators.py",
+        "            self.transactions(directory).look()\n",
+        "            self.transactions(directory)\n",
+        "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "append_behind_a_sync_counts_as_lost", "logcore/settling.py",
+        "        if log.durable_end_offset < end <= log.log_end_offset and failure is None:\n"
+        "            return\n",
+        "",
+        "log/test_settling.py",
     ),
 )  # fmt: skip
 

@@ -2,13 +2,15 @@
 
     byte 0       each process that has the directory open, for reading (fs.PRESENCE_BYTE)
     byte 1       who changes what belongs to no single partition: topics, checkpoints, producer ids
+    byte 2       who decides about transactions
     byte 3       who does what is due by time, for as long as it lives
     from 16 on   four for each partition, by its name: its turn, who notes what is on disk, who compacts it, and a spare
 
 Rules:
 - The lock file is Kafka's, which Kafka and a process that is alone lock as a whole.
 - Locks belong to an opening of the file, of which a process has one. The kernel frees them when the process dies.
-- Who holds the turn of a partition may take that of the directory, and not the other way round.
+- Who holds the turn of a partition may take that of the directory, and not the other way round. Who decides about
+  transactions may take both.
 
 This module decides nothing.
 """
@@ -24,6 +26,7 @@ from logcore.errors import LogLockedError
 from logcore.fs import PRESENCE_BYTE, SharedFS
 
 DIRECTORY_BYTE: Final = 1
+TRANSACTIONS_BYTE: Final = 2
 UPKEEP_BYTE: Final = 3
 PARTITIONS_FROM: Final = 16
 #: A turn takes microseconds, or a sync; longer where its holder was stopped.

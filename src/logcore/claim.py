@@ -39,6 +39,7 @@ class Common:
     has_failed: bool = False  # a member did not close well
     is_unfinished: bool = True  # there may be staged writes to roll forward
     turn: ByteLock | None = None  # of the directory, where other processes write to it too
+    transactions: ByteLock | None = None  # who decides about them, the same
     presence: Presence | None = None  # the same
     takes_care: bool = False  # of what is due by time, where other processes could
     blocked: Mapping[str, LogcoreError] = attrs.Factory(dict)  # by member: why that was not possible
@@ -70,6 +71,16 @@ class Claim:
     def changing(self) -> Generator[None, None, None]:
         """Keeps other processes from changing what belongs to no single partition. Reentrant. Raises LogLockedError."""
         turn = self._common.turn
+        if turn is None:
+            yield
+            return
+        with turn.held():
+            yield
+
+    @contextlib.contextmanager
+    def deciding(self) -> Generator[None, None, None]:
+        """Keeps other processes from deciding about transactions. Raises LogLockedError."""
+        turn = self._common.transactions
         if turn is None:
             yield
             return

@@ -14,7 +14,7 @@ import os
 from typing import cast
 
 from logcore import checkpoint
-from logcore.bytelocks import DIRECTORY_BYTE, ByteLock, Presence
+from logcore.bytelocks import DIRECTORY_BYTE, TRANSACTIONS_BYTE, ByteLock, Presence
 from logcore.checkpoint import OffsetCheckpoints
 from logcore.claim import Claim, Common
 from logcore.errors import StorageWriteError
@@ -65,8 +65,13 @@ def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
     turn = ByteLock(cast(SharedFS, fs), handle, DIRECTORY_BYTE, directory)
     with turn.held():
         _take_marker(fs, directory)
-    presence = Presence(cast(SharedFS, fs), handle)
-    return Common(False, OffsetCheckpoints(fs, directory, changing=turn.held), turn=turn, presence=presence)
+    return Common(
+        was_clean=False,
+        checkpoints=OffsetCheckpoints(fs, directory, changing=turn.held),
+        turn=turn,
+        transactions=ByteLock(cast(SharedFS, fs), handle, TRANSACTIONS_BYTE, directory),
+        presence=Presence(cast(SharedFS, fs), handle),
+    )
 
 
 def _take_marker(fs: FS, directory: str) -> bool:

@@ -307,6 +307,17 @@ class ProducerClosedError(ProducerStateError):
     """The producer is closed, or was closed before the record was written."""
 
 
+class ProducerFencedError(LogcoreError):
+    """Another producer has taken the transactional id over. This one can only be closed. Kafka: PRODUCER_FENCED."""
+
+
+class TransactionAbortedError(LogcoreError):
+    """The transaction of a record was aborted, or can only be aborted: call abort_transaction() and begin again.
+
+    Kafka: TRANSACTION_ABORTABLE.
+    """
+
+
 class RegistryError(LogcoreError):
     """Root of the errors of registries (logcore.registry). path: of the node, where it is about one."""
 

@@ -19,7 +19,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 import attrs
 
@@ -28,6 +28,7 @@ from logcore.checkpoint import Key
 from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import Durability, LogConfig
+from logcore.coordinators import Coordinators
 from logcore.directory.copying import copy_directory, copy_log
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
@@ -55,7 +56,7 @@ from logcore.errors import (
 )
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.format.grouprecords import OFFSETS_TOPIC
-from logcore.fs import FS, OS, SharedFS
+from logcore.fs import FS, OS
 from logcore.glance import directory_html, topic_html
 from logcore.groupoffsets import committed_in
 from logcore.kernels import TopicRecord
@@ -86,11 +87,10 @@ from logcore.topic import Order, Position, Topic
 
 if TYPE_CHECKING:
     from logcore.consumer.consumer import Consumer
-    from logcore.consumer.groups import Groups
-    from logcore.consumer.sharedgroups import SharedGroups
     from logcore.consumer.values import ConsumerOptions
     from logcore.producer.producer import Producer
-    from logcore.producer.values import ProducerOptions
+    from logcore.producer.transactional import TransactionalProducer
+    from logcore.producer.values import ProducerOptions, TransactionOptions
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
@@ -210,7 +210,7 @@ class LogDir:
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
-        self._groups: Groups | SharedGroups | None = None  # made by whoever asks first, under the lock
+        self._coordinators = Coordinators(fs, claim)
         self.has_coordinator = False
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
@@ -306,8 +306,7 @@ class LogDir:
             self._closed = True
             claim = self._claim
             logs = self._logs
-            if self._groups is not None:
-                self._groups.close()
+            self._coordinators.close()
             failures: list[BaseException] = []
             try:
                 self._upkeeper.stop_compacting(*logs.values())
@@ -577,32 +576,9 @@ class LogDir:
             with self._sharing.changing():
                 self._registry.finish_deleting()
         # A new topic of that name begins without them. Not under the lock, which groups take while theirs is held.
-        if self._groups is not None or (OFFSETS_TOPIC in self and not self.has_coordinator):
+        if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
             with self._incidents.going_on("deletion", OFFSETS_TOPIC):
-                self._own_groups().forget_topics({name})
-
-    def _own_groups(self) -> Groups | SharedGroups:
-        """The groups whose members are consumers of this object, or of all that share the directory; read when they are
-        first asked for.
-        """
-        from logcore.consumer.groups import Groups
-        from logcore.consumer.sharedgroups import SharedGroups
-        from logcore.registry import open_registry
-
-        with self._lock:
-            self._check_writable()
-            if self.has_coordinator:
-                raise ConsumerStateError(
-                    "a broker of this process serves the directory, and the groups are its: use a Kafka client",
-                    path=self.path,
-                )
-            if self._groups is None:
-                if self.is_shared:
-                    registry = open_registry(self.path, fs=cast(SharedFS, self._fs))
-                    self._groups = SharedGroups(self._fs, self, registry)
-                else:
-                    self._groups = Groups(self._fs, self)
-            return self._groups
+                self._coordinators.groups(self).forget_topics({name})
 
     def delete_group(self, group_id: str) -> None:
         """Deletes a consumer group with all that it has committed.
@@ -610,7 +586,8 @@ class LogDir:
         Raises ConsumerStateError where there is none of that name, while it has members, and where the record of it
         could not be stored; otherwise as consumer() with a group.
         """
-        refused = self._own_groups().delete(group_id)
+        self._check_writable()
+        refused = self._coordinators.groups(self).delete(group_id)
         if refused is not None:
             raise ConsumerStateError(f"group {group_id!r} was not deleted", path=self.path, found=refused.name)
 
@@ -776,21 +753,41 @@ class LogDir:
 
         self._check_open()
         chosen = consumer_settings(settings)
-        groups = None if chosen.group_id is None else self._own_groups()
+        groups = None
+        if chosen.group_id is not None:
+            self._check_writable()
+            groups = self._coordinators.groups(self)
         return Consumer(self._fs, self, self._claim is None, groups, chosen)
 
-    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ProducerOptions]) -> Producer:
+    @overload
+    def producer(
+        self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ProducerOptions]
+    ) -> Producer: ...
+    @overload
+    def producer(
+        self,
+        *,
+        transactional_id: str,
+        config: Mapping[str, object] | None = None,
+        **settings: Unpack[TransactionOptions],
+    ) -> TransactionalProducer: ...
+    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> Producer:
         """A producer of records for topics of this directory; see docs/producer.md and ProducerOptions.
 
         config: settings by Kafka's dotted names, such as {"linger.ms": 5}; what needs a network is passed over there.
-        settings: the same with underscores; they win. Raises InvalidConfigError, which names the nearest setting for an
-        unknown one, and ReadOnlyLogError in a directory opened with read_only=True.
+        settings: the same with underscores; they win. transactional_id: makes it a TransactionalProducer; see there.
+        Raises InvalidConfigError, which names the nearest setting for an unknown one, and ReadOnlyLogError in a
+        directory opened with read_only=True.
         """
         from logcore.producer.producer import Producer
+        from logcore.producer.transactional import TransactionalProducer
         from logcore.producer.values import chosen_settings
 
         self._check_writable()
-        return Producer(self._fs, self, chosen_settings(config, settings))
+        chosen = chosen_settings(config, settings)
+        if chosen.transactional_id is None:
+            return Producer(self._fs, self, chosen)
+        return TransactionalProducer(self._fs, self, chosen, self._coordinators)
 
     def close_logs(self, topics: Collection[str]) -> None:
         """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
@@ -880,6 +877,8 @@ class LogDir:
                 self._registry.finish_deleting()
         if not self._upkeeper.visit_open(wall_ms):
             return
+        with self._incidents.going_on("transactions", self.path):
+            self._coordinators.look(self)
         if not self.is_shared:
             with self._incidents.going_on("staging", self.path):  # the publisher is told
                 if applying.apply_ready(self._fs, self, most=1):

@@ -35,6 +35,7 @@ from logcore.consumer.values import (
     ConsumerRecords,
     ConsumerSettings,
     Deserializer,
+    GroupMetadata,
     OffsetAndMetadata,
     RebalanceListener,
     checked_offset,
@@ -334,7 +335,11 @@ class Consumer:
         with self._alone():
             self._settle([TopicPartition(*partition)])
             found = self._reading(partition).position
-            assert found is not None
+            if found is None:
+                raise NoOffsetError(
+                    "an open transaction may commit an offset of this partition: poll until it has ended",
+                    path=self._reading(partition).log.path,
+                )
             return found
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
@@ -433,17 +438,30 @@ class Consumer:
         rows = {
             tuple(one): Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
         }
-        member = self._member
-        member_id = member.member_id if member is not None else ""
-        generation = member.generation if member is not None else -1
-        instance_id = self._settings.group_instance_id if member is not None else None
-        error = groups.commit(str(self._settings.group_id), generation, member_id, instance_id, rows)  # type: ignore[arg-type]
+        error = groups.commit(*self._group_metadata(), rows)  # type: ignore[arg-type]
         if error is not None:
             self._refuse(error)
         for one, each in chosen.items():
             reading = self._readings.get(one)
             if reading is not None:
                 reading.stored = each.offset
+
+    def group_metadata(self) -> GroupMetadata:
+        """Which member of its group this consumer is now, for TransactionalProducer.send_offsets_to_transaction().
+
+        Of a consumer that does not subscribe: no member. Raises ConsumerStateError without a group.
+        """
+        with self._alone():
+            self._check_open()
+            self._group()
+            return self._group_metadata()
+
+    def _group_metadata(self) -> GroupMetadata:
+        group_id = str(self._settings.group_id)
+        member = self._member
+        if member is None:
+            return GroupMetadata(group_id, -1, "", None)
+        return GroupMetadata(group_id, member.generation, member.member_id, self._settings.group_instance_id)
 
     def _refuse(self, error: GroupError) -> None:
         group = f"of group {self._settings.group_id!r}"
@@ -727,9 +745,8 @@ class Consumer:
         if reading.records is not None:
             return True
         position = reading.position
-        assert position is not None
         reading.end = self._end(reading.log)
-        if position == reading.end:
+        if position is None or position == reading.end:
             return False
         try:
             reading.records = reading.log.read(position, reading.end, isolation=self._settings.isolation_level)
@@ -748,10 +765,9 @@ class Consumer:
 
     def _columns(self, one: TopicPartition, reading: _Reading) -> list[RecordColumns]:
         position = reading.position
-        assert position is not None
         reading.drop()
         end = self._end(reading.log)
-        if position == end:
+        if position is None or position == end:
             return []
         try:
             found = list(reading.log.scan(position, end, isolation=self._settings.isolation_level))
@@ -769,9 +785,16 @@ class Consumer:
         if not unsettled:
             return
         stored: Mapping[tuple[str, int], Committed] = {}
+        undecided: set[tuple[str, int]] = set()
         if self._groups is not None:
-            stored = self._groups.committed(str(self._settings.group_id))
+            group_id = str(self._settings.group_id)
+            # Asked first: a transaction that ends between the two is then either open here, or counts there.
+            if self._settings.isolation_level == "read_committed":
+                undecided = self._groups.unstable(group_id)
+            stored = self._groups.committed(group_id)
         for one in unsettled:
+            if one in undecided:  # what it would commit is processed already, if it commits
+                continue
             reading = self._readings[one]
             committed = stored.get(one)
             if committed is None:

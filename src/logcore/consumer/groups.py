@@ -33,6 +33,7 @@ from logcore.coordination.effects import (
     Store,
     Sync,
     Timeout,
+    Waiter,
 )
 from logcore.coordination.group import Group
 from logcore.coordination.timers import Timers
@@ -40,8 +41,12 @@ from logcore.errors import LogcoreError, TopicExistsError
 from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
+from logcore.kernels.layout import RecordInput
 from logcore.log import Log
 from logcore.notices import ERROR, tell
+from logcore.partition.coordinated import append_to_transaction
+from logcore.partition.writer import Level, Receipt
+from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1
 
@@ -66,6 +71,43 @@ class Answer:
         self.result: Any = None
 
 
+def checked_commit(
+    coordinator: Coordinator,
+    group_id: str,
+    member: tuple[int, str, str | None],
+    offsets: Mapping[OffsetKey, Committed],
+    producer: tuple[int, int] | None,
+    waiter: Waiter,
+    now_ms: int,
+) -> list[Effect]:
+    """A commit, or the reply why there is none. member: generation, member id, instance id."""
+    generation, member_id, _ = member
+    effects: list[Effect] = []
+    # Broker reference 3.7: in a transaction a member is checked only where one is named.
+    if producer is None or generation >= 0 or member_id:
+        error, effects = coordinator.check_commit(group_id, *member, now_ms)
+        if error is not None:
+            return [*effects, Reply(waiter, error)]
+    if producer is None:
+        return [*effects, *coordinator.commit(group_id, offsets, waiter)]
+    return [*effects, *coordinator.commit_in_transaction(group_id, producer, offsets, waiter)]
+
+
+def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
+    """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
+    if OFFSETS_TOPIC not in directory:
+        with contextlib.suppress(TopicExistsError):
+            directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
+    return OFFSETS_TOPIC, partition_of(group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1)
+
+
+def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, level: Level) -> Receipt:
+    """Appends the records of a Store. Raises what Log.append() raises, and InvalidProducerEpochError."""
+    if producer is None:
+        return log.append_many(rows, durability=level)
+    return append_to_transaction(log.writer, rows, *producer, durability=level)
+
+
 class Groups:
     """All groups of one directory. Made by the first consumer that has a group.
 
@@ -82,7 +124,7 @@ class Groups:
         self._coordinator = Coordinator(rules, lambda: fs.random_bytes(16).hex())
         self._timers: Timers[tuple[Group, Timeout]] = Timers()
         self._effects: deque[Effect] = deque()
-        self._unsynced: deque[tuple[Log, int, Store]] = deque()  # in the order of their appends
+        self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
         self.failure: Exception | None = None
         self._started_ms = fs.now_ms() - fs.monotonic_ms()
@@ -156,25 +198,35 @@ class Groups:
         member_id: str,
         instance_id: str | None,
         offsets: Mapping[OffsetKey, Committed],
+        producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
         """Returns when the offsets are on disk, or why they are not. The check and the append are one step: no
         rebalance comes between them.
+
+        producer: id and epoch of the producer whose open transaction the offsets belong to. They count once that is
+        committed. Such a commit need not name a member.
         """
         answer = Answer()
-        refused: list[GroupError] = []
-
-        def commit(now_ms: int) -> list[Effect]:
-            error, effects = self._coordinator.check_commit(group_id, generation, member_id, instance_id, now_ms)
-            if error is not None:
-                refused.append(error)
-                return effects
-            return [*effects, *self._coordinator.commit(group_id, offsets, answer)]
-
-        self._do(commit)
-        if refused:
-            return refused[0]
+        self._do(
+            lambda now_ms: checked_commit(
+                self._coordinator, group_id, (generation, member_id, instance_id), offsets, producer, answer, now_ms
+            )
+        )
         result: GroupError | None = answer.result
         return result
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        """The marker of this producer is in `__consumer_offsets`."""
+        with self._lock:
+            self._coordinator.transaction_ended(producer_id, commit=commit)
+            for listener in self._listeners:
+                listener()
+
+    def unstable(self, group_id: str) -> set[OffsetKey]:
+        """The partitions for which an open transaction would commit something."""
+        with self._lock:
+            group = self._coordinator.get(group_id)
+            return set() if group is None else {key for keys in group.unstable.values() for key in keys}
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
         """All that a group has committed, on disk."""
@@ -216,7 +268,7 @@ class Groups:
             for group, timeout in self._timers.due(now_ms):
                 self._act(self._coordinator.timed_out(group, timeout, now_ms))
             self._act(step(now_ms))
-        self._settle()
+        self._unsynced.settle()
 
     def _act(self, effects: Iterable[Effect]) -> None:
         """Under the lock. Carries out effects, behind those that came before them."""
@@ -241,53 +293,32 @@ class Groups:
                 listener()
 
     def _store(self, store: Store) -> None:
-        """Appends records; they are synced by _settle()."""
+        """Appends records; settle() syncs them."""
         now_ms = self._fs.now_ms()
-        rows = [(key, value, (), now_ms) for key, value in store.records]
+        rows: list[RecordInput] = [(key, value, (), now_ms) for key, value in store.records]
         try:
             log = self._log(store.group.group_id)
-            receipt = log.append_many(rows, durability="os")
+            receipt = append(log, rows, store.producer, "os")
         except (LogcoreError, OSError) as error:
-            self._fail(store.group.group_id, error)
-            self._effects.extend(self._coordinator.stored(store, GroupError.COORDINATOR_NOT_AVAILABLE, self.now_ms()))
+            self._have_stored(store, error)
             return
-        self._unsynced.append((log, receipt.last_offset + 1, store))
+        self._unsynced.add({log: receipt.last_offset + 1}, lambda failures: self._have_stored(store, failures.get(log)))
+
+    def _have_stored(self, store: Store, failure: Exception | None) -> None:
+        """Under the lock: the records are on disk, or could not be stored."""
+        error = None
+        if failure is not None:
+            error = GroupError.COORDINATOR_NOT_AVAILABLE
+            group_id = store.group.group_id
+            self.failure = failure
+            tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, failure)
+        self._act(self._coordinator.stored(store, error, self.now_ms()))
+
+    def home(self, group_id: str) -> tuple[str, int]:
+        """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
+        return home_of(self._directory, group_id)
 
     def _log(self, group_id: str) -> Log:
-        if OFFSETS_TOPIC not in self._directory:
-            with contextlib.suppress(TopicExistsError):
-                self._directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
-        count = self._directory.partitions(OFFSETS_TOPIC)[-1] + 1
-        number = partition_of(group_id, count)
-        log = self._directory.partition(OFFSETS_TOPIC, number)
-        return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
-
-    def _fail(self, group_id: str, error: Exception) -> None:
-        self.failure = error
-        tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
-
-    def _settle(self) -> None:
-        """Waits for the disk, without the lock, until nothing that was stored before waits for it any more."""
-        while True:
-            with self._lock:
-                if not self._unsynced:
-                    return
-                log = self._unsynced[-1][0]
-            error: LogcoreError | None = None
-            try:
-                log.flush()
-            except LogcoreError as failure:
-                error = failure
-            with self._lock:
-                end = log.durable_end_offset
-                waiting = list(self._unsynced)
-                self._unsynced.clear()
-                for one in waiting:
-                    if one[0] is log and one[1] <= end:
-                        self._act(self._coordinator.stored(one[2], None, self.now_ms()))
-                    elif one[0] is log and error is not None:
-                        self._fail(one[2].group.group_id, error)
-                        refused = GroupError.COORDINATOR_NOT_AVAILABLE
-                        self._act(self._coordinator.stored(one[2], refused, self.now_ms()))
-                    else:
-                        self._unsynced.append(one)
+        place = self.home(group_id)
+        log = self._directory.partition(*place)
+        return self._directory.open_again(*place) if log.has_failed else log

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from logcore.consumer.groups import Answer, Directory
+from logcore.consumer.groups import Answer, Directory, append, checked_commit, home_of
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
@@ -46,10 +46,11 @@ from logcore.coordination.effects import (
 )
 from logcore.coordination.group import DEAD, PREPARING, Group
 from logcore.coordination.packing import GroupNode
-from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError, TopicExistsError
+from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
 from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, StoredGroup, partition_of
 from logcore.fs import FS
-from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups, stored_groups
+from logcore.groupoffsets import StoredGroups, stored_groups
+from logcore.kernels.layout import RecordInput
 from logcore.log import Log
 from logcore.notices import ERROR, tell
 from logcore.reader import aborted_transactions
@@ -173,22 +174,30 @@ class SharedGroups:
         member_id: str,
         instance_id: str | None,
         offsets: Mapping[OffsetKey, Committed],
+        producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
         """Returns when the offsets are on disk, or why they are not."""
-        refused: list[GroupError] = []
-
-        def commit(coordinator: Coordinator, waiter: str, now_ms: int) -> list[Effect]:
-            error, effects = coordinator.check_commit(group_id, generation, member_id, instance_id, now_ms)
-            if error is not None:
-                refused.append(error)
-                return effects
-            return [*effects, *coordinator.commit(group_id, offsets, waiter)]
-
-        answer = self._ask(group_id, commit)
-        if refused:
-            return refused[0]
-        result: GroupError | None = answer.result
+        member = (generation, member_id, instance_id)
+        result: GroupError | None = self._ask(
+            group_id,
+            lambda coordinator, waiter, now_ms: checked_commit(
+                coordinator, group_id, member, offsets, producer, waiter, now_ms
+            ),
+        ).result
         return result
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        """Nothing: the log tells."""
+
+    def home(self, group_id: str) -> tuple[str, int]:
+        """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
+        return home_of(self._directory, group_id)
+
+    def unstable(self, group_id: str) -> set[OffsetKey]:
+        """The partitions for which an open transaction would commit something."""
+        with self._lock, self._registry.holding(_path(group_id)):
+            self._offsets.look(group_id)
+            return {key for keys in self._offsets.unstable(group_id).values() for key in keys}
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
         """All that a group has committed, on disk, by whichever process."""
@@ -330,15 +339,19 @@ class SharedGroups:
                 generation = max(generation, stored.generation)
             node.group.generation = generation
         node.group.offsets = {topic: dict(partitions) for topic, partitions in offsets.items()}
+        node.group.unstable = {
+            producer_id: {key: (0, each) for key, each in keys.items()}
+            for producer_id, keys in self._offsets.unstable(group_id).items()
+        }
         return node
 
     def _store(self, group_id: str, store: Store) -> GroupError | None:
         """Appends records, and returns when they are on disk."""
         now_ms = self._fs.now_ms()
-        rows = [(key, value, (), now_ms) for key, value in store.records]
+        rows: list[RecordInput] = [(key, value, (), now_ms) for key, value in store.records]
         try:
             log = self._offsets.log(group_id)
-            log.append_many(rows, durability="disk")
+            append(log, rows, store.producer, "disk")
         except (LogcoreError, OSError) as error:
             self.failure = error
             tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
@@ -429,10 +442,7 @@ class _Offsets:
 
     def log(self, group_id: str) -> Log:
         """The log that a group's records are in, made if there is none. Raises what opening it raises."""
-        if OFFSETS_TOPIC not in self._directory:
-            with contextlib.suppress(TopicExistsError):
-                self._directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
-        return self._opened(self._number(group_id))
+        return self._opened(home_of(self._directory, group_id)[1])
 
     def _opened(self, number: int) -> Log:
         log = self._directory.partition(OFFSETS_TOPIC, number)
@@ -469,6 +479,10 @@ class _Offsets:
             if group_id in found.offsets:
                 return found.offsets[group_id]
         return {}
+
+    def unstable(self, group_id: str) -> Mapping[int, Mapping[OffsetKey, Committed]]:
+        """Producer id -> what its open transaction would commit."""
+        return next((found.unstable[group_id] for found in self._found.values() if group_id in found.unstable), {})
 
     def group(self, group_id: str) -> StoredGroup | None:
         return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)

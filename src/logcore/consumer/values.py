@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import attrs
 
@@ -51,6 +51,15 @@ class OffsetAndMetadata:
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
+
+
+class GroupMetadata(NamedTuple):
+    """A member of a group in one generation. generation: -1 and member_id "": no member."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
 
 
 class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):

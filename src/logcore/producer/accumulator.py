@@ -78,12 +78,15 @@ def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any,
 
 
 class Identity:
-    """Who writes the batches of one queue: a producer id, and the sequence of the next record. For the sender alone."""
+    """Who writes the batches of one queue: a producer id and epoch, and the sequence of the next record. For the sender
+    alone.
+    """
 
-    __slots__ = ("next_sequence", "producer_id")
+    __slots__ = ("next_sequence", "producer_epoch", "producer_id")
 
-    def __init__(self, producer_id: int) -> None:
+    def __init__(self, producer_id: int, producer_epoch: int = 0) -> None:
         self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
         self.next_sequence = 0
 
 

@@ -53,12 +53,14 @@ from logcore.producer.accumulator import (
     Queue,
     Row,
 )
+from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.futures import Delivery, RecordFuture, Teller, call
 from logcore.producer.partitioners import Draw
 from logcore.producer.routing import Directory as RoutingDirectory
 from logcore.producer.routing import Routes
 from logcore.producer.sender import Directory as SenderDirectory
 from logcore.producer.sender import Sender
+from logcore.producer.transacting import Transacting
 from logcore.producer.values import OnDelivery, ProducerMetrics, ProducerRecord, ProducerSettings, Serializer
 from logcore.recordbatch import time_ms
 
@@ -82,7 +84,14 @@ class _Work:
     thread ends. Both are written under the lock, is_closing by the garbage collector without it.
     """
 
-    def __init__(self, fs: FS, directory: Directory, settings: ProducerSettings, draw: Draw) -> None:
+    def __init__(
+        self,
+        fs: FS,
+        directory: Directory,
+        settings: ProducerSettings,
+        draw: Draw,
+        coordinator: TransactionCoordinator | None,
+    ) -> None:
         self.fs = fs
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
@@ -92,7 +101,11 @@ class _Work:
         self.is_over = False
         self.teller = Teller(settings.interceptors)
         self.accumulator = Accumulator(settings, self.teller, draw)
-        self.sender = Sender(fs, directory, settings, self.accumulator, self.teller, self.room)
+        self.transacting: Transacting | None = None
+        if coordinator is not None:
+            name = str(settings.transactional_id)
+            self.transacting = Transacting(fs, coordinator, name, settings.transaction_timeout_ms, self.room)
+        self.sender = Sender(fs, directory, settings, self.accumulator, self.teller, self.room, self.transacting)
 
     def round(self, *, closed_only: bool = False) -> bool:
         """Writes what is ready; whether anything was. Not in a callback, which is part of a round."""
@@ -127,13 +140,19 @@ class _Work:
 class Producer:
     """Made by LogDir.producer(). A with block closes it. All methods may be called from several threads."""
 
-    def __init__(self, fs: FS, directory: Directory, settings: ProducerSettings) -> None:
+    def __init__(
+        self,
+        fs: FS,
+        directory: Directory,
+        settings: ProducerSettings,
+        coordinator: TransactionCoordinator | None = None,
+    ) -> None:
         """Not for users."""
         self._fs = fs
         self._directory = directory
         self._settings = settings
         draw = functools.partial(_drawn, fs)
-        self._work = _Work(fs, directory, settings, draw)
+        self._work = _Work(fs, directory, settings, draw, coordinator)
         self._accumulator = self._work.accumulator
         self._lock = self._work.lock
         self._routes = Routes(directory, settings, self._accumulator, draw)
@@ -217,6 +236,8 @@ class Producer:
             )
         if self._work.is_closing:
             raise ProducerClosedError("the producer is closed", path=self._directory.path)
+        if self._work.transacting is not None:
+            self._work.transacting.check_sending()
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -265,9 +286,10 @@ class Producer:
         if size_bytes > self._most_bytes:
             self._refuse_size(size_bytes)
         accumulator = self._accumulator
+        work = self._work
         is_new = False
         with self._lock:
-            if self._work.is_closing or self._fs.forks != self._forks:
+            if work.is_closing or work.transacting is not None or self._fs.forks != self._forks:
                 self._check_open()
             if accumulator.waiting or accumulator.used_bytes + size_bytes + HELD_BYTES > self._memory_bytes:
                 self._wait_for_room(size_bytes + HELD_BYTES)
@@ -292,7 +314,7 @@ class Producer:
             if self._is_told:
                 batch.delivery.callbacks.append((future, self._settings.on_delivery))
             if is_new:
-                self._work.news.notify()
+                work.news.notify()
         if is_new:
             self._start()
         return future

@@ -10,6 +10,8 @@ Rules (clients reference 2.3, 2.4, 2.8):
   it fails.
 - A batch that is refused for some of its records is split, until these fail alone.
 - An outcome that stays unknown ends the producer id of its partition: what follows has a new one, from sequence 0.
+- In a transaction a partition is added to it before its first batch is written. After a failure nothing more of the
+  transaction is written.
 
 The queues belong to accumulator.py, callbacks to futures.py. This module starts no thread.
 """
@@ -35,16 +37,18 @@ from logcore.errors import (
     RecordTooLargeError,
     ResourceError,
     StorageWriteError,
+    TransactionAbortedError,
 )
 from logcore.format.compression import Codec, codec_named
 from logcore.fs import FS
 from logcore.kernels import kernel
-from logcore.kernels.layout import INT32_MAX
+from logcore.kernels.layout import INT32_MAX, TRANSACTIONAL_BIT
 from logcore.log import Log
 from logcore.notices import ERROR, WARNING, tell
 from logcore.partition.writer import Level
 from logcore.producer.accumulator import BATCH_BYTES, RECORD_BYTES, Accumulator, Batch, Columns, Identity, Queue, Row
 from logcore.producer.futures import Delivery, Teller
+from logcore.producer.transacting import Transacting
 from logcore.producer.values import ProducerSettings
 from logcore.recordbatch import RecordBatch, compressor, target_codec
 
@@ -103,6 +107,7 @@ class Sender:
         accumulator: Accumulator,
         teller: Teller,
         room: threading.Condition,
+        transacting: Transacting | None = None,
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -110,6 +115,7 @@ class Sender:
         self._accumulator = accumulator
         self._teller = teller
         self._room = room
+        self._transacting = transacting
         self._scratch = bytearray()
         self._producer_id: int | None = None
         self._unsynced: set[Log] = set()  # that hold back what acks 0 and 1 wrote
@@ -123,12 +129,18 @@ class Sender:
         """
         now_ms = self._fs.monotonic_ms()
         work: list[tuple[Queue, list[Batch]]] = []
+        if self._transacting is not None:
+            self._transacting.look()
+            if self._transacting.has_failed:
+                self.end_all("the transaction of the record failed, and is to be aborted")
         with self._room:
             for queue in list(self._accumulator.active):
                 self._expire(queue, now_ms)
                 batches = self._accumulator.ready(queue, now_ms, _ROUND_BYTES, closed_only=closed_only)
                 if batches:
                     work.append((queue, batches))
+        if self._transacting is not None:
+            work = self._admitted(self._transacting, work)
         written: list[_Written] = []
         for queue, batches in work:
             self._write_all(queue, batches, written)
@@ -159,11 +171,36 @@ class Sender:
         if not self._teller.is_me:  # a callback that closes the producer is a part of the telling
             self._tell()
 
+    def end_all(self, why: str) -> None:
+        """Ends every batch of a transaction that is not to be committed."""
+        with self._room:
+            for queue, batch in list(self._accumulator.all()):
+                self._end(queue, batch, TransactionAbortedError(why))
+        if not self._teller.is_me:
+            self._tell()
+
     def _tell(self) -> None:
         """Callbacks of what has ended; an interrupt leaves the rest for the next time."""
         while self._ended:
             self._teller.tell(self._ended[0])
             self._ended.popleft()
+
+    def _admitted(
+        self, transacting: Transacting, work: list[tuple[Queue, list[Batch]]]
+    ) -> list[tuple[Queue, list[Batch]]]:
+        """What may be written, once the partitions that are new to the transaction were added to it."""
+        new = transacting.new_partitions((queue.topic, queue.partition) for queue, _ in work)
+        if not new:
+            return work
+        try:
+            transacting.add(new)
+        except LogcoreError as error:
+            with self._room:
+                for queue, batches in work:
+                    if (queue.topic, queue.partition) in new:
+                        self._take_failure(queue, batches[0], error)
+            return [one for one in work if (one[0].topic, one[0].partition) not in new]
+        return work
 
     # -- one queue -----------------------------------------------------------------------------------------------
 
@@ -265,7 +302,10 @@ class Sender:
         wanted = Codec.NONE if self._settings.compression_type is None else codec_named(self._settings.compression_type)
         codec = target_codec(config, wanted)
         identity = self._identity(queue) if self._settings.idempotent else None
-        data = _encoded(self._scratch, batch.records, self._fs.now_ms(), codec, identity, config)
+        attributes = int(codec)
+        if self._transacting is not None:
+            attributes |= TRANSACTIONAL_BIT
+        data = _encoded(self._scratch, batch.records, self._fs.now_ms(), codec, attributes, identity, config)
         if identity is not None:
             batch.identity = identity
             batch.sequence = identity.next_sequence
@@ -276,7 +316,10 @@ class Sender:
         batch.data = data
 
     def _identity(self, queue: Queue) -> Identity:
-        if queue.identity is None:
+        if queue.identity is None and self._transacting is not None:
+            known = self._transacting.known_identity()
+            queue.identity = Identity(known.producer_id, known.producer_epoch)
+        elif queue.identity is None:
             if self._producer_id is None:
                 self._producer_id = self._directory.next_producer_id()
             queue.identity = Identity(self._producer_id)
@@ -337,6 +380,8 @@ class Sender:
 
     def _end(self, queue: Queue, batch: Batch, error: Exception) -> None:
         """The batch failed for good."""
+        if self._transacting is not None:
+            self._transacting.fail(error)
         self._accumulator.remove(queue, batch)
         self.counts.errors[type(error).__name__] += len(batch.records)
         batch.delivery.resolve(None, error, level="os", gives_time=False)
@@ -371,13 +416,16 @@ def _encoded(
     records: list[Row] | Columns,
     now_ms: int,
     codec: Codec,
+    attributes: int,
     identity: Identity | None,
     config: LogConfig,
 ) -> bytes:
     """One batch, whose offsets begin at 0. Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError."""
     most = min(config.max_message_bytes, config.segment_bytes)
-    producer = (-1, -1, -1) if identity is None else (identity.producer_id, 0, identity.next_sequence)
-    head = (0, -1, now_ms, INT32_MAX, most, int(codec), *producer, compressor(codec, config), config.is_compacted)
+    producer = (-1, -1, -1)
+    if identity is not None:
+        producer = (identity.producer_id, identity.producer_epoch, identity.next_sequence)
+    head = (0, -1, now_ms, INT32_MAX, most, attributes, *producer, compressor(codec, config), config.is_compacted)
     if isinstance(records, Columns):
         size, _ = kernel.encode_columns(scratch, records.keys, records.values, records.times, records.count, *head)
     else:

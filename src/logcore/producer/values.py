@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict
 
 import attrs
 
+from logcore.coordination.transactions import MAX_TIMEOUT_MS
 from logcore.errors import InvalidConfigError
 from logcore.format.compression import codec_named
 from logcore.kernels.layout import Time
@@ -134,6 +135,15 @@ class ProducerOptions(TypedDict, total=False):
     threaded: bool
 
 
+class TransactionOptions(ProducerOptions, total=False):
+    """What LogDir.producer() takes besides for a producer with a transactional_id.
+
+    transaction_timeout_ms (60,000): how long a transaction may be open before it is aborted, at most 900,000.
+    """
+
+    transaction_timeout_ms: int
+
+
 #: acks -> what a result waits for. Kafka writes them as numbers or as text.
 _ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {0: 0, 1: 1, -1: -1, "0": 0, "1": 1, "-1": -1, "all": -1}
 _LEVELS: Final[Mapping[str, Literal[1, -1]]] = {"os": 1, "disk": -1}
@@ -213,6 +223,8 @@ class ProducerSettings:
     client_id: str = ""
     on_delivery: OnDelivery | None = attrs.field(default=None, validator=_callable)
     threaded: bool = attrs.field(default=True, validator=_flag)
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = attrs.field(default=60_000, validator=_whole("transaction_timeout_ms", 1))
 
     def __attrs_post_init__(self) -> None:
         if self.delivery_timeout_ms < self.linger_ms:
@@ -237,6 +249,16 @@ class ProducerSettings:
             raise InvalidConfigError("partitioner", expected="a name, or a function", found=repr(self.partitioner))
         if self.enable_idempotence and self.acks != -1:
             raise InvalidConfigError("enable_idempotence needs acks='all'", expected="'all'", found=self.acks)
+        if self.transactional_id is None:
+            return
+        if not isinstance(self.transactional_id, str) or not self.transactional_id:
+            raise InvalidConfigError("transactional_id", expected="a text", found=repr(self.transactional_id))
+        if not self.idempotent:
+            raise InvalidConfigError("transactional_id needs acks='all' and enable_idempotence")
+        if self.transaction_timeout_ms > MAX_TIMEOUT_MS:
+            raise InvalidConfigError(
+                "transaction_timeout_ms", expected=f"at most {MAX_TIMEOUT_MS}", found=self.transaction_timeout_ms
+            )
 
     @property
     def idempotent(self) -> bool:

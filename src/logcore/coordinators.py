@@ -1,0 +1,105 @@
+"""What looks after the groups and the transactions of a directory that no broker of this process serves.
+
+Rules:
+- Each is made by whoever needs it first, and lives as long as the directory is open. Then it reads what is stored.
+- Where a broker of this process serves the directory, both are the broker's.
+
+Not here: what they decide (logcore.coordination), how it is carried out (logcore.consumer, logcore.producer).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from logcore.claim import Claim
+from logcore.errors import ConsumerStateError
+from logcore.format.transactionrecords import TRANSACTIONS_TOPIC
+from logcore.fs import FS, SharedFS
+
+if TYPE_CHECKING:
+    from logcore.consumer.groups import Directory as GroupsDirectory
+    from logcore.consumer.groups import Groups
+    from logcore.consumer.sharedgroups import SharedGroups
+    from logcore.producer.coordinator import Directory as TransactionsDirectory
+    from logcore.producer.coordinator import TransactionCoordinator
+
+    class Directory(GroupsDirectory, TransactionsDirectory, Protocol):
+        """What is asked of the LogDir."""
+
+
+#: How often look() looks.
+_LOOK_MS: Final = 1_000
+
+
+class Coordinators:
+    """Those of one directory. All methods may be called from several threads."""
+
+    def __init__(self, fs: FS, claim: Claim | None) -> None:
+        self._fs = fs
+        self._claim = claim
+        self._lock = threading.RLock()
+        # Written under the lock.
+        self._groups: Groups | SharedGroups | None = None
+        self._transactions: TransactionCoordinator | None = None
+        self._looked_ms = fs.monotonic_ms() - _LOOK_MS
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether somebody has asked for the groups."""
+        return self._groups is not None
+
+    def groups(self, directory: Directory) -> Groups | SharedGroups:
+        """The groups whose members are consumers of this process, or of all that share the directory.
+
+        Raises ConsumerStateError where a broker of this process serves it, and what reading the topic raises.
+        """
+        from logcore.consumer.groups import Groups
+        from logcore.consumer.sharedgroups import SharedGroups
+        from logcore.registry import open_registry
+
+        with self._lock:
+            if directory.has_coordinator:
+                raise ConsumerStateError(
+                    "a broker of this process serves the directory, and the groups are its: use a Kafka client",
+                    path=directory.path,
+                )
+            if self._groups is None:
+                if directory.is_shared:
+                    registry = open_registry(directory.path, fs=cast(SharedFS, self._fs))
+                    self._groups = SharedGroups(self._fs, directory, registry)
+                else:
+                    self._groups = Groups(self._fs, directory)
+            return self._groups
+
+    def transactions(self, directory: Directory) -> TransactionCoordinator:
+        """The transactions of producers of this process, or of all that share the directory."""
+        from logcore.producer.coordinator import TransactionCoordinator
+
+        with self._lock:
+            if self._transactions is None:
+                assert self._claim is not None  # else nothing can be written
+                self._transactions = TransactionCoordinator(
+                    self._fs, directory, self._claim.deciding, self._transaction_ended
+                )
+            return self._transactions
+
+    def _transaction_ended(self, producer_id: int, commit: bool) -> None:
+        """Tells the groups that a marker of this producer is in `__consumer_offsets`. Those made later read it."""
+        with self._lock:
+            if self._groups is not None:
+                self._groups.transaction_ended(producer_id, commit=commit)
+
+    def look(self, directory: Directory) -> None:
+        """Ends transactions that nobody else ends, once a second if called as often. Raises as their look()."""
+        now_ms = self._fs.monotonic_ms()
+        if directory.has_coordinator or now_ms - self._looked_ms < _LOOK_MS:
+            return
+        self._looked_ms = now_ms
+        if TRANSACTIONS_TOPIC in directory:
+            self.transactions(directory).look()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._groups is not None:
+                self._groups.close()

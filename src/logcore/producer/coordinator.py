@@ -1,0 +1,336 @@
+"""The transactions of a log directory whose producers are those of its processes: carries out what logcore.coordination
+decides.
+
+Rules (clients reference 2.9):
+- A record of `__transaction_state` is on disk before what it allows is written: the partitions of a transaction before
+  its first batch, the decision before a marker. The one behind all markers need not be.
+- One lock guards what is decided. It is held while records and markers are appended, and not while the disk is waited
+  for.
+- In a directory that several processes write, a request is one turn of its own lock, from reading what others stored to
+  the last sync. What a process that died in its turn had decided is carried out by whoever comes next.
+- When a record could not be stored, the log may hold it or not. So all is forgotten, and read again.
+- Nothing runs by itself: look() ends transactions that have been open for too long.
+
+Not here: what a request means for a transaction (logcore.coordination), what a producer does meanwhile
+(transacting.py), transactions that a broker of this process looks after (netshim).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
+
+from logcore.coordination.timers import Timers
+from logcore.coordination.transactioneffects import (
+    At,
+    Cancel,
+    Effect,
+    Reply,
+    Request,
+    Result,
+    Store,
+    TakeProducerId,
+    TimedOut,
+    WriteMarkers,
+)
+from logcore.coordination.transactions import EXPIRY_CHECK_MS, MAX_TIMEOUT_MS, Transactions
+from logcore.errors import (
+    CoordinatorFencedError,
+    InvalidProducerEpochError,
+    LogcoreError,
+    ProducerStateError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from logcore.format.grouprecords import OFFSETS_TOPIC, partition_of
+from logcore.format.transactionrecords import (
+    TRANSACTIONS_TOPIC,
+    Partition,
+    Status,
+    StoredTransaction,
+    read_transaction,
+    read_transaction_key,
+    transaction_key,
+    transaction_value,
+)
+from logcore.fs import FS
+from logcore.log import Log
+from logcore.notices import ERROR, WARNING, tell
+from logcore.settling import Settling
+
+#: Settings of the topic, as Kafka makes it.
+TRANSACTIONS_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "compression.type": "uncompressed",
+    "segment.bytes": 104_857_600,
+}
+_COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
+#: Why a marker is not to be tried again: its partition is gone, or has a later one.
+_SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError, CoordinatorFencedError)
+
+
+class Directory(Protocol):
+    """What is asked of the LogDir."""
+
+    has_coordinator: bool
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def is_shared(self) -> bool: ...
+    def __contains__(self, topic: object) -> bool: ...
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+    def partition(self, topic: str, number: int) -> Log: ...
+    def open_again(self, topic: str, number: int) -> Log: ...
+    def next_producer_id(self) -> int: ...
+
+
+class _Answer:
+    """How a request ends. result: once is_there; set under the lock of the coordinator."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self.result: Result = None
+
+
+class TransactionCoordinator:
+    """All transactions of one directory. Made by the first producer with a transactional id, or the first tick().
+
+    deciding: keeps other processes from deciding meanwhile; may raise LogLockedError. ended: told of each marker in
+    `__consumer_offsets`, by its producer id and whether it commits. All methods may be called from several threads.
+    """
+
+    def __init__(
+        self,
+        fs: FS,
+        directory: Directory,
+        deciding: Callable[[], AbstractContextManager[None]],
+        ended: Callable[[int, bool], None],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._deciding = deciding
+        self._ended = ended
+        self._lock = threading.RLock()
+        self._started_ms = fs.now_ms() - fs.monotonic_ms()
+        self._unsynced = Settling(self._lock)
+        # The rest is written under the lock.
+        self._machine = Transactions(MAX_TIMEOUT_MS)
+        self._timers: Timers[str] = Timers()
+        self._effects: deque[Effect] = deque()
+        self._is_loaded = False
+        self._ends: dict[int, tuple[Log, int]] = {}  # partition -> how far its log was read or written
+        self._expired_ms = self.now_ms()
+
+    def now_ms(self) -> int:
+        """The steady clock's time, counted from the wall clock at the beginning."""
+        return self._started_ms + self._fs.monotonic_ms()
+
+    # -- requests
+
+    def ask(self, request: Request) -> Result:
+        """How the request ends: an Identity, None or a TransactionError. Returns when it is on disk.
+
+        Raises ProducerStateError where a broker of this process serves the directory, LogLockedError, and what reading
+        `__transaction_state` raises.
+        """
+        answer = _Answer()
+        self._do(lambda now_ms: self._machine.ask(request, answer, now_ms))
+        assert answer.is_there, request
+        return answer.result
+
+    def look(self) -> None:
+        """Ends what has been open for too long, and what a process that died began to end. Raises as ask()."""
+        if TRANSACTIONS_TOPIC in self._directory:
+            self._do(self._expire)
+
+    def _expire(self, now_ms: int) -> list[Effect]:
+        if now_ms - self._expired_ms < EXPIRY_CHECK_MS:
+            return []
+        self._expired_ms = now_ms
+        return self._machine.expire(now_ms)
+
+    def all(self) -> dict[str, StoredTransaction]:
+        """How each transactional id stands. Raises as ask()."""
+        if TRANSACTIONS_TOPIC not in self._directory:
+            return {}
+        self._do(lambda _: [])
+        with self._lock:
+            return self._machine.all()
+
+    def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
+        if self._directory.has_coordinator:
+            raise ProducerStateError(
+                "a broker of this process serves the directory, and the transactions are its: use a Kafka client",
+                path=self._directory.path,
+            )
+        with self._deciding():
+            with self._lock:
+                now_ms = self.now_ms()
+                self._catch_up(now_ms)
+                for name in self._timers.due(now_ms):
+                    self._act(self._machine.timed_out(name, now_ms))
+                self._act(step(now_ms))
+            self._unsynced.settle()
+            if self._directory.is_shared:
+                with self._lock:
+                    self._note_ends()
+
+    # -- what is stored
+
+    def _catch_up(self, now_ms: int) -> None:
+        """Reads what is stored, if that is not known. Raises what reading raises, also for a record of another form."""
+        if self._is_loaded and not (self._directory.is_shared and self._has_news()):
+            return
+        found: dict[str, StoredTransaction] = {}
+        for number in self._numbers():
+            log = self._opened(number)
+            log.refresh()
+            log.flush()  # what was not synced before a failure is what the next records will stand on
+            for columns in log.scan(log.log_start_offset, log.log_end_offset):
+                for key, value in zip(columns.keys(), columns.values(), strict=True):
+                    name = None if key is None else read_transaction_key(key)
+                    if name is None:
+                        continue
+                    if value is None:
+                        found.pop(name, None)
+                    else:
+                        found[name] = read_transaction(value)
+        self._act(self._machine.end())
+        self._machine = Transactions(MAX_TIMEOUT_MS)
+        self._timers = Timers()
+        self._is_loaded = True
+        self._note_ends()
+        self._act(self._machine.load(found, now_ms))
+
+    def _numbers(self) -> tuple[int, ...]:
+        return self._directory.partitions(TRANSACTIONS_TOPIC) if TRANSACTIONS_TOPIC in self._directory else ()
+
+    def _has_news(self) -> bool:
+        """Whether another process has stored something."""
+        for number in self._numbers():
+            log = self._opened(number)
+            log.refresh()
+            if self._ends.get(number) != (log, log.log_end_offset):
+                return True
+        return False
+
+    def _note_ends(self) -> None:
+        for number in self._numbers():
+            log = self._opened(number)
+            self._ends[number] = (log, log.log_end_offset)
+
+    def _opened(self, number: int) -> Log:
+        log = self._directory.partition(TRANSACTIONS_TOPIC, number)
+        return self._directory.open_again(TRANSACTIONS_TOPIC, number) if log.has_failed else log
+
+    def _home(self, transactional_id: str) -> Log:
+        """The log that the records of an id are in."""
+        if TRANSACTIONS_TOPIC not in self._directory:
+            with contextlib.suppress(TopicExistsError):
+                self._directory.create_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
+        return self._opened(partition_of(transactional_id, len(self._numbers())))
+
+    # -- effects
+
+    def _act(self, effects: Iterable[Effect]) -> None:
+        """Under the lock. Carries out effects, behind those that came before them."""
+        self._effects.extend(effects)
+        while self._effects:
+            match self._effects.popleft():
+                case Reply(_Answer() as answer, result):
+                    answer.result = result
+                    answer.is_there = True
+                case Store() as store:
+                    self._store(self._machine, store)
+                case WriteMarkers() as markers:
+                    self._mark(self._machine, markers)
+                case TakeProducerId() as wanted:
+                    self._take_producer_id(wanted)
+                case At(name, at_ms):
+                    self._timers.at(at_ms, name)
+                case Cancel(name):
+                    self._timers.cancel(name)
+                case TimedOut(name):
+                    tell("transactions", WARNING, "the transaction of %r was open too long and is aborted", name)
+
+    def _store(self, machine: Transactions, effect: Store) -> None:
+        if machine.is_over:  # a record before this one failed
+            return
+        name = effect.transaction.transactional_id
+        value = None if effect.stored is None else transaction_value(effect.stored)
+        try:
+            log = self._home(name)
+            receipt = log.append(value, key=transaction_key(name), timestamp_ms=self._fs.now_ms(), durability="os")
+        except (LogcoreError, OSError) as error:
+            self._have_stored(machine, effect, error)
+            return
+        if effect.stored is None or effect.stored.status in _COMPLETE:
+            self._have_stored(machine, effect, None)
+            return
+        ends = {log: receipt.last_offset + 1}
+        self._unsynced.add(ends, lambda failures: self._have_stored(machine, effect, failures.get(log)))
+
+    def _have_stored(self, machine: Transactions, effect: Store, failure: Exception | None) -> None:
+        if failure is not None and not machine.is_over:
+            name = effect.transaction.transactional_id
+            tell("transactions", ERROR, "%s: a record of %r was not stored: %s", TRANSACTIONS_TOPIC, name, failure)
+            self._is_loaded = False
+        self._act(machine.stored(effect, self.now_ms(), failed=failure is not None))
+
+    def _mark(self, machine: Transactions, effect: WriteMarkers) -> None:
+        left: set[Partition] = set()
+        written: dict[Partition, Log] = {}
+        ends: dict[Log, int] = {}
+        for partition in sorted(effect.partitions):
+            try:
+                log = self._marked(partition)
+                receipt = log.end_transaction(
+                    effect.producer_id, effect.producer_epoch, commit=effect.commit, durability="os"
+                )
+            except _SETTLED:
+                continue
+            except (LogcoreError, OSError) as error:
+                self._miss(partition, error, left)
+                continue
+            written[partition] = log
+            ends[log] = receipt.last_offset + 1
+        self._unsynced.add(ends, functools.partial(self._have_marked, machine, effect, written, left))
+
+    def _marked(self, partition: Partition) -> Log:
+        """The log that a marker is to be written to."""
+        log = self._directory.partition(*partition)
+        return self._directory.open_again(*partition) if log.has_failed else log
+
+    def _miss(self, partition: Partition, error: Exception, left: set[Partition]) -> None:
+        tell("transactions", ERROR, "%s-%d: the marker of a transaction was not stored: %s", *partition, error)
+        left.add(partition)
+
+    def _have_marked(
+        self,
+        machine: Transactions,
+        effect: WriteMarkers,
+        written: Mapping[Partition, Log],
+        left: set[Partition],
+        failures: Mapping[Log, LogcoreError],
+    ) -> None:
+        for partition, log in written.items():
+            if log in failures:
+                self._miss(partition, failures[log], left)
+            elif partition[0] == OFFSETS_TOPIC:
+                self._ended(effect.producer_id, effect.commit)
+        self._act(machine.marked(effect, frozenset(left), self.now_ms()))
+
+    def _take_producer_id(self, effect: TakeProducerId) -> None:
+        producer_id = None
+        try:
+            producer_id = self._directory.next_producer_id()
+        except (LogcoreError, OSError) as error:
+            tell("transactions", ERROR, "no producer id could be had: %s", error)
+        self._act(self._machine.taken(effect, producer_id, self.now_ms()))

@@ -1,0 +1,266 @@
+"""The transactions of one producer: what it may do now, who it is, which partitions its transaction has.
+
+Rules (clients reference 2.9, Kafka's TransactionManager):
+- A call that does not fit the state raises ProducerStateError, and changes nothing.
+- After the first failure inside a transaction nothing more of it is written; it can only be aborted.
+- A producer whose id another one has taken over can only be closed.
+- A partition is in the coordinator's record before the first batch of it is written.
+- A request that the coordinator cannot serve now is made again until time is up; all of them may be repeated.
+
+Not here: what the coordinator decides (coordinator.py), batches (sender.py).
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+from logcore.coordination.transactioneffects import (
+    AddPartitions,
+    End,
+    Identity,
+    Initialize,
+    Request,
+    TransactionError,
+)
+from logcore.errors import (
+    InvalidConfigError,
+    LogcoreError,
+    LogLockedError,
+    ProducerFencedError,
+    ProducerStateError,
+    ResourceError,
+    TransactionAbortedError,
+)
+from logcore.fs import FS
+from logcore.producer.coordinator import TransactionCoordinator
+
+#: How long to wait before a request is made again, doubling up to the second.
+_FIRST_WAIT_MS: Final = 1
+_LONGEST_WAIT_MS: Final = 100
+#: How often the sender ends transactions that have been open for too long.
+_LOOK_MS: Final = 1_000
+#: All producers of this library get a new epoch with each transaction (KIP-890).
+_VERSION: Final = 2
+_LATER: Final = (TransactionError.COORDINATOR_NOT_AVAILABLE, TransactionError.CONCURRENT_TRANSACTIONS)
+_FENCED: Final = (TransactionError.PRODUCER_FENCED, TransactionError.INVALID_PRODUCER_ID_MAPPING)
+
+
+class State(enum.Enum):
+    """Names as in Kafka's TransactionManager."""
+
+    UNINITIALIZED = enum.auto()
+    INITIALIZING = enum.auto()
+    READY = enum.auto()
+    IN_TRANSACTION = enum.auto()
+    COMMITTING = enum.auto()
+    ABORTING = enum.auto()
+    ABORTABLE_ERROR = enum.auto()
+    FATAL_ERROR = enum.auto()
+
+
+#: Which states may follow a state. FATAL_ERROR may follow each.
+NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
+    {
+        State.UNINITIALIZED: frozenset({State.INITIALIZING}),
+        State.INITIALIZING: frozenset({State.READY, State.INITIALIZING}),
+        State.READY: frozenset({State.IN_TRANSACTION}),
+        State.IN_TRANSACTION: frozenset({State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
+        State.COMMITTING: frozenset({State.COMMITTING, State.READY, State.ABORTABLE_ERROR}),
+        State.ABORTING: frozenset({State.ABORTING, State.READY}),
+        State.ABORTABLE_ERROR: frozenset({State.ABORTING, State.ABORTABLE_ERROR}),
+        State.FATAL_ERROR: frozenset(),
+    }
+)
+
+
+class Transacting:
+    """room: the condition of the producer's memory; all that changes here changes under its lock.
+
+    identity: producer id and epoch, None before init_transactions(). failure: what the transaction, or the producer,
+    cannot go on after.
+    """
+
+    def __init__(
+        self,
+        fs: FS,
+        coordinator: TransactionCoordinator,
+        transactional_id: str,
+        timeout_ms: int,
+        room: threading.Condition,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._fs = fs
+        self._coordinator = coordinator
+        self._timeout_ms = timeout_ms
+        self._room = room
+        self.state = State.UNINITIALIZED
+        self.identity: Identity | None = None
+        self.failure: LogcoreError | None = None
+        self._partitions: set[tuple[str, int]] = set()  # of the open transaction
+        self._looked_ms = fs.monotonic_ms()
+
+    # -- states
+
+    def check(self, wanted: State) -> None:
+        """Under the lock. Raises ProducerStateError, or what the producer cannot go on after."""
+        if wanted in NEXT[self.state]:
+            return
+        if self.failure is not None:
+            raise self.failure
+        allowed = sorted(before.name for before, after in NEXT.items() if wanted in after)
+        raise ProducerStateError(
+            f"a producer cannot get to {wanted.name} from {self.state.name}",
+            expected=" or ".join(allowed),
+            found=self.state.name,
+        )
+
+    def enter(self, wanted: State) -> None:
+        """Under the lock. As check(), and goes there."""
+        self.check(wanted)
+        self.state = wanted
+        if wanted in (State.READY, State.ABORTING):
+            self.failure = None
+        if wanted is State.READY:
+            self._partitions.clear()
+
+    def check_sending(self) -> None:
+        """Under the lock. Raises ProducerStateError outside a transaction, and why it can only be aborted."""
+        if self.state is State.IN_TRANSACTION:
+            return
+        if self.failure is not None:
+            raise self.failure
+        raise ProducerStateError(
+            "a producer with a transactional id sends inside a transaction: call begin_transaction()",
+            expected=State.IN_TRANSACTION.name,
+            found=self.state.name,
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction was begun and not ended."""
+        return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
+
+    def fail(self, error: Exception) -> None:
+        """Under the lock: a batch, or a request, failed for good."""
+        if isinstance(error, ProducerFencedError):
+            self.state = State.FATAL_ERROR
+            self.failure = error
+        elif State.ABORTABLE_ERROR in NEXT[self.state] and self.failure is None:
+            self.state = State.ABORTABLE_ERROR
+            failure = TransactionAbortedError(
+                f"the transaction can only be aborted, since a part of it failed: {error}",
+            )
+            failure.__cause__ = error
+            self.failure = failure
+
+    # -- requests
+
+    def initialize(self, deadline_ms: int | None) -> None:
+        """Fences producers of before with this id, and ends what they left open. State INITIALIZING."""
+        identity = self._ask_until(
+            deadline_ms, Initialize(transactional_id=self.transactional_id, timeout_ms=self._timeout_ms)
+        )
+        with self._room:
+            self.identity = identity
+            self.enter(State.READY)
+
+    def new_partitions(self, partitions: Iterable[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        """Those that are not in the transaction yet."""
+        return frozenset(partitions) - self._partitions
+
+    def add(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Adds partitions to the open transaction; returns when that is on disk. Raises ResourceError where that cannot
+        be done now, and ProducerFencedError.
+        """
+        identity = self.known_identity()
+        self._ask(
+            AddPartitions(
+                transactional_id=self.transactional_id,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                partitions=frozenset(partitions),
+                client_version=_VERSION,
+            )
+        )
+        with self._room:
+            self._partitions.update(partitions)
+
+    def end(self, *, commit: bool, deadline_ms: int | None) -> None:
+        """Ends the transaction. One that has no partitions is not written down anywhere. State COMMITTING or ABORTING.
+
+        Raises ResourceError when the time is up; then it may be called again.
+        """
+        identity = self.known_identity()
+        if self._partitions:
+            ended = End(
+                transactional_id=self.transactional_id,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                commit=commit,
+                client_version=_VERSION,
+            )
+            identity = self._ask_until(deadline_ms, ended)
+        with self._room:
+            self.identity = identity
+            self.enter(State.READY)
+
+    def look(self) -> None:
+        """Ends transactions of this directory that have been open for too long; not more often than once a second."""
+        now_ms = self._fs.monotonic_ms()
+        if now_ms - self._looked_ms >= _LOOK_MS:
+            self._looked_ms = now_ms
+            self._coordinator.look()
+
+    def known_identity(self) -> Identity:
+        """Once init_transactions() has returned."""
+        assert self.identity is not None, self.state
+        return self.identity
+
+    def _ask_until(self, deadline_ms: int | None, request: Request) -> Identity:
+        wait_ms = _FIRST_WAIT_MS
+        while True:
+            try:
+                found = self._ask(request)
+            except (ResourceError, LogLockedError):
+                if deadline_ms is not None and self._fs.monotonic_ms() + wait_ms > deadline_ms:
+                    raise
+                with self._room:
+                    self._room.wait(wait_ms / 1000)
+                wait_ms = min(2 * wait_ms, _LONGEST_WAIT_MS)
+                continue
+            assert found is not None, request
+            return found
+
+    def _ask(self, request: Request) -> Identity | None:
+        result = self._coordinator.ask(request)
+        if isinstance(result, TransactionError):
+            self._refuse(result)
+        return result
+
+    def _refuse(self, error: TransactionError) -> NoReturn:
+        """Raises what a refusal means for the producer."""
+        name = self.transactional_id
+        if error in _LATER:
+            raise ResourceError(f"the transactions of {name!r} cannot be looked after now: {error.name}")
+        if error is TransactionError.INVALID_TRANSACTION_TIMEOUT:
+            raise InvalidConfigError("transaction_timeout_ms", expected="1 to 900,000 ms", found=self._timeout_ms)
+        failure: LogcoreError
+        if error in _FENCED:
+            failure = ProducerFencedError(
+                f"another producer has taken {name!r} over, or a transaction of this one was open for too long"
+            )
+        else:
+            failure = TransactionAbortedError(
+                f"the transaction of {name!r} was aborted, since it was open for too long: {error.name}"
+            )
+        with self._room:
+            self.fail(failure)
+        raise failure

@@ -1,0 +1,457 @@
+"""What a transactional producer promises, one promise a test. Random lives are in test_transaction_lives.py."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.consumer import TopicPartition
+from logcore.consumer.values import GroupMetadata
+from logcore.errors import (
+    CommitFailedError,
+    InvalidConfigError,
+    LogcoreError,
+    ProducerFencedError,
+    ProducerStateError,
+    RecordTooLargeError,
+    ResourceError,
+    TransactionAbortedError,
+)
+from logcore.format.transactionrecords import Status
+from logcore.logdir import LogDir
+from logcore.producer.transacting import NEXT, State, Transacting
+from logcore.producer.transactional import TransactionalProducer
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk()
+
+
+@pytest.fixture
+def data(disk: SimulatedDisk) -> Iterator[LogDir]:
+    with logcore.open_dir("/data", create=True, fs=disk) as directory:
+        directory.create_topic("t", 3)
+        yield directory
+
+
+def still(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer:
+    """A producer without a thread, whose attempts wait for the simulated clock."""
+    return data.producer(
+        transactional_id=name, threaded=False, retry_backoff_ms=1, retry_backoff_max_ms=1, **{"linger_ms": 0, **given}
+    )
+
+
+def begun(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer:
+    producer = still(data, name, **given)
+    producer.init_transactions()
+    producer.begin_transaction()
+    return producer
+
+
+def committed(data: LogDir, partition: int = 0) -> list[bytes | None]:
+    log = data.partition("t", partition)
+    return [record.value for record in log.read(log.log_start_offset, isolation="read_committed")]
+
+
+def status(data: LogDir, name: str = "id") -> Status:
+    return data._coordinators.transactions(data).all()[name].status
+
+
+def offsets(data: LogDir, group: str = "g") -> dict[Any, int]:
+    found = data._coordinators.groups(data).committed(group)
+    return {tuple(key): each.offset for key, each in found.items()}
+
+
+# -- together, or not at all -------------------------------------------------------------------------------------------
+
+
+def test_records_of_a_transaction_count_once_it_is_committed(data: LogDir) -> None:
+    with begun(data) as producer:
+        for partition in range(3):
+            producer.send("t", b"v%d" % partition, partition=partition)
+        producer.flush()
+        assert [committed(data, partition) for partition in range(3)] == [[], [], []]
+        producer.commit_transaction()
+        assert [committed(data, partition) for partition in range(3)] == [[b"v0"], [b"v1"], [b"v2"]]
+        assert status(data) is Status.COMPLETE_COMMIT
+
+
+def test_records_of_an_aborted_transaction_never_count(data: LogDir) -> None:
+    with begun(data) as producer:
+        stored = producer.send("t", b"stored", partition=0)
+        producer.flush()
+        waiting = producer.send("t", b"waiting", partition=1)
+        producer.abort_transaction()
+        assert stored.result(0).offset == 0
+        with pytest.raises(TransactionAbortedError):
+            waiting.result(0)
+        producer.begin_transaction()
+        producer.send("t", b"next", partition=0)
+        producer.commit_transaction()
+    assert [committed(data, partition) for partition in range(2)] == [[b"next"], []]
+
+
+def test_each_transaction_has_an_epoch_of_its_own(data: LogDir) -> None:
+    with still(data) as producer:
+        for number in range(3):
+            with producer.transaction():
+                producer.send("t", b"%d" % number, partition=0)
+    log = data.partition("t", 0)
+    heads = [(batch.producer_epoch, batch.base_sequence) for batch in log.batches(0) if not batch.is_control]
+    assert heads == [(0, 0), (1, 0), (2, 0)]
+    assert committed(data) == [b"0", b"1", b"2"]
+
+
+def test_a_block_that_an_exception_leaves_is_aborted(data: LogDir) -> None:
+    with still(data) as producer:
+        with pytest.raises(KeyError), producer.transaction():
+            producer.send("t", b"v", partition=0)
+            producer.flush()
+            raise KeyError("mine")
+        assert status(data) is Status.COMPLETE_ABORT
+        with producer.transaction():
+            producer.send("t", b"w", partition=0)
+    assert committed(data) == [b"w"]
+
+
+def test_an_empty_transaction_writes_nothing(data: LogDir) -> None:
+    with begun(data) as producer:
+        log = data.partition("__transaction_state", 0)
+        end = log.log_end_offset
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.abort_transaction()
+        assert log.log_end_offset == end
+
+
+def test_closing_aborts_what_is_open(data: LogDir) -> None:
+    with begun(data) as producer:
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+    assert status(data) is Status.COMPLETE_ABORT
+    assert committed(data) == []
+    assert data.partition("t", 0).last_stable_offset == data.partition("t", 0).high_watermark
+
+
+def test_what_is_committed_is_on_disk(disk: SimulatedDisk, data: LogDir) -> None:
+    with begun(data) as producer:
+        producer.send("t", b"v", partition=0)
+        producer.commit_transaction()
+        for crashed in disk.crash_states(limit=50):
+            with logcore.open_dir("/data", fs=crashed.disk()) as again:
+                log = again.partition("t", 0)
+                again.tick()
+                assert [record.value for record in log.read(0, isolation="read_committed")] == [b"v"]
+
+
+# -- offsets -----------------------------------------------------------------------------------------------------------
+
+
+def test_offsets_count_with_their_transaction(data: LogDir) -> None:
+    with begun(data) as producer:
+        producer.send_offsets_to_transaction({("t", 0): 5}, "g")
+        assert offsets(data) == {}
+        producer.commit_transaction()
+        assert offsets(data) == {("t", 0): 5}
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({("t", 0): 9}, "g")
+        producer.abort_transaction()
+        assert offsets(data) == {("t", 0): 5}
+
+
+def test_offsets_of_a_member_that_was_replaced_are_refused(data: LogDir) -> None:
+    data.append("t", b"v", partition=0)
+    with (
+        data.consumer(group_id="g", enable_auto_commit=False) as consumer,
+        begun(data) as producer,
+    ):
+        consumer.subscribe(["t"])
+        consumer.poll(0)
+        known = consumer.group_metadata()
+        stale = GroupMetadata(known.group_id, known.generation - 1, known.member_id, None)
+        with pytest.raises(CommitFailedError, match="'g'"):
+            producer.send_offsets_to_transaction({("t", 0): 1}, stale)
+        with pytest.raises(TransactionAbortedError):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({("t", 0): 1}, known)
+        producer.commit_transaction()
+        assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
+
+
+def test_a_consumer_waits_for_offsets_that_a_transaction_may_commit(data: LogDir) -> None:
+    for number in range(4):
+        data.append("t", b"%d" % number, partition=0)
+    with begun(data) as producer:
+        producer.send_offsets_to_transaction({("t", 0): 3}, "g")
+        with data.consumer(group_id="g", isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+            consumer.assign([("t", 0)])
+            assert consumer.poll(0).count == 0
+            producer.commit_transaction()
+            assert [record.offset for record in consumer.poll(0).records()] == [3]
+
+
+def test_a_transaction_that_ends_while_a_consumer_asks_counts(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        data.append("t", b"%d" % number, partition=0)
+    with begun(data) as producer:
+        producer.send_offsets_to_transaction({("t", 0): 3}, "g")
+        groups = data._coordinators.groups(data)
+        known = groups.committed
+
+        def committed_before(group_id: str) -> Any:
+            found = known(group_id)
+            monkeypatch.undo()
+            producer.commit_transaction()
+            return found
+
+        monkeypatch.setattr(groups, "committed", committed_before)
+        with data.consumer(group_id="g", isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+            consumer.assign([("t", 0)])
+            found = [*consumer.poll(0).records(), *consumer.poll(0).records()]
+            assert [record.offset for record in found] == [3]
+
+
+def test_a_number_that_is_no_offset_is_refused(data: LogDir) -> None:
+    with begun(data) as producer, pytest.raises(InvalidConfigError, match="from 0 on"):
+        producer.send_offsets_to_transaction({("t", 0): -1}, "g")
+
+
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_producer_of_an_id_aborts_and_fences_the_old_one(data: LogDir) -> None:
+    with begun(data) as old, still(data) as new:
+        old.send("t", b"old", partition=0)
+        old.flush()
+        new.init_transactions()
+        assert status(data) is Status.EMPTY
+        lost = old.send("t", b"late", partition=0)
+        with pytest.raises((ProducerFencedError, TransactionAbortedError)):
+            old.commit_transaction()
+        assert lost.exception(0) is not None
+        with pytest.raises(ProducerFencedError):
+            old.abort_transaction()
+        with pytest.raises(ProducerFencedError):
+            old.begin_transaction()
+        new.begin_transaction()
+        new.send("t", b"new", partition=0)
+        new.commit_transaction()
+    assert committed(data) == [b"new"]
+
+
+def test_a_transaction_that_is_open_too_long_is_aborted(disk: SimulatedDisk, data: LogDir) -> None:
+    with begun(data, transaction_timeout_ms=5_000) as producer:
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+        disk.advance(4_000)
+        data.tick()
+        assert status(data) is Status.ONGOING
+        disk.advance(2_000)
+        data.tick()
+        assert status(data) is Status.COMPLETE_ABORT
+        with pytest.raises(TransactionAbortedError):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send("t", b"w", partition=0)
+        producer.commit_transaction()
+    assert committed(data) == [b"w"]
+
+
+def test_the_next_opening_ends_what_the_one_before_left_open(disk: SimulatedDisk) -> None:
+    with logcore.open_dir("/data", create=True, fs=disk) as data:
+        data.create_topic("t")
+        producer = begun(data, transaction_timeout_ms=5_000)
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+        crashed = next(iter(disk.crash_states(limit=1))).disk()
+        producer.close()
+    with logcore.open_dir("/data", fs=crashed) as data:
+        data.tick()
+        assert status(data) is Status.ONGOING
+        crashed.advance(6_000)
+        data.tick()
+        assert status(data) is Status.COMPLETE_ABORT
+
+
+@pytest.mark.parametrize(("before", "wanted"), list(itertools.product(State, State)))
+def test_only_what_the_table_allows_may_follow(data: LogDir, before: State, wanted: State) -> None:
+    with still(data) as producer:
+        transacting: Transacting = producer._transacting
+        transacting.state = before
+        is_allowed = wanted in NEXT[before]
+        with producer._lock:
+            if is_allowed:
+                transacting.enter(wanted)
+            else:
+                with pytest.raises(ProducerStateError, match=f"from {before.name}"):
+                    transacting.enter(wanted)
+            assert transacting.state is (wanted if is_allowed else before)
+            transacting.state = State.UNINITIALIZED
+
+
+def test_calls_that_do_not_fit_are_refused_and_change_nothing(data: LogDir) -> None:
+    with still(data) as producer:
+        with pytest.raises(ProducerStateError, match="UNINITIALIZED"):
+            producer.begin_transaction()
+        producer.init_transactions()
+        with pytest.raises(ProducerStateError, match="begin_transaction"):
+            producer.send("t", b"v")
+        with pytest.raises(ProducerStateError, match="begin_transaction"):
+            producer.send_many("t", [(b"k", b"v")])
+        with pytest.raises(ProducerStateError, match="begin_transaction"):
+            producer.send_columns("t", values=[b"v"])
+        with pytest.raises(ProducerStateError):
+            producer.commit_transaction()
+        with pytest.raises(ProducerStateError):
+            producer.send_offsets_to_transaction({("t", 0): 1}, "g")
+        producer.begin_transaction()
+        with pytest.raises(ProducerStateError):
+            producer.begin_transaction()
+        producer.send("t", b"v", partition=0)
+        producer.commit_transaction()
+    assert committed(data) == [b"v"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"transactional_id": ""}, "a text"),
+        ({"transactional_id": "x", "acks": 1}, "acks='all'"),
+        ({"transactional_id": "x", "enable_idempotence": False}, "enable_idempotence"),
+        ({"transactional_id": "x", "transaction_timeout_ms": 900_001}, "at most 900000"),
+        ({"transactional_id": "x", "transaction_timeout_ms": 0}, "from 1 on"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(data: LogDir, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        data.producer(**given)
+
+
+def test_a_configuration_of_kafka_makes_a_transactional_producer(data: LogDir) -> None:
+    config = {"transactional.id": "x", "transaction.timeout.ms": "1000"}
+    with data.producer(config=config, threaded=False) as producer:
+        assert isinstance(producer, TransactionalProducer)
+
+
+def test_a_directory_that_a_broker_serves_refuses_its_own_producers(data: LogDir) -> None:
+    producer = still(data)
+    data.has_coordinator = True
+    with pytest.raises(ProducerStateError, match="Kafka client"):
+        producer.init_transactions()
+    data.has_coordinator = False
+    producer.close()
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_failure_a_transaction_can_only_be_aborted(disk: SimulatedDisk, data: LogDir) -> None:
+    with begun(data, delivery_timeout_ms=50) as producer:
+        producer.send("t", b"first", partition=0)
+        producer.flush()
+        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="/data/t-1/*.log", times=None))
+        failed = producer.send("t", b"fails", partition=1)
+        for _ in range(10):
+            producer.poll()
+            disk.advance(10)
+        producer.poll()
+        assert failed.exception(0) is not None
+        with pytest.raises(TransactionAbortedError, match="aborted"):
+            producer.send("t", b"more", partition=0)
+        with pytest.raises(TransactionAbortedError):
+            producer.commit_transaction()
+        disk.faults = None
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send("t", b"second", partition=0)
+        producer.commit_transaction()
+    assert committed(data) == [b"second"]
+    assert committed(data, 1) == []
+
+
+def test_a_record_that_fails_while_a_commit_writes_it_fails_the_commit(data: LogDir) -> None:
+    data.create_topic("small", 1, {"max.message.bytes": 200})
+    with begun(data, batch_size=1 << 20) as producer:
+        producer.send("t", b"v", partition=0)
+        failed = producer.send("small", bytes(500))
+        with pytest.raises(TransactionAbortedError, match="larger"):
+            producer.commit_transaction()
+        assert isinstance(failed.exception(0), RecordTooLargeError)
+        producer.abort_transaction()
+    assert committed(data) == []
+
+
+def test_nothing_more_of_a_failed_transaction_is_written(data: LogDir) -> None:
+    data.create_topic("small", 1, {"max.message.bytes": 200})
+    with begun(data, linger_ms=1_000, batch_size=100) as producer:
+        waiting = producer.send("t", b"v", partition=0)
+        producer.send("small", bytes(500))
+        producer.send("small", bytes(500))  # fills the batch before it, which is written at once
+        producer.poll()
+        assert isinstance(waiting.exception(0), TransactionAbortedError)
+    assert data.partition("t", 0).log_end_offset == 0
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
+def test_a_decision_that_is_not_stored_may_be_asked_for_again(
+    disk: SimulatedDisk, data: LogDir, operation: str
+) -> None:
+    with begun(data) as producer:
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+        disk.faults = FaultPlan(Fault(operation, errno.EIO, path="/data/__transaction_state-0/*.log"))
+        with pytest.raises(ResourceError):
+            producer.commit_transaction(timeout=0)
+        with pytest.raises(ProducerStateError):
+            producer.begin_transaction()
+        disk.faults = None
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send("t", b"w", partition=0)
+        producer.commit_transaction()
+    assert committed(data) == [b"v", b"w"]
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
+def test_a_marker_that_is_not_stored_is_written_later(disk: SimulatedDisk, data: LogDir, operation: str) -> None:
+    with begun(data) as producer:
+        producer.send("t", b"v", partition=0)
+        producer.send("t", b"w", partition=1)
+        producer.flush()
+        disk.faults = FaultPlan(Fault(operation, errno.EIO, path="/data/t-1/*.log"))
+        producer.commit_transaction()  # what is decided will be
+        assert status(data) is Status.PREPARE_COMMIT
+        disk.faults = None
+        disk.advance(2_000)
+        data.tick()
+        assert status(data) is Status.COMPLETE_COMMIT
+    assert (committed(data, 0), committed(data, 1)) == ([b"v"], [b"w"])
+
+
+def test_a_topic_that_was_deleted_holds_no_transaction_up(data: LogDir) -> None:
+    data.create_topic("gone")
+    with begun(data) as producer:
+        producer.send("gone", b"v", partition=0)
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+        data.delete_topic("gone")
+        producer.commit_transaction()
+        assert status(data) is Status.COMPLETE_COMMIT
+    assert committed(data) == [b"v"]
+
+
+def test_a_damaged_record_is_an_error_that_names_it(data: LogDir) -> None:
+    data.create_topic("__transaction_state", 1, {"cleanup.policy": "compact"})
+    data.append("__transaction_state", b"\x00\x09junk", key=b"\x00\x00\x00\x02id", partition=0)
+    with still(data) as producer, pytest.raises(LogcoreError):
+        producer.init_transactions()

@@ -1,0 +1,246 @@
+"""Simulated processes that consume, transform and produce in transactions, and what has to hold whatever happens.
+
+Each takes records of topic "in" as a member of group "g", and sends what it made of them to topic "out" in one
+transaction with its offsets. A ledger outlives the processes: which transactions were acknowledged, and which failed.
+
+The invariants, by name:
+- once: at the end, readers of committed records see the result of each input once, and of no other.
+- whole: readers see all results of a transaction, or none.
+- kept: the results of an acknowledged transaction are seen.
+- dropped: those of a transaction that was aborted are not.
+- ended: once the time-outs have passed nothing is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from typing import Any, Final
+
+import logcore
+from logcore.consumer.membership import TopicPartition
+from logcore.errors import (
+    CommitFailedError,
+    DeliveryTimeoutError,
+    LogLockedError,
+    ProducerFencedError,
+    RebalanceInProgressError,
+    RegistryLockedError,
+    ResourceError,
+    TransactionAbortedError,
+)
+from logcore.fs import SharedFS
+from logcore.logdir import LogDir
+from logcore.producer.transacting import State
+from logcore.producer.transactional import TransactionalProducer
+from logcore.testing import SimulatedDisk
+from logcore.testing.processes import Chances, Machine, SimulatedProcess
+
+PATH: Final = "data"
+OUT: Final = 2
+CONSUMING: Final[dict[str, Any]] = {
+    "group_id": "g",
+    "auto_offset_reset": "earliest",
+    "enable_auto_commit": False,
+    "isolation_level": "read_committed",
+    "max_poll_interval_ms": 3_000,
+}
+#: After these a transaction is aborted, or its outcome is found out by whoever has its id next.
+_ENDED: Final = (
+    CommitFailedError,
+    DeliveryTimeoutError,
+    LogLockedError,
+    RebalanceInProgressError,
+    RegistryLockedError,
+    ResourceError,
+    TransactionAbortedError,
+)
+
+
+class Pipeline:
+    """See the top of this module. shared: processes open the directory beside one another; else one after the other."""
+
+    def __init__(
+        self, seed: int, *, chances: Chances, processes: int = 2, ids: int = 2, records: int = 8, shared: bool = True
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk({"data": None}, seed=seed)
+        self.machine = Machine(self.disk, seed=seed, chances=chances)
+        self.machine.on_freed = self._follow
+        self.shared = shared
+        self.ids = ids
+        self.records = records
+        self.made = 0
+        self.sent: dict[bytes, Counter[bytes]] = {}  # transaction -> what it sent
+        self.acked: set[bytes] = set()
+        self.aborted: set[bytes] = set()
+        with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
+            data.create_topic("in", 2)
+            data.create_topic("out", OUT)
+            for number in range(records):
+                data.append("in", b"%d" % number, partition=number % 2)
+        self.lives = 0
+        self.members: set[SimulatedProcess] = set()
+        for _ in range(processes - 1):
+            self._begin()
+        self.machine.spared = self.machine.start(self._finish)
+
+    def run(self) -> None:
+        self.machine.run()
+
+    def _begin(self) -> None:
+        self.lives += 1
+        number = self.lives
+        self.members.add(self.machine.start(lambda fs: self._live(fs, number)))
+
+    def _follow(self, process: SimulatedProcess) -> None:
+        if process in self.members and self.lives < 6 and not self.machine.is_off:
+            self._begin()
+
+    # -- what processes do -------------------------------------------------------------------------------------------
+
+    def _live(self, fs: SharedFS, number: int) -> None:
+        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**CONSUMING) as consumer:
+            consumer.subscribe(["in"])
+            with self._producer(data, number % self.ids) as producer:
+                for _ in range(self.rng.randrange(2, 6)):
+                    if not self._turn(data, consumer, producer):
+                        return
+
+    def _finish(self, fs: SharedFS) -> None:
+        """Goes on until all was processed, and nothing is open."""
+        with logcore.open_dir(PATH, shared=self.shared, fs=fs) as data, data.consumer(**CONSUMING) as consumer:
+            consumer.subscribe(["in"])
+            until = self.machine.steps + 60_000
+            is_left = True
+            while is_left:
+                with self._producer(data, self.ids) as producer:
+                    while is_left and self._turn(data, consumer, producer):
+                        is_left = not self._is_done(data)
+                        assert self.machine.steps < until, f"once: not done, {consumer.assignment()}"
+
+    def _is_done(self, data: LogDir) -> bool:
+        seen: Counter[bytes] = Counter()
+        for number in range(OUT):
+            log = data.partition("out", number)
+            if self.shared:
+                log.refresh()
+            if log.last_stable_offset != log.high_watermark:
+                return False
+            seen.update(_values(log))
+        return sum(seen.values()) >= self.records
+
+    def _producer(self, data: LogDir, number: int) -> TransactionalProducer:
+        return data.producer(
+            transactional_id=f"id-{number}", threaded=False, transaction_timeout_ms=2_000, linger_ms=0, max_block_ms=5
+        )
+
+    def _turn(self, data: LogDir, consumer: logcore.Consumer, producer: TransactionalProducer) -> bool:
+        """One transaction, if there is something to do. False when another producer has the id."""
+        transacting = producer._transacting
+        with contextlib.suppress(LogLockedError, ResourceError):
+            data.tick()
+        try:
+            if transacting.state in (State.UNINITIALIZED, State.INITIALIZING):
+                producer.init_transactions()
+            if transacting.state is not State.READY:
+                producer.abort_transaction()
+            found = consumer.poll(100, 3)
+            if not found:
+                return True
+        except ProducerFencedError:
+            return False
+        except _ENDED:
+            return True
+        return self._process(consumer, producer, found)
+
+    def _process(self, consumer: logcore.Consumer, producer: TransactionalProducer, found: Any) -> bool:
+        self.made += 1
+        name = b"%d" % self.made
+        wanted = self.sent[name] = Counter()
+        try:
+            producer.begin_transaction()
+            for record in found.records():
+                value = name + b":" + record.value
+                wanted[value] += 1
+                producer.send("out", value, partition=self.rng.randrange(OUT))
+                if self.rng.random() < 0.3:
+                    producer.flush(0)
+            offsets = {one: records[-1].offset + 1 for one, records in found.items()}
+            producer.send_offsets_to_transaction(dict(offsets), consumer.group_metadata())
+            if self.rng.random() < 0.2:
+                producer.abort_transaction()
+                self.aborted.add(name)
+                self._go_back(consumer)
+                return True
+            producer.commit_transaction()
+            self.acked.add(name)
+        except ProducerFencedError:
+            self._go_back(consumer)
+            return False
+        except _ENDED:
+            self._give_up(name, producer)
+            self._go_back(consumer)
+        return True
+
+    def _give_up(self, name: bytes, producer: TransactionalProducer) -> None:
+        with contextlib.suppress(ProducerFencedError, *_ENDED):
+            if producer._transacting.state is State.COMMITTING:
+                producer.commit_transaction()
+                self.acked.add(name)
+                return
+            producer.abort_transaction()
+            self.aborted.add(name)
+
+    def _go_back(self, consumer: logcore.Consumer) -> None:
+        """To what the group has committed: positions are ahead of a transaction that was aborted."""
+        with contextlib.suppress(*_ENDED):
+            stored = consumer.committed(consumer.assignment())
+            for one, found in stored.items():
+                consumer.seek(one, 0 if found is None else found.offset)
+
+    # -- what has to hold --------------------------------------------------------------------------------------------
+
+    def judge(self, disk: SimulatedDisk, *, after_power: bool) -> None:
+        with logcore.open_dir(PATH, fs=disk) as data:
+            for _ in range(4):
+                data.tick()
+                disk.advance(3_000)
+            data.tick()
+            seen: Counter[bytes] = Counter()
+            for number in range(OUT):
+                log = data.partition("out", number)
+                assert log.last_stable_offset == log.high_watermark, f"ended: out-{number}"
+                seen.update(_values(log))
+            self._judge_transactions(seen)
+            inputs = Counter(value.partition(b":")[2] for value in seen)
+            self._judge_offsets(data, inputs)
+            if not after_power and not self.machine.is_off:
+                assert inputs == Counter(b"%d" % number for number in range(self.records)), f"once: {inputs}"
+
+    def _judge_transactions(self, seen: Counter[bytes]) -> None:
+        assert all(count == 1 for count in seen.values()), f"once: {seen}"
+        by_name: dict[bytes, Counter[bytes]] = {}
+        for value in seen:
+            by_name.setdefault(value.partition(b":")[0], Counter())[value] += 1
+        for name, those in by_name.items():
+            assert those == self.sent[name], f"whole: {name!r}: {those} of {self.sent[name]}"
+            assert name not in self.aborted, f"dropped: {name!r}"
+        for name in self.acked:
+            assert name in by_name, f"kept: {name!r}"
+
+    def _judge_offsets(self, data: LogDir, inputs: Counter[bytes]) -> None:
+        """What the group has committed is what there are results of."""
+        assert all(count == 1 for count in inputs.values()), f"once: {inputs}"
+        with data.consumer(**CONSUMING) as consumer:
+            for number in range(2):
+                one = TopicPartition("in", number)
+                found = consumer.committed([one])[one]
+                offset = 0 if found is None else found.offset
+                results = sum(1 for value in inputs if int(value) % 2 == number)
+                assert offset == results, f"whole: {one}: {offset} committed, {results} results"
+
+
+def _values(log: logcore.Log) -> list[bytes]:
+    return [bytes(record.value or b"") for record in log.read(log.log_start_offset, isolation="read_committed")]
