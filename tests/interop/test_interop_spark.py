@@ -21,7 +21,8 @@ pytest.importorskip("pyarrow")
 import logcore
 import netshim
 import pyspark_logcore
-from support.pyspark_versions import CONNECTOR, ROOT, connector_jars, environment_of
+from support.environments import ROOT
+from support.pyspark_versions import CONNECTOR, connector_jars, environment_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
 MINORS = ("4.0", "4.1", "4.2", "4.3")

@@ -1,0 +1,38 @@
+"""Sends twenty messages to a topic and puts what a handler makes of each into another, with FastStream.
+
+python faststream_job.py ADDRESS CLIENT, in an environment that has faststream; CLIENT: confluent or aiokafka.
+"""
+
+import asyncio
+import sys
+
+from faststream import FastStream
+
+address, client = sys.argv[1:]
+if client == "confluent":
+    from faststream.confluent import KafkaBroker
+else:
+    from faststream.kafka import KafkaBroker
+
+MESSAGES = 20
+broker = KafkaBroker(address)
+app = FastStream(broker)
+seen: list[str] = []
+
+
+@broker.subscriber(f"{client}-in", group_id="g", auto_offset_reset="earliest")
+@broker.publisher(f"{client}-out")
+async def handle(message: str) -> str:
+    seen.append(message)
+    if len(seen) == MESSAGES:
+        app.exit()
+    return message.upper()
+
+
+@app.after_startup
+async def send() -> None:
+    for number in range(MESSAGES):
+        await broker.publish(f"message {number}", f"{client}-in")
+
+
+asyncio.run(app.run())
