@@ -1,0 +1,247 @@
+"""A broker that is killed under load: unmodified clients consume, transform and produce in transactions meanwhile.
+
+Two members of a group take records of topic "in" and put each into topic "out", in one transaction with their offsets.
+A third client sends records to "in" and notes what was acknowledged. Then each acknowledged record is in "out" once.
+
+`make slow` kills the broker 100 times, `make test` three times. LOGCORE_BROKER_KILLS=n kills it n times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+KILLS = int(os.environ.get("LOGCORE_BROKER_KILLS", "3"))
+MANY = int(os.environ.get("LOGCORE_BROKER_KILLS", "100"))
+SECONDS = 120  # for what must happen at all
+#: librdkafka else may wait for ever after the broker was down; see docs/netshim.md.
+COMMON: dict[str, Any] = {
+    "metadata.recovery.strategy": "none",
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 100,
+    "log_level": 0,
+}
+
+
+class Broker:
+    """The program netshim in a process of its own, at one address, killed and started again."""
+
+    def __init__(self, path: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", str(self.port)]
+        self.process = self._begun()
+
+    def _begun(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + SECONDS
+        while True:
+            assert process.poll() is None, process.returncode
+            assert time.monotonic() < deadline, "the broker does not listen"
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return process
+            except OSError:
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def kill_and_start(self) -> None:
+        self.kill()
+        self.process = self._begun()
+
+
+class Load:
+    """The clients. Their threads end when is_over is set."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.is_over = threading.Event()
+        self.sent: list[bytes] = []  # acknowledged
+        self.unknown: set[bytes] = set()  # sent, and neither acknowledged nor refused for sure
+        self.committed = 0
+        self.failures: list[BaseException] = []
+        self.threads = [
+            threading.Thread(target=self._guarded, args=(work,))
+            for work in (self._send, lambda: self._process("id-0"), lambda: self._process("id-1"))
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _guarded(self, work: Any) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.failures.append(error)
+
+    def _send(self) -> None:
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self.address, "enable.idempotence": True, "linger.ms": 2, **COMMON}
+        )
+
+        def told(error: Any, message: Any) -> None:
+            if error is None:
+                self.sent.append(message.value())
+            else:
+                self.unknown.add(message.value())
+
+        number = 0
+        while not self.is_over.is_set():
+            producer.produce("in", b"%d" % number, partition=number % 2, on_delivery=told)
+            number += 1
+            producer.poll(0.002)
+        assert producer.flush(SECONDS) == 0
+
+    def _process(self, name: str) -> None:
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "session.timeout.ms": 6_000,
+                "heartbeat.interval.ms": 200,
+                **COMMON,
+            }
+        )
+        consumer.subscribe(["in"])
+        producer = self._transactional(name)
+        while not self.is_over.is_set():
+            found = [one for one in consumer.consume(50, 0.2) if one.error() is None]
+            if not found:
+                continue
+            try:
+                self._transact(producer, consumer, found)
+            except confluent_kafka.KafkaException as error:
+                if not error.args[0].txn_requires_abort() or not self._aborted(producer):
+                    producer = self._transactional(name)
+                self._go_back(consumer)
+        consumer.close()
+
+    def _transact(self, producer: Any, consumer: Any, found: list[Any]) -> None:
+        producer.begin_transaction()
+        offsets = {}
+        for one in found:
+            producer.produce("out", one.value(), partition=one.partition())
+            offsets[one.partition()] = one.offset() + 1
+        places = [confluent_kafka.TopicPartition("in", number, offset) for number, offset in offsets.items()]
+        producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata(), 20)
+        while True:
+            try:
+                producer.commit_transaction(20)
+                break
+            except confluent_kafka.KafkaException as error:
+                if not error.args[0].retriable():
+                    raise
+        self.committed += 1
+
+    def _transactional(self, name: str) -> Any:
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": self.address,
+                "transactional.id": name,
+                "transaction.timeout.ms": 10_000,
+                "linger.ms": 1,
+                **COMMON,
+            }
+        )
+        until = time.monotonic() + SECONDS
+        while True:
+            try:
+                producer.init_transactions(10)
+                return producer
+            except confluent_kafka.KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > until:
+                    raise
+
+    def _aborted(self, producer: Any) -> bool:
+        try:
+            producer.abort_transaction(20)
+        except confluent_kafka.KafkaException:
+            return False
+        return True
+
+    def _go_back(self, consumer: Any) -> None:
+        """To what is committed: what was read since does not count."""
+        try:
+            for one in consumer.committed(consumer.assignment(), 20):
+                one.offset = max(one.offset, 0)
+                consumer.seek(one)
+        except confluent_kafka.KafkaException:
+            consumer.unsubscribe()
+            consumer.subscribe(["in"])
+
+    def end(self) -> None:
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "a client hangs"
+        assert not self.failures, self.failures
+
+
+def results(path: Path) -> Counter[bytes]:
+    with logcore.open_dir(path, read_only=True) as data:
+        return Counter(
+            bytes(record.value)
+            for number in data.partitions("out")
+            for record in data.partition("out", number).read(0, isolation="read_committed")
+        )
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(KILLS, marks=pytest.mark.timeout(300), id="few"),
+        pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"),
+    ],
+)
+def test_each_record_counts_once_however_often_the_broker_is_killed(tmp_path: Path, kills: int) -> None:
+    path = tmp_path / "data"
+    with logcore.open_dir(path, create=True) as data:
+        data.create_topic("in", 2)
+        data.create_topic("out", 2)
+    rng = random.Random(5)
+    broker = Broker(path)
+    try:
+        load = Load(broker.address)
+        for _ in range(kills):
+            before = load.committed
+            until = time.monotonic() + SECONDS
+            while load.committed < before + 2:  # so that each life of the broker serves something
+                assert time.monotonic() < until, f"{load.committed} transactions, {load.failures}"
+                time.sleep(0.01)
+            time.sleep(rng.random() * 0.2)
+            broker.kill_and_start()
+        wanted = None
+        until = time.monotonic() + SECONDS
+        while wanted is None or not wanted <= set(results(path)):
+            assert time.monotonic() < until, f"{len(wanted or ())} sent, {len(results(path))} there, {load.failures}"
+            time.sleep(0.2)
+            if wanted is None:
+                wanted = set(load.sent)
+        load.end()
+    finally:
+        broker.kill()
+    found = results(path)
+    assert [value for value, count in found.items() if count != 1] == []
+    assert wanted <= set(found) <= {*load.sent, *load.unknown}
+    print(f"{kills} kills, {load.committed} transactions, {len(load.sent)} records acknowledged, {len(found)} results")
