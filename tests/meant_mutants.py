@@ -1111,6 +1111,26 @@ MISTAKES: Final = (
         "",
         "log/test_settling.py",
     ),
+    Mistake(
+        "prepared_transaction_times_out_after_a_restart", "logcore/coordination/transactions.py",
+        "            if stored.status is Status.ONGOING and stored.timeout_ms != NO_TIMEOUT:\n",
+        "            if stored.status is Status.ONGOING:\n",
+        "producer/test_producer_transactions.py",
+    ),
+    Mistake(
+        "completer_shares_the_epoch_of_who_prepared", "logcore/producer/transacting.py",
+        "            if self._is_of_before:\n"
+        "                found = self._initialized(deadline_ms)\n",
+        "",
+        "producer/test_producer_transactions.py",
+    ),
+    Mistake(
+        "prepared_before_it_is_written", "logcore/producer/transactional.py",
+        "        self._write_all(self._deadline_ms(timeout))\n"
+        "        return",
+        "        return",
+        "producer/test_producer_transactions.py",
+    ),
 )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ from logcore.errors import (
 )
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.format.grouprecords import OFFSETS_TOPIC
+from logcore.format.transactionrecords import TRANSACTIONS_TOPIC, StoredTransaction
 from logcore.fs import FS, OS
 from logcore.glance import directory_html, topic_html
 from logcore.groupoffsets import committed_in
@@ -84,6 +85,7 @@ from logcore.recordbatch import time_ms
 from logcore.staging import applying
 from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic
+from logcore.transactionstate import stored_transactions
 
 if TYPE_CHECKING:
     from logcore.consumer.consumer import Consumer
@@ -590,6 +592,24 @@ class LogDir:
         refused = self._coordinators.groups(self).delete(group_id)
         if refused is not None:
             raise ConsumerStateError(f"group {group_id!r} was not deleted", path=self.path, found=refused.name)
+
+    def transactions(self) -> dict[str, StoredTransaction]:
+        """How each transactional id stands, by the records in `__transaction_state`. Raises what reading these raises,
+        and CorruptLogError for a record of a form that is not known.
+        """
+        if TRANSACTIONS_TOPIC not in self._registry.known:
+            return {}
+        logs = [self.partition(TRANSACTIONS_TOPIC, number) for number in self.partitions(TRANSACTIONS_TOPIC)]
+        return stored_transactions(logs)
+
+    def end_transaction(self, transactional_id: str, *, commit: bool) -> None:
+        """Commits or aborts the open transaction of an id, for a producer that will not; it finds itself fenced.
+
+        Raises InvalidTransactionStateError where none is open, and what TransactionalProducer.commit_transaction()
+        raises.
+        """
+        self._check_writable()
+        self._coordinators.transactions(self).end(transactional_id, commit=commit)
 
     def next_producer_id(self) -> int:
         """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""

@@ -40,12 +40,10 @@ from logcore.format.transactionrecords import (
     TRANSACTIONS_TOPIC,
     Partition,
     StoredTransaction,
-    read_transaction,
-    read_transaction_key,
     transaction_key,
     transaction_value,
 )
-from logcore.groupoffsets import latest_records
+from logcore.transactionstate import stored_transactions
 from netshim.internal import InternalTopic
 from netshim.journal import shown
 from netshim.state import State
@@ -200,15 +198,10 @@ class TransactionHost:
 
     def _read(self) -> dict[str, StoredTransaction]:
         """What the topic says now. Raises LogcoreError, also for a record that is not understood."""
-        found = {}
-        for log in self._topic.logs():
+        logs = list(self._topic.logs())
+        for log in logs:
             log.flush()  # what was not synced before a failure is what the next records will stand on
-            latest, _ = latest_records(log)
-            for key, value in latest.items():
-                name = read_transaction_key(key)
-                if name is not None and value is not None:
-                    found[name] = read_transaction(value)
-        return found
+        return stored_transactions(logs)
 
     def _have_loaded(self, found: Any) -> None:
         waiting = self._loading or []

@@ -12,6 +12,8 @@ import pytest
 import logcore
 from logcore.consumer import TopicPartition
 from logcore.consumer.values import GroupMetadata
+from logcore.coordination.transactioneffects import NO_TIMEOUT, Initialize, Reply, TransactionError
+from logcore.coordination.transactions import Transactions
 from logcore.errors import (
     CommitFailedError,
     InvalidConfigError,
@@ -350,6 +352,97 @@ def test_a_directory_that_a_broker_serves_refuses_its_own_producers(data: LogDir
         producer.init_transactions()
     data.has_coordinator = False
     producer.close()
+
+
+# -- with another store ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_prepared_is_decided_by_the_other_store(data: LogDir) -> None:
+    with still(data, two_phase=True) as producer:
+        producer.init_transactions()
+        for is_kept in (True, False):
+            producer.begin_transaction()
+            producer.send("t", b"%d" % is_kept, partition=0)
+            text = producer.prepare_transaction()
+            with pytest.raises(ProducerStateError):
+                producer.send("t", b"more", partition=0)
+            assert producer.complete_transaction(text if is_kept else "7:7") is is_kept
+    assert committed(data) == [b"1"]
+
+
+def test_an_empty_transaction_is_prepared_as_an_empty_text(data: LogDir) -> None:
+    with begun(data, two_phase=True) as producer:
+        assert producer.prepare_transaction() == ""
+        assert producer.complete_transaction("")
+        producer.begin_transaction()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_is_prepared_outlives_its_process(disk: SimulatedDisk, is_kept: bool) -> None:
+    """Twice: the second process dies too before it has asked the other store."""
+    with logcore.open_dir("/data", create=True, fs=disk) as data:
+        data.create_topic("t")
+        producer = begun(data, two_phase=True)
+        producer.send("t", b"v", partition=0)
+        text = producer.prepare_transaction()
+        crashed = next(iter(disk.crash_states(limit=1, kind="power"))).disk()
+        producer.close()
+    with logcore.open_dir("/data", fs=crashed) as data:
+        crashed.advance(3_600_000)
+        data.tick()
+        with still(data, two_phase=True) as producer:
+            producer.init_transactions(keep_prepared=True)
+            assert status(data) is Status.ONGOING
+            with pytest.raises(ProducerStateError):
+                producer.begin_transaction()
+        crashed = next(iter(crashed.crash_states(limit=1, kind="power"))).disk()
+    with logcore.open_dir("/data", fs=crashed) as data, still(data, two_phase=True) as producer:
+        producer.init_transactions(keep_prepared=True)
+        assert producer.complete_transaction(text if is_kept else "") is is_kept
+        assert committed(data) == [b"v"] * is_kept
+        with producer.transaction():
+            producer.send("t", b"next", partition=0)
+        assert committed(data) == [*[b"v"] * is_kept, b"next"]
+
+
+def test_who_completes_for_another_fences_it(data: LogDir) -> None:
+    with begun(data, two_phase=True) as old, still(data, two_phase=True) as new:
+        old.send("t", b"v", partition=0)
+        text = old.prepare_transaction()
+        new.init_transactions(keep_prepared=True)
+        assert new.complete_transaction(text)
+        with pytest.raises(ProducerFencedError):
+            old.complete_transaction(text)
+        with new.transaction():
+            new.send("t", b"w", partition=0)
+    assert committed(data) == [b"v", b"w"]
+
+
+def test_nothing_is_completed_that_was_not_prepared(data: LogDir) -> None:
+    with begun(data, two_phase=True) as producer:
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+        with pytest.raises(ProducerStateError, match="prepared"):
+            producer.complete_transaction("0:0")
+        producer.commit_transaction()
+    assert committed(data) == [b"v"]
+
+
+def test_a_failure_while_a_transaction_is_prepared_aborts_it(data: LogDir) -> None:
+    data.create_topic("small", 1, {"max.message.bytes": 200})
+    with begun(data, two_phase=True, batch_size=1 << 20) as producer:
+        producer.send("small", bytes(500))
+        with pytest.raises(TransactionAbortedError):
+            producer.prepare_transaction()
+        with pytest.raises(TransactionAbortedError):
+            producer.complete_transaction("0:0")
+        producer.abort_transaction()
+        producer.begin_transaction()
+
+
+def test_only_producers_in_process_may_do_without_a_timeout(data: LogDir) -> None:
+    effects = Transactions().ask(Initialize(transactional_id="id", timeout_ms=NO_TIMEOUT), "waiter", 0)
+    assert effects == [Reply("waiter", TransactionError.INVALID_TRANSACTION_TIMEOUT)]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ EXEMPT = {
     "logcore.cli.where": "a program's part: its errors are those of the command line",
     "logcore.cli.registry": "a program, as above",
     "logcore.cli.topics": "a program, as above",
+    "logcore.cli.transactions": "a program, as above",
     "logcore.cli.opening": "a program's part: an option of commands",
     "logcore.cli.writing": "a program, as above",
     "logcore.cli.demo": "a program, as above",

@@ -7,8 +7,8 @@ Rules:
 - Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
 
 This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. Most
-commands are in writing.py, reading.py, consuming.py, topics.py, groups.py and care.py. None knows a file format:
-inspect/ and log.py do.
+commands are in writing.py, reading.py, consuming.py, topics.py, groups.py, transactions.py and care.py. None knows a
+file format: inspect/ and log.py do.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from logcore.cli.registry import registry
 from logcore.cli.sql import sql
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.cli.topics import topic
+from logcore.cli.transactions import transactions
 from logcore.cli.writing import append
 
 
@@ -149,7 +150,7 @@ def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None
 
 #: In the order of `logcore --help`.
 for _command in (
-    append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, registry, compact, scrub,
-    retention, bench, demo,
+    append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, transactions, registry,
+    compact, scrub, retention, bench, demo,
 ):  # fmt: skip
     main.add_command(_command)

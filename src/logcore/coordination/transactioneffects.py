@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -24,6 +24,9 @@ from logcore.format.transactionrecords import Partition, StoredTransaction
 
 if TYPE_CHECKING:
     from logcore.coordination.transactions import Transaction
+
+#: The timeout of a transaction that is open until its producer ends it, as Kafka has it for two-phase commits.
+NO_TIMEOUT: Final = 2**31 - 1
 
 #: What the caller knows a request by. It comes back in the Reply. None: no request waits.
 Waiter = Hashable | None
@@ -47,12 +50,17 @@ class TransactionError(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Initialize:
-    """A producer begins to use an id, or wants a new epoch. producer_id and producer_epoch: what it has, or -1."""
+    """A producer begins to use an id, or wants a new epoch. producer_id and producer_epoch: what it has, or -1.
+
+    timeout_ms: NO_TIMEOUT for transactions that only their producer ends. keeps_open: a transaction that is open is not
+    aborted, and the answer is an Unended (KIP-939).
+    """
 
     transactional_id: str
     timeout_ms: int
     producer_id: int = -1
     producer_epoch: int = -1
+    keeps_open: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -95,8 +103,16 @@ class Identity:
     producer_epoch: int
 
 
+@attrs.frozen
+class Unended:
+    """The producer id and epoch whose transaction is still open."""
+
+    producer_id: int
+    producer_epoch: int
+
+
 #: How a request ends; None for success with nothing to tell.
-Result = Identity | TransactionError | None
+Result = Identity | Unended | TransactionError | None
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------

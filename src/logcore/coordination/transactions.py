@@ -25,6 +25,7 @@ from typing import Final
 import attrs
 
 from logcore.coordination.transactioneffects import (
+    NO_TIMEOUT,
     AddPartitions,
     At,
     Cancel,
@@ -40,6 +41,7 @@ from logcore.coordination.transactioneffects import (
     TakeProducerId,
     TimedOut,
     TransactionError,
+    Unended,
     Waiter,
     WriteMarkers,
 )
@@ -94,8 +96,10 @@ class Transactions:
     what is still called does nothing, and another instance is to load what is stored.
     """
 
-    def __init__(self, max_timeout_ms: int = MAX_TIMEOUT_MS) -> None:
+    def __init__(self, max_timeout_ms: int = MAX_TIMEOUT_MS, *, is_two_phase: bool = False) -> None:
+        """is_two_phase: producers may ask for NO_TIMEOUT."""
         self._max_timeout_ms = max_timeout_ms
+        self._is_two_phase = is_two_phase
         self._transactions: dict[str, Transaction] = {}
         self._spare_ids: list[int] = []
         self.is_over = False
@@ -139,7 +143,7 @@ class Transactions:
         for name, stored in found.items():
             transaction = Transaction(name, stored)
             self._transactions[name] = transaction
-            if stored.status is Status.ONGOING:
+            if stored.status is Status.ONGOING and stored.timeout_ms != NO_TIMEOUT:
                 latest_ms = now_ms + stored.timeout_ms  # also where the clock was set back meanwhile
                 effects.append(At(name, min(stored.start_ms + stored.timeout_ms, latest_ms)))
             elif stored.status in _PREPARED:
@@ -165,7 +169,8 @@ class Transactions:
         if effect.stored is None:
             del self._transactions[transaction.transactional_id]
         elif effect.stored.status is Status.ONGOING:
-            if before is None or before.status is not Status.ONGOING:
+            has_begun = before is None or before.status is not Status.ONGOING
+            if has_begun and effect.stored.timeout_ms != NO_TIMEOUT:
                 due_ms = effect.stored.start_ms + effect.stored.timeout_ms
                 effects.append(At(transaction.transactional_id, due_ms))
         elif effect.stored.status in _PREPARED:
@@ -248,7 +253,9 @@ class Transactions:
     # -- requests
 
     def ask(self, request: Request, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """The answer is a Reply with an Identity, None or an error: of Initialize and End an Identity."""
+        """The answer is a Reply with an Identity, None or an error: of Initialize and End an Identity, or of Initialize
+        with keeps_open an Unended.
+        """
         if self.is_over:
             return _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
         error = self._check(request)
@@ -275,7 +282,8 @@ class Transactions:
         if isinstance(request, Initialize):
             if (request.producer_id == -1) != (request.producer_epoch == -1):
                 return TransactionError.INVALID_REQUEST
-            if not 0 < request.timeout_ms <= self._max_timeout_ms:
+            is_bounded = 0 < request.timeout_ms <= self._max_timeout_ms
+            if not is_bounded and not (self._is_two_phase and request.timeout_ms == NO_TIMEOUT):
                 return TransactionError.INVALID_TRANSACTION_TIMEOUT
         return None
 
@@ -317,6 +325,8 @@ class Transactions:
         if transaction is None or transaction.stored is None:
             return self._first(request, waiter, now_ms)
         stored = transaction.stored
+        if request.keeps_open and stored.status is Status.ONGOING:
+            return _reply(waiter, Unended(stored.producer_id, stored.producer_epoch))
         expected = request.producer_epoch
         is_retry_of_change = request.producer_id == stored.previous_producer_id and expected >= LAST_EPOCH
         if request.producer_id not in (-1, stored.producer_id) and not is_retry_of_change:

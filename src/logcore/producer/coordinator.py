@@ -30,20 +30,24 @@ from logcore.coordination.transactioneffects import (
     At,
     Cancel,
     Effect,
+    End,
     Reply,
     Request,
     Result,
     Store,
     TakeProducerId,
     TimedOut,
+    TransactionError,
     WriteMarkers,
 )
-from logcore.coordination.transactions import EXPIRY_CHECK_MS, MAX_TIMEOUT_MS, Transactions
+from logcore.coordination.transactions import EXPIRY_CHECK_MS, Transactions
 from logcore.errors import (
     CoordinatorFencedError,
     InvalidProducerEpochError,
+    InvalidTransactionStateError,
     LogcoreError,
     ProducerStateError,
+    ResourceError,
     TopicExistsError,
     TopicNotFoundError,
 )
@@ -53,8 +57,6 @@ from logcore.format.transactionrecords import (
     Partition,
     Status,
     StoredTransaction,
-    read_transaction,
-    read_transaction_key,
     transaction_key,
     transaction_value,
 )
@@ -62,6 +64,7 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.notices import ERROR, WARNING, tell
 from logcore.settling import Settling
+from logcore.transactionstate import stored_transactions
 
 #: Settings of the topic, as Kafka makes it.
 TRANSACTIONS_CONFIG: Final = {
@@ -121,7 +124,7 @@ class TransactionCoordinator:
         self._started_ms = fs.now_ms() - fs.monotonic_ms()
         self._unsynced = Settling(self._lock)
         # The rest is written under the lock.
-        self._machine = Transactions(MAX_TIMEOUT_MS)
+        self._machine = Transactions(is_two_phase=True)
         self._timers: Timers[str] = Timers()
         self._effects: deque[Effect] = deque()
         self._is_loaded = False
@@ -156,6 +159,27 @@ class TransactionCoordinator:
         self._expired_ms = now_ms
         return self._machine.expire(now_ms)
 
+    def end(self, transactional_id: str, *, commit: bool) -> None:
+        """Ends the open transaction of an id for its producer. Raises InvalidTransactionStateError where none is open,
+        ResourceError when it cannot be ended now, and as ask().
+        """
+        stored = self.all().get(transactional_id)
+        result: Result = TransactionError.INVALID_TXN_STATE
+        if stored is not None and stored.status is Status.ONGOING:
+            result = self.ask(
+                End(
+                    transactional_id=transactional_id,
+                    producer_id=stored.producer_id,
+                    producer_epoch=stored.producer_epoch,
+                    commit=commit,
+                    client_version=2,
+                )
+            )
+        if result is TransactionError.INVALID_TXN_STATE or result is TransactionError.PRODUCER_FENCED:
+            raise InvalidTransactionStateError(f"no transaction of {transactional_id!r} is open")
+        if isinstance(result, TransactionError):
+            raise ResourceError(f"the transaction of {transactional_id!r} cannot be ended now: {result.name}")
+
     def all(self) -> dict[str, StoredTransaction]:
         """How each transactional id stands. Raises as ask()."""
         if TRANSACTIONS_TOPIC not in self._directory:
@@ -188,22 +212,13 @@ class TransactionCoordinator:
         """Reads what is stored, if that is not known. Raises what reading raises, also for a record of another form."""
         if self._is_loaded and not (self._directory.is_shared and self._has_news()):
             return
-        found: dict[str, StoredTransaction] = {}
-        for number in self._numbers():
-            log = self._opened(number)
+        logs = [self._opened(number) for number in self._numbers()]
+        for log in logs:
             log.refresh()
             log.flush()  # what was not synced before a failure is what the next records will stand on
-            for columns in log.scan(log.log_start_offset, log.log_end_offset):
-                for key, value in zip(columns.keys(), columns.values(), strict=True):
-                    name = None if key is None else read_transaction_key(key)
-                    if name is None:
-                        continue
-                    if value is None:
-                        found.pop(name, None)
-                    else:
-                        found[name] = read_transaction(value)
+        found = stored_transactions(logs)
         self._act(self._machine.end())
-        self._machine = Transactions(MAX_TIMEOUT_MS)
+        self._machine = Transactions(is_two_phase=True)
         self._timers = Timers()
         self._is_loaded = True
         self._note_ends()

@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from logcore.coordination.transactioneffects import NO_TIMEOUT
 from logcore.errors import (
     BufferFullError,
     DeliveryTimeoutError,
@@ -104,7 +105,8 @@ class _Work:
         self.transacting: Transacting | None = None
         if coordinator is not None:
             name = str(settings.transactional_id)
-            self.transacting = Transacting(fs, coordinator, name, settings.transaction_timeout_ms, self.room)
+            timeout_ms = NO_TIMEOUT if settings.two_phase else settings.transaction_timeout_ms
+            self.transacting = Transacting(fs, coordinator, name, timeout_ms, self.room)
         self.sender = Sender(fs, directory, settings, self.accumulator, self.teller, self.room, self.transacting)
 
     def round(self, *, closed_only: bool = False) -> bool:

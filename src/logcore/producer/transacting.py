@@ -25,6 +25,7 @@ from logcore.coordination.transactioneffects import (
     Initialize,
     Request,
     TransactionError,
+    Unended,
 )
 from logcore.errors import (
     InvalidConfigError,
@@ -56,6 +57,7 @@ class State(enum.Enum):
     INITIALIZING = enum.auto()
     READY = enum.auto()
     IN_TRANSACTION = enum.auto()
+    PREPARED = enum.auto()
     COMMITTING = enum.auto()
     ABORTING = enum.auto()
     ABORTABLE_ERROR = enum.auto()
@@ -66,9 +68,10 @@ class State(enum.Enum):
 NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
     {
         State.UNINITIALIZED: frozenset({State.INITIALIZING}),
-        State.INITIALIZING: frozenset({State.READY, State.INITIALIZING}),
+        State.INITIALIZING: frozenset({State.READY, State.INITIALIZING, State.PREPARED}),
         State.READY: frozenset({State.IN_TRANSACTION}),
-        State.IN_TRANSACTION: frozenset({State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
+        State.IN_TRANSACTION: frozenset({State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
+        State.PREPARED: frozenset({State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
         State.COMMITTING: frozenset({State.COMMITTING, State.READY, State.ABORTABLE_ERROR}),
         State.ABORTING: frozenset({State.ABORTING, State.READY}),
         State.ABORTABLE_ERROR: frozenset({State.ABORTING, State.ABORTABLE_ERROR}),
@@ -100,7 +103,8 @@ class Transacting:
         self.state = State.UNINITIALIZED
         self.identity: Identity | None = None
         self.failure: LogcoreError | None = None
-        self._partitions: set[tuple[str, int]] = set()  # of the open transaction
+        self._partitions: set[tuple[str, int]] = set()  # that this producer added to the open transaction
+        self._is_of_before = False  # it was opened by a producer before this one
         self._looked_ms = fs.monotonic_ms()
 
     # -- states
@@ -126,6 +130,7 @@ class Transacting:
             self.failure = None
         if wanted is State.READY:
             self._partitions.clear()
+            self._is_of_before = False
 
     def check_sending(self) -> None:
         """Under the lock. Raises ProducerStateError outside a transaction, and why it can only be aborted."""
@@ -139,13 +144,20 @@ class Transacting:
             found=self.state.name,
         )
 
+    def check_completing(self) -> None:
+        """Under the lock. Raises ProducerStateError where no transaction is prepared, or being completed."""
+        if self.state not in (State.PREPARED, State.COMMITTING, State.ABORTING):
+            raise self.failure or ProducerStateError(
+                "no transaction is prepared", expected=State.PREPARED.name, found=self.state.name
+            )
+
     @property
     def has_failed(self) -> bool:
         return self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR)
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction was begun and not ended."""
+        """Whether a transaction was begun, and nothing is to be waited for before it is aborted."""
         return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
 
     def fail(self, error: Exception) -> None:
@@ -163,14 +175,29 @@ class Transacting:
 
     # -- requests
 
-    def initialize(self, deadline_ms: int | None) -> None:
-        """Fences producers of before with this id, and ends what they left open. State INITIALIZING."""
-        identity = self._ask_until(
-            deadline_ms, Initialize(transactional_id=self.transactional_id, timeout_ms=self._timeout_ms)
-        )
+    def initialize(self, deadline_ms: int | None, *, keeps_prepared: bool = False) -> None:
+        """Fences producers of before with this id, and ends what they left open. State INITIALIZING.
+
+        keeps_prepared: what they left open stays so, and this producer is then PREPARED.
+        """
+        found = self._initialized(deadline_ms, keeps_prepared)
         with self._room:
-            self.identity = identity
-            self.enter(State.READY)
+            self.identity = Identity(found.producer_id, found.producer_epoch)
+            self._is_of_before = isinstance(found, Unended)
+            self.enter(State.PREPARED if self._is_of_before else State.READY)
+
+    def _initialized(self, deadline_ms: int | None, keeps_prepared: bool = False) -> Identity | Unended:
+        asked = Initialize(
+            transactional_id=self.transactional_id, timeout_ms=self._timeout_ms, keeps_open=keeps_prepared
+        )
+        return self._ask_until(deadline_ms, asked)
+
+    def prepared(self) -> str:
+        """The transaction that is prepared, as text; empty when nothing was written in it."""
+        if not self._partitions and not self._is_of_before:
+            return ""
+        identity = self.known_identity()
+        return f"{identity.producer_id}:{identity.producer_epoch}"
 
     def new_partitions(self, partitions: Iterable[tuple[str, int]]) -> frozenset[tuple[str, int]]:
         """Those that are not in the transaction yet."""
@@ -199,7 +226,7 @@ class Transacting:
         Raises ResourceError when the time is up; then it may be called again.
         """
         identity = self.known_identity()
-        if self._partitions:
+        if self._partitions or self._is_of_before:
             ended = End(
                 transactional_id=self.transactional_id,
                 producer_id=identity.producer_id,
@@ -207,7 +234,11 @@ class Transacting:
                 commit=commit,
                 client_version=_VERSION,
             )
-            identity = self._ask_until(deadline_ms, ended)
+            found = self._ask_until(deadline_ms, ended)
+            # The producer before this one may have asked the same, and been told the same epoch.
+            if self._is_of_before:
+                found = self._initialized(deadline_ms)
+            identity = Identity(found.producer_id, found.producer_epoch)
         with self._room:
             self.identity = identity
             self.enter(State.READY)
@@ -224,7 +255,7 @@ class Transacting:
         assert self.identity is not None, self.state
         return self.identity
 
-    def _ask_until(self, deadline_ms: int | None, request: Request) -> Identity:
+    def _ask_until(self, deadline_ms: int | None, request: Request) -> Identity | Unended:
         wait_ms = _FIRST_WAIT_MS
         while True:
             try:
@@ -239,7 +270,7 @@ class Transacting:
             assert found is not None, request
             return found
 
-    def _ask(self, request: Request) -> Identity | None:
+    def _ask(self, request: Request) -> Identity | Unended | None:
         result = self._coordinator.ask(request)
         if isinstance(result, TransactionError):
             self._refuse(result)

@@ -107,16 +107,17 @@ class TransactionalProducer(Producer):
 
     # -- transactions --------------------------------------------------------------------------------------------
 
-    def init_transactions(self, timeout: float | None = None) -> None:
+    def init_transactions(self, timeout: float | None = None, *, keep_prepared: bool = False) -> None:
         """Takes the transactional id over: ends what a producer before left open, and fences it.
 
+        keep_prepared: what it left open stays open, for complete_transaction() or abort_transaction(), which come next.
         To be called once, before the first transaction; transaction() does it. timeout: seconds, max_block_ms by
         default, as for the other calls. Raises ProducerStateError, ProducerFencedError, ResourceError when it was not
         served in time (the call may be repeated), and what reading `__transaction_state` raises.
         """
         self._check_caller("init_transactions()")
         self._enter(State.INITIALIZING)
-        self._transacting.initialize(self._deadline_ms(timeout))
+        self._transacting.initialize(self._deadline_ms(timeout), keeps_prepared=keep_prepared)
 
     def begin_transaction(self) -> None:
         """From now on records may be sent. Raises ProducerStateError before init_transactions() and inside another
@@ -138,11 +139,34 @@ class TransactionalProducer(Producer):
         self._check_caller("commit_transaction()")
         deadline_ms = self._deadline_ms(timeout)
         self._enter(State.COMMITTING)
-        self.flush(self._left_seconds(deadline_ms))
-        with self._lock:
-            if self._transacting.failure is not None:
-                raise self._transacting.failure
+        self._write_all(deadline_ms)
         self._transacting.end(commit=True, deadline_ms=deadline_ms)
+
+    def prepare_transaction(self, timeout: float | None = None) -> str:
+        """Writes what was sent, and waits for the decision of another store: what it returns is to be kept there, in a
+        transaction of its own. Then call complete_transaction().
+
+        A producer made with two_phase=True has no timeout; another's transaction may be aborted meanwhile. Raises as
+        commit_transaction().
+        """
+        self._check_caller("prepare_transaction()")
+        self._enter(State.PREPARED)
+        self._write_all(self._deadline_ms(timeout))
+        return self._transacting.prepared()
+
+    def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
+        """Commits the prepared transaction if this is its text, as the other store has it, and else aborts it; returns
+        whether it committed. Raises as commit_transaction().
+        """
+        self._check_caller("complete_transaction()")
+        with self._lock:
+            self._transacting.check_completing()
+            is_wanted = self._transacting.prepared() == prepared
+        if is_wanted:
+            self.commit_transaction(timeout)
+        else:
+            self.abort_transaction(timeout)
+        return is_wanted
 
     def abort_transaction(self, timeout: float | None = None) -> None:
         """Ends the transaction so that nothing of it counts. What was not written yet fails with
@@ -216,7 +240,19 @@ class TransactionalProducer(Producer):
                 self._transacting.fail(error)
             raise error
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a transaction waits for complete_transaction(), here or since a producer before this one."""
+        return self._transacting.state is State.PREPARED
+
     # -- parts of these ------------------------------------------------------------------------------------------
+
+    def _write_all(self, deadline_ms: int) -> None:
+        """Writes what was sent. Raises why the transaction can only be aborted."""
+        self.flush(self._left_seconds(deadline_ms))
+        with self._lock:
+            if self._transacting.failure is not None:
+                raise self._transacting.failure
 
     def _enter(self, state: State) -> None:
         with self._lock:

@@ -24,6 +24,9 @@ from logcore.kernels.layout import Time
 from logcore.partition.writer import Level
 from logcore.producer.partitioners import PARTITIONERS, Choose
 
+#: The length of a text in Kafka's records has 16 bits.
+_LONGEST_ID_BYTES: Final = 32_767
+
 Serializer = Callable[[Any], bytes | None]
 
 
@@ -139,9 +142,11 @@ class TransactionOptions(ProducerOptions, total=False):
     """What LogDir.producer() takes besides for a producer with a transactional_id.
 
     transaction_timeout_ms (60,000): how long a transaction may be open before it is aborted, at most 900,000.
+    two_phase (False): only the producer ends a transaction, however long that takes; see prepare_transaction().
     """
 
     transaction_timeout_ms: int
+    two_phase: bool
 
 
 #: acks -> what a result waits for. Kafka writes them as numbers or as text.
@@ -225,6 +230,7 @@ class ProducerSettings:
     threaded: bool = attrs.field(default=True, validator=_flag)
     transactional_id: str | None = None
     transaction_timeout_ms: int = attrs.field(default=60_000, validator=_whole("transaction_timeout_ms", 1))
+    two_phase: bool = attrs.field(default=False, validator=_flag)
 
     def __attrs_post_init__(self) -> None:
         if self.delivery_timeout_ms < self.linger_ms:
@@ -253,6 +259,14 @@ class ProducerSettings:
             return
         if not isinstance(self.transactional_id, str) or not self.transactional_id:
             raise InvalidConfigError("transactional_id", expected="a text", found=repr(self.transactional_id))
+        if len(self.transactional_id.encode("utf-8", "surrogatepass")) > _LONGEST_ID_BYTES:
+            raise InvalidConfigError(
+                "transactional_id is too long",
+                expected=f"at most {_LONGEST_ID_BYTES} bytes",
+                found=f"{len(self.transactional_id)} characters",
+            )
+        if any("\ud800" <= character <= "\udfff" for character in self.transactional_id):
+            raise InvalidConfigError("transactional_id", expected="valid Unicode", found=repr(self.transactional_id))
         if not self.idempotent:
             raise InvalidConfigError("transactional_id needs acks='all' and enable_idempotence")
         if self.transaction_timeout_ms > MAX_TIMEOUT_MS:

@@ -119,7 +119,7 @@ def init_transactional_id(request: InitProducerIdRequest, call: Call, state: Sta
             if isinstance(result, Identity):
                 answer.set(response_type(producer_id=result.producer_id, producer_epoch=result.producer_epoch))
             else:
-                assert result is not None
+                assert isinstance(result, TransactionError), result
                 answer.set(response_type(error_code=_code(result, call), producer_epoch=-1))
 
         state.transactions.ask(asked, call.now_ms, done)

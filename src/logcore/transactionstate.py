@@ -1,0 +1,30 @@
+"""What the logs of `__transaction_state` say now: how each transactional id stands.
+
+A record of another form is an error, since a transaction that was passed over would stay open for ever. The bytes of a
+record are read in format/transactionrecords.py; what follows from them is decided in logcore.coordination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from logcore.format.transactionrecords import StoredTransaction, read_transaction, read_transaction_key
+from logcore.reader import LogReader
+
+
+def stored_transactions(logs: Iterable[LogReader]) -> dict[str, StoredTransaction]:
+    """Transactional id -> its last record, of all partitions of the topic. Raises what reading raises, and
+    CorruptLogError for a record of another form.
+    """
+    found: dict[str, StoredTransaction] = {}
+    for log in logs:
+        for columns in log.scan(log.log_start_offset, log.high_watermark):
+            for key, value in zip(columns.keys(), columns.values(), strict=True):
+                name = None if key is None else read_transaction_key(key)
+                if name is None:
+                    continue
+                if value is None:
+                    found.pop(name, None)
+                else:
+                    found[name] = read_transaction(value)
+    return found
