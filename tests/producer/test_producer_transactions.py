@@ -381,14 +381,15 @@ def test_an_empty_transaction_is_prepared_as_an_empty_text(data: LogDir) -> None
 def test_what_is_prepared_outlives_its_process(disk: SimulatedDisk, is_kept: bool) -> None:
     """Twice: the second process dies too before it has asked the other store."""
     with logcore.open_dir("/data", create=True, fs=disk) as data:
-        data.create_topic("t")
+        data.create_topic("t", 1, {"retention.ms": -1})
         producer = begun(data, two_phase=True)
         producer.send("t", b"v", partition=0)
         text = producer.prepare_transaction()
         crashed = next(iter(disk.crash_states(limit=1, kind="power"))).disk()
         producer.close()
     with logcore.open_dir("/data", fs=crashed) as data:
-        crashed.advance(3_600_000)
+        data.tick()
+        crashed.advance(30 * 86_400_000)  # more than a time-out of 2^31 - 1 ms
         data.tick()
         with still(data, two_phase=True) as producer:
             producer.init_transactions(keep_prepared=True)
