@@ -192,24 +192,28 @@ class TransactionHost:
             self._loading = [done]
             self._has_begun = True
             if self._topic.exists:
-                self._state.in_turn(TRANSACTIONS_TOPIC, self._read, self._have_loaded)
+                read = partial(self._read, self._coordinator, now_ms)
+                self._state.in_turn(TRANSACTIONS_TOPIC, read, self._have_loaded)
             else:
-                self._have_loaded({})
+                self._have_loaded([])
 
-    def _read(self) -> dict[str, StoredTransaction]:
-        """What the topic says now. Raises LogcoreError, also for a record that is not understood."""
+    def _read(self, coordinator: Transactions, now_ms: int) -> list[Effect]:
+        """Lets a coordinator take over what the topic says now. Beside the loop, which 100,000 ids would hold for long;
+        nothing else is asked of the coordinator meanwhile. Raises LogcoreError, also for a record that is not
+        understood.
+        """
         logs = list(self._topic.logs())
         for log in logs:
             log.flush()  # what was not synced before a failure is what the next records will stand on
-        return stored_transactions(logs)
+        return coordinator.load(stored_transactions(logs), now_ms)
 
     def _have_loaded(self, found: Any) -> None:
         waiting = self._loading or []
         self._loading = None
-        if isinstance(found, dict):
+        if isinstance(found, list):
             is_first = not self._is_loaded
             self._is_loaded = True
-            self._act(self._coordinator.load(found, self._now_ms))
+            self._act(found)
             if is_first:
                 self._state.timers.at(self._now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, self._coordinator))
         else:

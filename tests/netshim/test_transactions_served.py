@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 
+import logcore
+from logcore.coordination.transactions import Transactions
 from netshim.testing import Kafka
+from netshim.transactions import TransactionHost
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -70,6 +74,31 @@ def take(servers: str, count: int, topic: str = "t", **options: Any) -> list[Any
             ends += 1
     consumer.close()
     return found
+
+
+def test_what_is_stored_is_taken_over_beside_the_loop(
+    kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 transactional ids take a good part of a second, in which no other client would be served."""
+    with (
+        logcore.open_dir(tmp_path / "data", create=True) as data,
+        data.producer(transactional_id="x", threaded=False) as producer,
+    ):
+        producer.init_transactions()
+    threads: dict[str, int] = {}
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            threads[name] = threading.get_ident()
+            return call(*given)
+
+        return noted
+
+    monkeypatch.setattr(Transactions, "load", noting("taken over", Transactions.load))
+    monkeypatch.setattr(TransactionHost, "_have_loaded", noting("loop", TransactionHost._have_loaded))
+    transactional(kafka_factory(tmp_path / "data").bootstrap_servers)
+    assert set(threads) == {"taken over", "loop"}
+    assert threads["taken over"] != threads["loop"]
 
 
 def test_readers_of_committed_records_see_what_was_committed(broker: Kafka) -> None:

@@ -138,17 +138,22 @@ class Transactions:
     # -- what is stored
 
     def load(self, found: Mapping[str, StoredTransaction], now_ms: int) -> list[Effect]:
-        """Takes over what was stored: markers of what was prepared are written again, in all its partitions."""
+        """Takes over what was stored: markers of what was prepared are written again, in all its partitions.
+
+        May be called by another thread, as long as nothing but end() is called meanwhile.
+        """
         effects: list[Effect] = []
+        transactions: dict[str, Transaction] = {}
         for name, stored in found.items():
             transaction = Transaction(name, stored)
-            self._transactions[name] = transaction
+            transactions[name] = transaction
             if stored.status is Status.ONGOING and stored.timeout_ms != NO_TIMEOUT:
                 latest_ms = now_ms + stored.timeout_ms  # also where the clock was set back meanwhile
                 effects.append(At(name, min(stored.start_ms + stored.timeout_ms, latest_ms)))
             elif stored.status in _PREPARED:
                 transaction.left = stored.partitions
                 effects += self._mark(transaction, now_ms)
+        self._transactions = transactions
         return effects
 
     def stored(self, effect: Store, now_ms: int, *, failed: bool = False) -> list[Effect]:
