@@ -946,7 +946,7 @@ MISTAKES: Final = (
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(
         "marker_counts_before_it_is_on_disk", "netshim/transactions.py",
-        "self._state.syncs.when_durable(log, end, partial(self._settle, partition))",
+        "self._state.syncs.when_safe(log, end, partial(self._settle, partition))",
         "self._settle(partition, None)",
         "netshim/test_transaction_crashes.py",
     ),
@@ -1130,6 +1130,24 @@ MISTAKES: Final = (
         "        return",
         "        return",
         "producer/test_producer_transactions.py",
+    ),
+    Mistake(
+        "orphans_of_a_power_cut_stay_open", "netshim/transactions.py",
+        "            effects += coordinator.adopt(left_open(self._state.logdir), now_ms)\n",
+        "            pass\n",
+        "netshim/test_transaction_crashes.py",
+    ),
+    Mistake(
+        "orphan_aborted_with_its_own_epoch", "logcore/coordination/transactions.py",
+        "            epoch = min(epochs[producer_id] + 1, _TOP_EPOCH)\n",
+        "            epoch = epochs[producer_id]\n",
+        "coordination/test_transactions_coordinated.py",
+    ),
+    Mistake(
+        "orphan_of_a_later_epoch_taken_for_known", "logcore/coordination/transactions.py",
+        " and partition in stored.partitions and epoch <= stored.producer_epoch\n",
+        " and partition in stored.partitions\n",
+        "coordination/test_transactions_coordinated.py",
     ),
 )  # fmt: skip
 

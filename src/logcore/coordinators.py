@@ -9,13 +9,16 @@ Not here: what they decide (logcore.coordination), how it is carried out (logcor
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from logcore.claim import Claim
-from logcore.errors import ConsumerStateError
-from logcore.format.transactionrecords import TRANSACTIONS_TOPIC
+from logcore.errors import ConsumerStateError, LogcoreError
+from logcore.format.transactionrecords import TRANSACTIONS_TOPIC, Partition
 from logcore.fs import FS, SharedFS
+from logcore.log import Log
+from logcore.partition.coordinated import producers_of
 
 if TYPE_CHECKING:
     from logcore.consumer.groups import Directory as GroupsDirectory
@@ -30,6 +33,31 @@ if TYPE_CHECKING:
 
 #: How often look() looks.
 _LOOK_MS: Final = 1_000
+
+
+class Partitions(Protocol):
+    """What is asked of the LogDir by left_open()."""
+
+    def topics(self) -> list[str]: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+    def partition(self, topic: str, number: int) -> Log: ...
+
+
+def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
+    """(topic, partition) -> producer id and epoch of each transaction that is open in its log. Opens all logs.
+
+    A log that cannot be read is passed over: whoever reads it is told.
+    """
+    found: dict[Partition, list[tuple[int, int]]] = {}
+    for topic in directory.topics():
+        for number in directory.partitions(topic):
+            with contextlib.suppress(LogcoreError, OSError):
+                log = directory.partition(topic, number)
+                if log.last_stable_offset == log.log_end_offset:
+                    continue
+                facts = producers_of(log.writer)
+                found[topic, number] = [(each.producer_id, each.epoch) for each in facts if each.open_offset >= 0]
+    return found
 
 
 class Coordinators:

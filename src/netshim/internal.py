@@ -2,8 +2,8 @@
 
 Rules:
 - The topic is made when something is first to be written. An id belongs to one partition of it, by its hash.
-- A caller that appends is told once the records are on disk, in the order of the log, so that memory never tells of
-  what a crash could take back, and an earlier value never covers a later one.
+- A caller that appends is told once the records are on disk, or as safe as it asks, in the order of the log: so memory
+  never tells of what a crash could take back, and an earlier value never covers a later one.
 - All work on the topic that may wait takes its turn under the topic's name.
 
 Not here: what the records say.
@@ -20,16 +20,28 @@ from logcore.format.grouprecords import partition_of
 from netshim.state import State
 
 Told = Callable[[Exception | None], None]
+WhenStored = Callable[[Log, int, Callable[[LogcoreError | None], None]], None]
 
 
 class InternalTopic:
-    """name, partitions, config: of the topic, when it is made."""
+    """name, partitions, config: of the topic, when it is made. when_stored: waits until an append is safe; for the disk
+    by default.
+    """
 
-    def __init__(self, state: State, name: str, partitions: int, config: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        state: State,
+        name: str,
+        partitions: int,
+        config: Mapping[str, object],
+        *,
+        when_stored: WhenStored | None = None,
+    ) -> None:
         self.name = name
         self._state = state
         self._partitions = partitions
         self._config = config
+        self._when_stored = when_stored or state.syncs.when_durable
         self._unsynced: dict[Log, deque[tuple[int, Told]]] = {}
 
     @property
@@ -85,7 +97,7 @@ class InternalTopic:
             end = receipt.last_offset + 1
             self._unsynced.setdefault(log, deque()).append((end, done))
             state.appended(self.name, number, log, end, now_ms)
-            state.syncs.when_durable(log, end, lambda error: self._settle(log, end, error))
+            self._when_stored(log, end, lambda error: self._settle(log, end, error))
 
         if state.has_turns(self.name) or may_wait():
             state.in_turn(self.name, work, written)

@@ -66,7 +66,7 @@ class State:
         self.timers = Timers()
         self.journal = Journal()
         self.fetches = Waiting()
-        self.syncs = Syncs(submit)
+        self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.is_stopping = False
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
         self.transactions: Any = None  # the same

@@ -1,8 +1,9 @@
 """The broker's coordinator of transactions: carries out what logcore.coordination.transactions decides.
 
 Rules:
-- A record goes to `__transaction_state` and is on disk before the coordinator hears of it.
-- A marker goes to its partition behind all appends that were taken before it, and is on disk before the coordinator
+- A record goes to `__transaction_state` and is on disk before the coordinator hears of it, as far as the durability
+  policy has an append wait for the disk. What a loss of power may then leave open is aborted at the next start.
+- A marker goes to its partition behind all appends that were taken before it, and is as safe before the coordinator
   hears of it. One in `__consumer_offsets` makes the offsets of its transaction count at once.
 - When a record could not be stored the coordinator is over. What it began is not gone on with, and another one loads
   what is stored, behind all that waits for its turn.
@@ -22,6 +23,7 @@ from typing import Any, Final
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, Log, LogcoreError, Receipt, TopicNotFoundError
 from logcore.coordination.transactioneffects import (
+    AbortOrphan,
     At,
     Cancel,
     Effect,
@@ -34,7 +36,8 @@ from logcore.coordination.transactioneffects import (
     TransactionError,
     WriteMarkers,
 )
-from logcore.coordination.transactions import EXPIRY_CHECK_MS, RETRY_MS, Transactions
+from logcore.coordination.transactions import EXPIRY_CHECK_MS, RETRY_MS, Transaction, Transactions
+from logcore.coordinators import left_open
 from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.format.transactionrecords import (
     TRANSACTIONS_TOPIC,
@@ -68,7 +71,11 @@ class TransactionHost:
     def __init__(self, state: State) -> None:
         self._state = state
         self._topic = InternalTopic(
-            state, TRANSACTIONS_TOPIC, state.settings.transactions_partitions, TRANSACTIONS_CONFIG
+            state,
+            TRANSACTIONS_TOPIC,
+            state.settings.transactions_partitions,
+            TRANSACTIONS_CONFIG,
+            when_stored=state.syncs.when_safe,
         )
         self._coordinator = self._new()
         self._timers: dict[str, int] = {}  # tokens of the broker's timers
@@ -78,6 +85,7 @@ class TransactionHost:
         self._is_loaded = False
         self._loading: list[Callable[[bool], None]] | None = None
         self._has_begun = False
+        self._expects_orphans = not state.logdir.was_clean  # after a loss of power
 
     def _new(self) -> Transactions:
         return Transactions(self._state.settings.transaction_max_timeout_ms)
@@ -109,6 +117,9 @@ class TransactionHost:
                 self._append(coordinator, effect)
             case WriteMarkers():
                 _Markers(self._state, coordinator, effect, self._now_ms, partial(self._have_marked, effect)).write()
+            case AbortOrphan(producer_id, epoch, partitions):
+                markers = WriteMarkers(Transaction(""), producer_id, epoch, False, partitions)
+                self.write_markers(markers, 0, self._now_ms, lambda *_: None)
             case TakeProducerId():
                 taken = partial(self._have_taken, coordinator, effect)
                 self._state.submit(self._state.logdir.next_producer_id, taken)
@@ -205,7 +216,10 @@ class TransactionHost:
         logs = list(self._topic.logs())
         for log in logs:
             log.flush()  # what was not synced before a failure is what the next records will stand on
-        return coordinator.load(stored_transactions(logs), now_ms)
+        effects = coordinator.load(stored_transactions(logs), now_ms)
+        if self._expects_orphans:
+            effects += coordinator.adopt(left_open(self._state.logdir), now_ms)
+        return effects
 
     def _have_loaded(self, found: Any) -> None:
         waiting = self._loading or []
@@ -213,6 +227,7 @@ class TransactionHost:
         if isinstance(found, list):
             is_first = not self._is_loaded
             self._is_loaded = True
+            self._expects_orphans = False
             self._act(found)
             if is_first:
                 self._state.timers.at(self._now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, self._coordinator))
@@ -361,7 +376,7 @@ class _Markers:
             return
         end = result.last_offset + 1
         self._state.appended(*partition, log, end, self._now_ms)
-        self._state.syncs.when_durable(log, end, partial(self._settle, partition))
+        self._state.syncs.when_safe(log, end, partial(self._settle, partition))
 
     def _settle(self, partition: Partition, error: Exception | None) -> None:
         if error is None and partition[0] == OFFSETS_TOPIC:

@@ -153,8 +153,10 @@ class Waiting:
 class Syncs:
     """Who waits for which records to be on disk. One sync of a log runs at a time, for all who wait when it begins."""
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, *, policy_waits: bool = True) -> None:
+        """policy_waits: whether the durability policy has an append wait for the disk."""
         self._submit = submit
+        self._policy_waits = policy_waits
         self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
         self._running: set[Log] = set()
 
@@ -165,6 +167,13 @@ class Syncs:
             return
         self._waiting.setdefault(log, []).append((end, done))
         self._start(log)
+
+    def when_safe(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
+        """As when_durable(), as far as the durability policy waits for the disk; else done(None) at once."""
+        if self._policy_waits:
+            self.when_durable(log, end, done)
+        else:
+            done(None)
 
     def _start(self, log: Log) -> None:
         if log in self._running or not self._waiting.get(log):

@@ -15,6 +15,7 @@ import pytest
 
 from logcore.coordination import transactions
 from logcore.coordination.transactioneffects import (
+    AbortOrphan,
     AddPartitions,
     At,
     Cancel,
@@ -353,6 +354,49 @@ def test_what_was_prepared_is_ended_after_a_restart(status: Status) -> None:
     desk = Desk(stored(status))
     assert [(each.commit, each.partitions) for each in desk.markers] == [(status is Status.PREPARE_COMMIT, P)]
     assert desk.status in (C, A)
+
+
+Q = ("t", 9)
+
+
+def adopted(found: dict[tuple[str, int], list[tuple[int, int]]], known: dict[str, StoredTransaction]) -> Desk:
+    desk = Desk(known)
+    desk.act(desk.coordinator.adopt(found, T0))
+    return desk
+
+
+@pytest.mark.parametrize("status", [Status.EMPTY, Status.ONGOING, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT])
+def test_what_a_power_cut_left_open_without_a_record_is_aborted(status: Status) -> None:
+    """With a later epoch: its producer is fenced, and what it sends again is no duplicate of what was aborted."""
+    desk = adopted({Q: [(7, 5)]}, stored(status))
+    ended = {Q, *P} if status is Status.ONGOING else {Q}
+    assert [(each.commit, each.producer_epoch, each.partitions) for each in desk.markers] == [(False, 6, ended)]
+    assert desk.status is A
+    assert desk.add(Identity(7, 5)) is E.PRODUCER_FENCED
+
+
+def test_a_lost_record_may_have_raised_the_epoch() -> None:
+    (partition,) = P
+    desk = adopted({partition: [(7, 8)]}, stored(Status.ONGOING))
+    assert [(each.commit, each.producer_epoch, each.partitions) for each in desk.markers] == [(False, 9, P)]
+
+
+def test_what_is_open_by_a_record_stays_open() -> None:
+    (partition,) = P
+    desk = adopted({partition: [(7, 5)]}, stored(Status.ONGOING))
+    assert not desk.markers
+    assert desk.status is Status.ONGOING
+
+
+def test_what_a_producer_without_an_id_left_open_is_aborted() -> None:
+    effects = Transactions().adopt({Q: [(8, 3)], ("u", 0): [(8, 2)]}, T0)
+    assert effects == [AbortOrphan(8, 4, frozenset({Q, ("u", 0)}))]
+
+
+def test_what_is_left_open_beside_a_decision_is_aborted_alone() -> None:
+    coordinator = Transactions()
+    coordinator.load(stored(Status.PREPARE_COMMIT), T0)
+    assert coordinator.adopt({Q: [(7, 5)]}, T0) == [AbortOrphan(7, 6, frozenset({Q}))]
 
 
 def test_ids_expire_after_a_week() -> None:

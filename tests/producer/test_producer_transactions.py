@@ -28,6 +28,7 @@ from logcore.format.transactionrecords import Status
 from logcore.logdir import LogDir
 from logcore.producer.transacting import NEXT, State, Transacting
 from logcore.producer.transactional import TransactionalProducer
+from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
@@ -352,6 +353,23 @@ def test_a_directory_that_a_broker_serves_refuses_its_own_producers(data: LogDir
         producer.init_transactions()
     data.has_coordinator = False
     producer.close()
+
+
+def test_what_a_power_cut_left_open_without_a_record_is_aborted(disk: SimulatedDisk) -> None:
+    """As a broker under a policy that does not wait for the disk may leave it."""
+    with logcore.open_dir("/data", create=True, fs=disk) as data:
+        data.create_topic("t")
+        with data.producer(transactional_id="id", threaded=False) as producer:
+            producer.init_transactions()
+        who = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
+        data.partition("t", 0).append_batch(encode([(None, b"v")], transactional=True, **who))
+        crashed = next(iter(disk.crash_states(limit=1))).disk()
+    with logcore.open_dir("/data", fs=crashed) as data:
+        log = data.partition("t", 0)
+        assert log.last_stable_offset == 0
+        data.tick()
+        assert log.last_stable_offset == log.log_end_offset == 2
+        assert committed(data) == []
 
 
 # -- with another store ------------------------------------------------------------------------------------------------

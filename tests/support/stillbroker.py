@@ -15,8 +15,9 @@ from netshim.waiting import Answer
 
 
 class StillBroker:
-    def __init__(self, disk: SimulatedDisk, now_ms: int) -> None:
+    def __init__(self, disk: SimulatedDisk, now_ms: int, durability: str = "group") -> None:
         self.disk = disk
+        self.durability = durability
         self.now_ms = now_ms
         self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.session = Session("127.0.0.1", 9092, "127.0.0.1")
@@ -24,7 +25,7 @@ class StillBroker:
 
     def start(self) -> None:
         self.is_stopped = False
-        self.logdir = logcore.open_dir("/data", create=True, fs=self.disk)
+        self.logdir = logcore.open_dir("/data", create=True, fs=self.disk, durability=self.durability)
         self.broker = Broker(self.logdir, Settings(), self.submit, lambda: "id")
         self.tick()
 

@@ -19,13 +19,14 @@ exist.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
 
 from logcore.coordination.transactioneffects import (
     NO_TIMEOUT,
+    AbortOrphan,
     AddPartitions,
     At,
     Cancel,
@@ -154,6 +155,32 @@ class Transactions:
                 transaction.left = stored.partitions
                 effects += self._mark(transaction, now_ms)
         self._transactions = transactions
+        return effects
+
+    def adopt(self, found: Mapping[Partition, Iterable[tuple[int, int]]], now_ms: int) -> list[Effect]:
+        """Aborts what a loss of power has left open without a record of it (section 3.11). After load(), before any
+        request. found: partition -> producer id and epoch of each transaction that is open there.
+
+        The markers have a later epoch: with the same one, what the producer sends again would be taken for what was
+        just aborted, and be missing in a transaction that commits.
+        """
+        epochs: dict[int, int] = {}
+        partitions: dict[int, set[Partition]] = {}
+        owners = {each.stored.producer_id: each for each in self._transactions.values() if each.stored is not None}
+        for partition, producers in found.items():
+            for producer_id, epoch in producers:
+                owner = owners.get(producer_id)
+                if owner is None or not _holds(owner.stored, partition, epoch):
+                    epochs[producer_id] = max(epoch, epochs.get(producer_id, 0))
+                    partitions.setdefault(producer_id, set()).add(partition)
+        effects: list[Effect] = []
+        for producer_id, those in partitions.items():
+            epoch = min(epochs[producer_id] + 1, _TOP_EPOCH)
+            owner = owners.get(producer_id)
+            if owner is None or owner.is_busy:
+                effects.append(AbortOrphan(producer_id, epoch, frozenset(those)))
+            else:
+                effects += self._fence(owner, now_ms, frozenset(those), epoch)
         return effects
 
     def stored(self, effect: Store, now_ms: int, *, failed: bool = False) -> list[Effect]:
@@ -448,15 +475,28 @@ class Transactions:
         transaction.ending = (waiter, identity)
         return self._store(transaction, prepared, last_epoch=stored.producer_epoch if is_second else -1)
 
-    def _fence(self, transaction: Transaction, now_ms: int) -> list[Effect]:
-        """Aborts an open transaction that its producer did not end. Nobody is given the epoch of the fence."""
+    def _fence(
+        self,
+        transaction: Transaction,
+        now_ms: int,
+        orphans: frozenset[Partition] = frozenset(),
+        least_epoch: int = 0,
+    ) -> list[Effect]:
+        """Aborts an open transaction that its producer did not end. Nobody is given the epoch of the fence.
+
+        orphans: partitions that are to be ended too, by an epoch of at least least_epoch.
+        """
         stored = transaction.stored
-        assert stored is not None and stored.status is Status.ONGOING, stored
+        assert stored is not None and stored.status not in _PREPARED, stored
+        is_ongoing = stored.status is Status.ONGOING
+        assert is_ongoing or orphans, stored
         prepared = attrs.evolve(
             stored,
-            producer_epoch=min(stored.producer_epoch + 1, _TOP_EPOCH),
+            producer_epoch=max(min(stored.producer_epoch + 1, _TOP_EPOCH), least_epoch),
             status=Status.PREPARE_ABORT,
+            partitions=stored.partitions | orphans,
             update_ms=now_ms,
+            start_ms=stored.start_ms if is_ongoing else now_ms,
             client_version=2,
         )
         return self._store(transaction, prepared)
@@ -536,6 +576,13 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
         return TransactionError.INVALID_TXN_STATE if request.commit else True
     is_alike = request.commit == (stored.status is Status.COMPLETE_COMMIT)
     return TransactionError.INVALID_TXN_STATE if not is_alike else False
+
+
+def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -> bool:
+    """Whether the end of a transaction ends what a producer of this epoch has open in the partition. A record that was
+    lost may have raised the epoch.
+    """
+    return stored is not None and partition in stored.partitions and epoch <= stored.producer_epoch
 
 
 def _reply(waiter: Waiter, result: Result) -> list[Effect]:

@@ -27,6 +27,7 @@ from typing import Final, Protocol
 
 from logcore.coordination.timers import Timers
 from logcore.coordination.transactioneffects import (
+    AbortOrphan,
     At,
     Cancel,
     Effect,
@@ -41,6 +42,7 @@ from logcore.coordination.transactioneffects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, Transactions
+from logcore.coordinators import left_open
 from logcore.errors import (
     CoordinatorFencedError,
     InvalidProducerEpochError,
@@ -86,6 +88,9 @@ class Directory(Protocol):
     def path(self) -> str: ...
     @property
     def is_shared(self) -> bool: ...
+    @property
+    def was_clean(self) -> bool: ...
+    def topics(self) -> list[str]: ...
     def __contains__(self, topic: object) -> bool: ...
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
@@ -130,6 +135,8 @@ class TransactionCoordinator:
         self._is_loaded = False
         self._ends: dict[int, tuple[Log, int]] = {}  # partition -> how far its log was read or written
         self._expired_ms = self.now_ms()
+        # After a loss of power; what processes share is never called clean, and they sync before they write.
+        self._expects_orphans = not directory.was_clean and not directory.is_shared
 
     def now_ms(self) -> int:
         """The steady clock's time, counted from the wall clock at the beginning."""
@@ -223,6 +230,9 @@ class TransactionCoordinator:
         self._is_loaded = True
         self._note_ends()
         self._act(self._machine.load(found, now_ms))
+        if self._expects_orphans:
+            self._expects_orphans = False
+            self._act(self._machine.adopt(left_open(self._directory), now_ms))
 
     def _numbers(self) -> tuple[int, ...]:
         return self._directory.partitions(TRANSACTIONS_TOPIC) if TRANSACTIONS_TOPIC in self._directory else ()
@@ -266,6 +276,8 @@ class TransactionCoordinator:
                     self._store(self._machine, store)
                 case WriteMarkers() as markers:
                     self._mark(self._machine, markers)
+                case AbortOrphan() as orphan:
+                    self._abort(orphan)
                 case TakeProducerId() as wanted:
                     self._take_producer_id(wanted)
                 case At(name, at_ms):
@@ -317,6 +329,13 @@ class TransactionCoordinator:
             written[partition] = log
             ends[log] = receipt.last_offset + 1
         self._unsynced.add(ends, functools.partial(self._have_marked, machine, effect, written, left))
+
+    def _abort(self, orphan: AbortOrphan) -> None:
+        for partition in sorted(orphan.partitions):
+            try:
+                self._marked(partition).end_transaction(orphan.producer_id, orphan.producer_epoch, commit=False)
+            except (LogcoreError, OSError) as error:
+                tell("transactions", ERROR, "%s-%d: what was left open was not aborted: %s", *partition, error)
 
     def _marked(self, partition: Partition) -> Log:
         """The log that a marker is to be written to."""
