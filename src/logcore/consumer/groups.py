@@ -133,7 +133,9 @@ class Groups:
     def _load(self) -> None:
         numbers = self._directory.partitions(OFFSETS_TOPIC) if OFFSETS_TOPIC in self._directory else ()
         found = stored_groups(self._directory.partition(OFFSETS_TOPIC, number) for number in numbers)
-        self._do(lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms, found.unstable))
+        self._do(
+            lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms, found.unstable, found.consumers)
+        )
         # This process has the directory to itself, so those of before are gone. Static members may come back.
         for group in self._coordinator.all():
             gone: list[tuple[str, str | None]] = [
