@@ -134,10 +134,13 @@ class Group:
                 return GroupError.FENCED_INSTANCE_ID
         return None if member_id in self.members else GroupError.UNKNOWN_MEMBER_ID
 
-    def check_generation(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
-        """Of a group of the consumer protocol, the generation is the member's epoch."""
+    def check_committer(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+        """As check_generation(), also for groups of the consumer protocol, where a generation is a member's epoch."""
         if self.consumers is not None:
             return self.consumers.check_epoch(member_id, generation)
+        return self.check_generation(member_id, instance_id, generation)
+
+    def check_generation(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
         error = self.check_member(member_id, instance_id)
         if error is None and generation != self.generation:
             return GroupError.ILLEGAL_GENERATION
