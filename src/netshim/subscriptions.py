@@ -54,5 +54,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
-        raise ValueError(f"not a regular expression of RE2: {error}") from error
+        text = error.args[0]
+        said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        raise ValueError(f"not a regular expression of RE2: {said}") from error
     return lambda name: compiled.fullmatch(name) is not None
