@@ -19,7 +19,7 @@ from logcore.coordination import heartbeats
 from logcore.coordination.consumergroup import ConsumerGroup
 from logcore.coordination.effects import Beaten, GroupError
 from logcore.coordination.targets import uniform
-from logcore.format.consumergrouprecords import Current, MemberState, Partitions
+from logcore.format.consumergrouprecords import Current, Partitions
 from support.consumerworld import World
 
 NOTHING: Partitions = frozenset()
@@ -251,8 +251,7 @@ class Life:
             held = [part for current in group.currents.values() for part in current.assigned | current.revoking]
             assert sorted(held) == sorted(group.owners), "an owner for each partition, and one"
             assert group.timers_ms.keys() == group.members.keys() == group.deadlines_ms.keys()
-            unrevoked = {name for name, one in group.currents.items() if one.state is MemberState.UNREVOKED}
-            assert group.revocations == unrevoked
+            assert group.revocations == {name for name, one in group.currents.items() if one.revoking}
 
     def calm_down(self) -> None:
         """Nothing goes wrong any more; members that are gone are noticed, and all that is wanted is assigned."""

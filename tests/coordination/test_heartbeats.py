@@ -162,9 +162,14 @@ def test_a_member_is_where_we_know_it_or_one_answer_behind(
         assert world.beat("B", epoch, owned=owned) == answer
 
 
-def test_a_member_may_begin_anew_at_any_time(world: World) -> None:
-    two(world)
-    assert world.beat("B", 0) == (2, [2, 3])
+def test_who_repeats_its_joining_is_answered_again_until_it_is_further(world: World) -> None:
+    """A request to join that comes late would else count as the word that the member owns nothing."""
+    assert world.beat("A", 0) == (1, [0, 1, 2, 3])
+    assert world.beat("A", 0) == (1, [0, 1, 2, 3])
+    world.beat("B", 0)
+    world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    assert world.refused("A", 0) == "FENCED_MEMBER_EPOCH"
+    assert world.consumers().owners[topic_id("t"), 3] == "A"
 
 
 # -- static members --------------------------------------------------------------------------------------------------
@@ -206,6 +211,10 @@ def test_who_is_which_instance(world: World) -> None:
     assert world.refused("B", 1, instance_id="other") == "UNKNOWN_MEMBER_ID"
     assert world.refused("B", -2, instance_id="other") == "UNKNOWN_MEMBER_ID"
     assert world.beat("A", 0, instance_id="i") == (1, [0, 1, 2, 3]), "its own answer was lost"
+    world.beat("A", 1, topic_names=["t", "u"], instance_id="i")
+    assert world.refused("A", 0, instance_id="i") == "UNRELEASED_INSTANCE_ID"
+    world.beat("A", -2, instance_id="i")
+    assert world.beat("A", 0, instance_id="i") == (3, [0, 1, 2, 3]), "it wants other topics than before"
 
 
 def test_a_static_member_that_stays_away_is_removed(world: World) -> None:
@@ -300,7 +309,7 @@ def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
     fact = (Kind.CURRENT, "A")
     world.consumers().put(fact, Current(member_epoch=1, state=MemberState.UNKNOWN, assigned=of("t", 0)))
     assert world.refused("A", 1, owned=of("t", 0)) == "FENCED_MEMBER_EPOCH"
-    assert world.beat("A", 0) == (1, [0, 1, 2, 3])
+    assert world.beat("A", 1, owned=of("t")) == (1, [0, 1, 2, 3])
 
 
 # -- what an answer tells --------------------------------------------------------------------------------------------

@@ -243,10 +243,11 @@ class ConsumerGroup:
     def accepts_epoch(self, member_id: str, member_epoch: int, owned: Partitions | None) -> bool:
         """Whether a heartbeat comes from where the member is, or from one step before since an answer was lost.
 
-        Epoch 0 begins anew: who sends it has nothing.
+        That holds for joining too: a request to join that comes late, when the member is further, must not count as its
+        word that it owns nothing.
         """
         current = self.current(member_id)
-        if member_epoch in (0, current.member_epoch):
+        if member_epoch == current.member_epoch:
             return True
         is_one_behind = member_epoch < current.member_epoch and member_epoch == current.previous_epoch
         return is_one_behind and owned is not None and owned <= current.assigned

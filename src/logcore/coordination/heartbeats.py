@@ -59,7 +59,6 @@ from logcore.format.consumergrouprecords import (
     Current,
     GroupEpoch,
     Kind,
-    MemberState,
     Partitions,
     Resolved,
 )
@@ -305,7 +304,7 @@ class _Step:
 
     def _settle_revocation(self, member_id: str) -> None:
         consumers = self.consumers
-        if consumers.current(member_id).state is MemberState.UNREVOKED:
+        if consumers.current(member_id).revoking:
             timeout_ms = max(0, consumers.members[member_id].rebalance_timeout_ms)
             consumers.revocations.add(member_id)
             self.effects.append(At(self.group, RevocationEnds(member_id), self.around.now_ms + timeout_ms))
@@ -387,7 +386,7 @@ class _Step:
             raise _unknown(request.member_id)
 
     def _check_static(self, request: Beat, instance_id: str) -> None:
-        """A newcomer takes the place of a member that left for a while. Kafka refuses also a member that repeats its
+        """Who joins takes the place of a member that left for a while. Kafka refuses also a member that repeats its
         own joining because the answer was lost; it would have to wait for the end of its session.
         """
         consumers = self.consumers
@@ -395,7 +394,9 @@ class _Step:
             self._check_identity(request)
             return
         holder = consumers.static.get(instance_id)
-        if holder is None or holder == request.member_id:
+        if holder is None:
+            return
+        if holder == request.member_id and consumers.accepts_epoch(holder, _JOINS, request.owned):
             return
         if consumers.current(holder).member_epoch != AWAY:
             raise _Refused(
@@ -415,11 +416,11 @@ class _Step:
         consumers = self.consumers
         member = consumers.members[old_id]
         target = consumers.targets.get(old_id, NOTHING)
-        assigned = consumers.current(old_id).assigned
+        current = attrs.evolve(consumers.current(old_id), member_epoch=0)
         self._delete_member(old_id)
         self._put((Kind.MEMBER, new_id), member)
         self._put((Kind.TARGET, new_id), target)
-        self._put((Kind.CURRENT, new_id), Current(assigned=assigned))
+        self._put((Kind.CURRENT, new_id), current)
 
     def _take_facts(self, request: Beat) -> bool:
         """Keeps what the request says of the member. Whether what it subscribes to is other than before."""
@@ -526,8 +527,7 @@ class _Step:
         current = self.consumers.current(member_id)
         if current.member_epoch == AWAY:
             return
-        away = Current(member_epoch=AWAY, previous_epoch=current.member_epoch, assigned=current.assigned)
-        self._put((Kind.CURRENT, member_id), away)
+        self._put((Kind.CURRENT, member_id), attrs.evolve(current, member_epoch=AWAY, revoking=NOTHING))
 
     def _remove(self, member_id: str) -> None:
         consumers = self.consumers
