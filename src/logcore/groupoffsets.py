@@ -51,6 +51,12 @@ class StoredGroups:
         self.unstable: dict[str, dict[int, dict[tuple[str, int], Committed]]] = {}
         self.not_understood = 0
 
+    def member_count(self, group_id: str) -> int:
+        """How many members a group had when its records were written; 0 for one that is not there."""
+        if group_id in self.groups and self.groups[group_id].members:
+            return len(self.groups[group_id].members)
+        return sum(kind is Kind.MEMBER for kind, _ in self.consumers.get(group_id, {}))
+
     def take(self, latest: Mapping[bytes, bytes | None]) -> None:
         """Adds the records of one partition of the topic."""
         # Keys of version 0 mean the same as those of version 1, and are older.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from logcore.format.consumergrouprecords import (
     Resolved,
     consumer_key,
     consumer_value,
+    described_consumers,
     read_consumer_key,
     read_consumer_value,
 )
@@ -106,6 +109,28 @@ def test_keys_of_other_kinds() -> None:
         assert read_consumer_key(bytes.fromhex(text)) is None
     assert read_consumer_key(bytes.fromhex("0004 0001 67")) == ConsumerKey(Kind.TOPICS, "g")
     assert consumer_value(None) is None
+
+
+def test_records_are_shown_as_dicts() -> None:
+    current = Current(member_epoch=3, previous_epoch=2, state=MemberState.UNREVOKED, revoking=frozenset({(U, 5)}))
+    key = consumer_key(ConsumerKey(Kind.CURRENT, "g", "m"))
+    assert described_consumers(key, consumer_value(current)) == {
+        "group": "g",
+        "kind": "current",
+        "name": "m",
+        "value": {
+            "member_epoch": 3,
+            "previous_epoch": 2,
+            "state": "unrevoked",
+            "assigned": {},
+            "revoking": {U.hex(): [5]},
+        },
+    }
+    key = consumer_key(ConsumerKey(Kind.GROUP, "g"))
+    assert described_consumers(key, None) == {"group": "g", "kind": "group", "value": None}
+    assert described_consumers(key, b"junk") is None and described_consumers(b"junk", None) is None
+    for kind, value in ((Kind.TARGET_EPOCH, 3), (Kind.PATTERN, Resolved(("a",), 1, 2))):
+        assert json.dumps(described_consumers(consumer_key(ConsumerKey(kind, "g", "")), consumer_value(value)))
 
 
 def test_a_text_that_no_key_can_hold() -> None:

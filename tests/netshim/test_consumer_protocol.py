@@ -7,6 +7,7 @@ sockets: time is a number, the disk is done when the test says so.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import logcore
 from logcore.format.grouprecords import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import Kafka
@@ -332,6 +334,45 @@ def test_the_protocol_is_finalized(rig: Rig) -> None:
     finalized = {each.name: each.max_version_level for each in response.finalized_features}
     assert finalized == {"group.version": 1, "transaction.version": 2}
     assert {68, 69} <= {each.api_key for each in response.api_keys}
+
+
+# -- behind the broker -----------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_opens_the_directory_goes_on_with_the_offsets_of_such_a_group(rig: Rig) -> None:
+    """Its members are gone with the broker, as those of the classic protocol."""
+    two(rig)
+    rig.commit({("orders", 0): 1}, member_id="A", generation=2, version=9)
+    rig.logdir.append("orders", b"first", partition=0)
+    rig.logdir.append("orders", b"second", partition=0)
+    rig.stop()
+    with logcore.open_dir(rig.path) as directory, directory.consumer(group_id="g") as member:
+        member.subscribe(["orders"])
+        found = member.poll(timeout_ms=1_000).values()
+        assert [record.value for records in found for record in records] == [b"second"]
+    rig.start()
+    assert rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups[0].error_code == codes.GROUP_ID_NOT_FOUND
+    assert rig.committed()["orders", 0] in (1, 2)
+
+
+def test_the_command_line_knows_such_groups(rig: Rig) -> None:
+    click_testing = pytest.importorskip("click.testing")
+    from logcore.cli.commands import main
+
+    two(rig)
+    rig.stop()
+
+    def run(*arguments: str) -> str:
+        found = click_testing.CliRunner().invoke(main, list(arguments))
+        assert found.exit_code == 0, found.output
+        return str(found.stdout)
+
+    path = str(rig.path)
+    listed = [json.loads(line) for line in run("group", "list", path, "--json").splitlines()]
+    assert [(one["group"], one["members"]) for one in listed] == [("g", 2)]
+    run("group", "delete", path, "g", "--yes")
+    assert run("group", "list", path, "--json") == ""
+    rig.start()
 
 
 # -- confluent-kafka -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import attrs
 
@@ -283,6 +283,40 @@ def _read_member(fields: _Fields) -> ConsumerMember:
         rebalance_timeout_ms=fields.number(_INT),
         assignor=fields.nullable_text(),
     )
+
+
+def described_consumers(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
+    """A record as a dict that JSON can express; None for one that is not understood.
+
+    {"group", "kind": by the names of Kind, in small letters, "name": of the member or the pattern, "value": the fields,
+    or None}. Partitions are lists by the id of their topic.
+    """
+    name = None if key is None else read_consumer_key(key)
+    if name is None:
+        return None
+    found: dict[str, Any] = {"group": name.group_id, "kind": name.kind.name.lower()}
+    if name.kind in _NAMED:
+        found["name"] = name.name
+    if value is None:
+        return {**found, "value": None}
+    fields = read_consumer_value(name.kind, value)
+    return None if fields is None else {**found, "value": _shown(fields)}
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case frozenset():
+            shown: dict[str, list[int]] = {}
+            for topic_id, number in sorted(value):
+                shown.setdefault(topic_id.hex(), []).append(number)
+            return shown
+        case MemberState():
+            return value.name.lower()
+        case GroupEpoch() | ConsumerMember() | Current() | Resolved():
+            return {field.name: _shown(getattr(value, field.name)) for field in attrs.fields(type(value))}
+        case tuple():
+            return list(value)
+    return value
 
 
 class _Fields:
