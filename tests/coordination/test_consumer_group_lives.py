@@ -303,6 +303,12 @@ def test_no_partition_is_with_two_members_and_all_becomes_stable(first: int) -> 
         live(seed)
 
 
+def test_the_same_when_no_two_steps_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "_BATCH_BYTES", 1)
+    for seed in range(1_000, 1_030):
+        live(seed)
+
+
 def test_lives_meet_what_they_are_for() -> None:
     """So that the tests above do not pass because nothing happens."""
     met: set[str] = set()

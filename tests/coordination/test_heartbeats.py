@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from logcore.coordination import heartbeats
 from logcore.coordination.consumergroup import AWAY
 from logcore.coordination.effects import Beat, GroupError, Join, JoinRefused, Reply
 from logcore.coordination.heartbeats import check_beat
@@ -472,7 +473,7 @@ def test_who_does_not_give_up_in_time_is_removed(world: World) -> None:
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
     world.sleep(9_999)
-    world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    world.beat("A", 1, owned=of("t", 0, 1, 2, 3), rack_id="r")
     assert "A" in world.consumers().members
     world.sleep(1)
     assert world.refused("A", 1) == "UNKNOWN_MEMBER_ID"
@@ -559,6 +560,19 @@ def test_steps_that_came_meanwhile_are_stored_together(world: World) -> None:
     assert len(world.stores) == 1
     world.disk()
     assert len(world.replies) == 8 and not world.stores
+
+
+def test_steps_that_are_too_much_for_one_batch_are_stored_one_after_the_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "_BATCH_BYTES", 1)
+    world.holds = True
+    waiters = [world.send(name, 0) for name in "ABC"]
+    for count in range(1, 4):
+        assert len(world.stores) == 1
+        world.disk()
+        assert set(world.replies) == set(waiters[:count])
+    assert not world.stores
 
 
 def test_records_that_cannot_be_stored_change_nothing(world: World) -> None:

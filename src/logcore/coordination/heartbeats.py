@@ -250,14 +250,9 @@ class _Step:
         consumers.storing = consumers.queued[:count]
         consumers.queued = consumers.queued[count:]
         changed = {fact for written in consumers.storing for fact, _ in written.before}
-        later: dict[Fact, ConsumerValue] = {}
-        for written in reversed(consumers.queued):
-            later.update(reversed(written.before))
-        records = []
-        for fact in consumers.unsure:
-            if fact not in changed:
-                value = later[fact] if fact in later else consumers.value_of(fact)
-                records.append(consumers.record(fact, value))
+        assert not (consumers.unsure and consumers.queued), "a failure leaves no steps that the first one comes before"
+        again = [fact for fact in consumers.unsure if fact not in changed]
+        records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
         for written in consumers.storing:
             records += written.records
         self.effects.append(Store(self.group, tuple(records), ConsumersChanged()))
