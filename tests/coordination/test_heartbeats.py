@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from logcore.coordination import heartbeats
@@ -411,6 +412,41 @@ def test_what_is_no_pattern_is_refused_and_changes_nothing(world: World) -> None
     assert world.consumers().members["A"].pattern is None
     assert len(world.batches) == before
     assert world.beat("A", 1) == (1, None)
+
+
+def test_a_pattern_that_was_stored_unresolved_is_resolved_later(world: World) -> None:
+    """Kafka resolves them in the background, and may end before."""
+    world.beat("A", 0, pattern="t|u")
+    key = consumer_key(ConsumerKey(Kind.PATTERN, "g", "t|u"))
+    world.batches.append(((key, None),))
+    world.restart()
+    world.set_topic("u", 1)
+    world.beat("A", 1)
+    assert world.consumers().patterns["t|u"].topics == ("t", "u")
+
+
+def test_a_pattern_that_we_cannot_read_means_what_it_meant_and_stops_nobody(world: World) -> None:
+    world.beat("A", 0, pattern="t")
+    fact = (Kind.MEMBER, "A")
+    member = attrs.evolve(world.consumers().members["A"], pattern="(")
+    meant = Resolved(("t",), 1, T0)
+    consumers = world.consumers()
+    world.batches.append((consumers.record(fact, member), consumers.record((Kind.PATTERN, "("), meant)))
+    world.restart()
+    world.set_topic("tt", 1)
+    assert world.beat("B", 0) == (2, [])
+    assert world.beat("A", 1) == (1, [0, 1])
+
+
+def test_records_of_nobody_are_deleted(world: World) -> None:
+    world.beat("A", 0)
+    keys = [consumer_key(ConsumerKey(kind, "g", "B")) for kind in (Kind.TARGET, Kind.CURRENT)]
+    world.batches.append(tuple((key, consumer_value(of("t", 0))) for key in keys[:1]))
+    world.batches.append(tuple((key, consumer_value(Current(assigned=of("t", 0)))) for key in keys[1:]))
+    world.restart()
+    assert world.consumers().owners[topic_id("t"), 0] == "A"
+    world.beat("A", -1)
+    assert {(key, None) for key in keys} <= set(world.batches[-1])
 
 
 def test_a_pattern_goes_with_the_last_who_wants_it(world: World) -> None:

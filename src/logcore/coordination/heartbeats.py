@@ -14,6 +14,7 @@ Each function changes one group and returns the effects.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -441,18 +442,18 @@ class _Step:
         if member.pattern != known.pattern:
             self._forget_pattern(known.pattern)
             if member.pattern is not None:
-                self._resolve(member.pattern)
+                try:
+                    self._resolve(member.pattern)
+                except ValueError as error:
+                    raise _Refused(GroupError.INVALID_REGULAR_EXPRESSION, str(error)) from error
         return (member.topic_names, member.pattern) != (known.topic_names, known.pattern)
 
     # -- topics
 
     def _resolve(self, pattern: str) -> bool:
-        """Looks which topics a pattern means. Whether these are others than before."""
+        """Looks which topics a pattern means. Whether these are others than before. Raises ValueError."""
         topics = self.around.topics
-        try:
-            matches = self.around.compile(pattern)
-        except ValueError as error:
-            raise _Refused(GroupError.INVALID_REGULAR_EXPRESSION, str(error)) from error
+        matches = self.around.compile(pattern)
         found = tuple(sorted(name for name in topics.names() if matches(name)))
         before = self.consumers.patterns.get(pattern)
         if before is not None and before.topics == found:
@@ -475,8 +476,10 @@ class _Step:
         if is_seen and not is_changed and consumers.epoch:
             return
         if not is_seen:
-            for pattern in sorted(consumers.patterns):
-                is_changed |= self._resolve(pattern)
+            for pattern in sorted({member.pattern for member in consumers.members.values() if member.pattern}):
+                # One that another broker took, and that we cannot read, goes on to mean what it meant.
+                with contextlib.suppress(ValueError):
+                    is_changed |= self._resolve(pattern)
         metadata_hash = consumers.hash_of(topics)
         consumers.seen_version = topics.version
         if is_changed or not consumers.epoch or metadata_hash != consumers.metadata_hash:
