@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
-Names: codec append scan topic open growth life shim clients sharing spark connector; all of them by default. Only a
+Names: codec append scan topic open growth life shim clients sharing groups spark connector; all of them by default. Only a
 whole run that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
@@ -31,6 +31,7 @@ NAMES: Final = (
     "shim",
     "clients",
     "sharing",
+    "groups",
     "spark",
     "connector",
 )
