@@ -63,9 +63,11 @@ class Topics(Protocol):
 
     def names(self) -> Iterable[str]:
         """Those that a pattern may mean."""
+        ...
 
     def facts(self, name: str) -> tuple[bytes, int] | None:
         """Id and number of partitions; None when there is no such topic."""
+        ...
 
 
 #: Gives the test whether a pattern means a topic's whole name. Raises ValueError for a pattern that is none.
@@ -138,28 +140,29 @@ class ConsumerGroup:
                 return self.currents.get(name)
             case Kind.PATTERN:
                 return self.patterns.get(name)
-        return None
+            case Kind.CLASSIC | Kind.TOPICS:  # they are only ever deleted
+                return None
 
     def put(self, fact: Fact, value: ConsumerValue) -> None:
         """Takes a fact over. None takes it away."""
         kind, name = fact
-        match kind, value:
-            case Kind.GROUP, GroupEpoch(epoch, metadata_hash):
-                self.epoch = epoch
-                self.metadata_hash = metadata_hash
-            case Kind.GROUP, None:
-                self.epoch = 0
-                self.metadata_hash = 0
-            case Kind.MEMBER, ConsumerMember() | None:
-                self._put_member(name, value)
-            case Kind.TARGET_EPOCH, int() | None:
-                self.target_epoch = value or 0
-            case Kind.TARGET, frozenset() | None:
-                _set(self.targets, name, value)
-            case Kind.CURRENT, Current() | None:
-                self._put_current(name, value)
-            case Kind.PATTERN, Resolved() | None:
-                _set(self.patterns, name, value)
+        match kind:
+            case Kind.GROUP:
+                known = _of(GroupEpoch, value) or GroupEpoch(0)
+                self.epoch = known.epoch
+                self.metadata_hash = known.metadata_hash
+            case Kind.MEMBER:
+                self._put_member(name, _of(ConsumerMember, value))
+            case Kind.TARGET_EPOCH:
+                self.target_epoch = _of(int, value) or 0
+            case Kind.TARGET:
+                _set(self.targets, name, _of(frozenset, value))
+            case Kind.CURRENT:
+                self._put_current(name, _of(Current, value))
+            case Kind.PATTERN:
+                _set(self.patterns, name, _of(Resolved, value))
+            case Kind.CLASSIC | Kind.TOPICS:
+                pass
 
     def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
         before = self.members.get(member_id)
@@ -320,9 +323,10 @@ class ConsumerGroup:
                 if owned is None or owned & current.revoking:
                     return current
                 return self._next(member_id, current, current.member_epoch + 1, owned)
-        if owned is None or owned:
-            return None
-        return self._next(member_id, current, self.target_epoch, owned)
+            case MemberState.UNKNOWN:
+                if owned is None or owned:
+                    return None
+                return self._next(member_id, current, self.target_epoch, owned)
 
     def _next(self, member_id: str, current: Current, member_epoch: int, owned: Partitions | None) -> Current:
         target = self.targets.get(member_id, NOTHING)
@@ -354,6 +358,11 @@ class ConsumerGroup:
             assigned=assigned,
             revoking=revoking,
         )
+
+
+def _of(type_: type[_T], value: ConsumerValue) -> _T | None:
+    assert value is None or isinstance(value, type_), f"no value of such a record: {value!r}"
+    return value
 
 
 def _set(values: dict[str, _T], name: str, value: _T | None) -> None:

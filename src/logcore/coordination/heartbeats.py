@@ -49,7 +49,6 @@ from logcore.coordination.effects import (
     SessionEnds,
     Store,
     TargetsChanged,
-    Timeout,
     Waiter,
 )
 from logcore.coordination.group import DEAD, EMPTY, Group
@@ -131,14 +130,13 @@ def beat(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -> l
     return step.effects
 
 
-def timed_out(group: Group, timeout: Timeout, around: Surroundings) -> list[Effect]:
+def timed_out(group: Group, timeout: SessionEnds | RevocationEnds, around: Surroundings) -> list[Effect]:
     """The time of an At has come."""
     step = _Step(group, around)
-    match timeout:
-        case SessionEnds(member_id):
-            step.end_session(member_id)
-        case RevocationEnds(member_id):
-            step.end_revocation(member_id)
+    if isinstance(timeout, SessionEnds):
+        step.end_session(timeout.member_id)
+    else:
+        step.end_revocation(timeout.member_id)
     step.finish([])
     return step.effects
 
@@ -401,11 +399,11 @@ class _Step:
         self._replace(holder, request.member_id)
 
     def _check_identity(self, request: Beat) -> None:
-        match self.consumers.check_member(request.member_id, request.instance_id):
-            case GroupError.FENCED_INSTANCE_ID as error:
-                raise _Refused(error, f"another member is instance {request.instance_id}")
-            case GroupError():
-                raise _unknown(request.member_id)
+        error = self.consumers.check_member(request.member_id, request.instance_id)
+        if error is GroupError.FENCED_INSTANCE_ID:
+            raise _Refused(error, f"another member is instance {request.instance_id}")
+        if error is not None:
+            raise _unknown(request.member_id)
 
     def _replace(self, old_id: str, new_id: str) -> None:
         """Gives one member all that another had, which begins anew."""

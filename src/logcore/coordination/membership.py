@@ -33,6 +33,7 @@ from logcore.coordination.effects import (
     Replaced,
     Reply,
     Result,
+    RevocationEnds,
     Rules,
     SessionEnded,
     SessionEnds,
@@ -133,6 +134,8 @@ def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> l
         case SyncEnds(generation):
             group.sync_timer = None
             step.end_syncs(generation)
+        case RevocationEnds():
+            raise AssertionError("members of this protocol have no such timer")
     return step.effects
 
 

@@ -268,7 +268,8 @@ def _read(kind: Kind, fields: _Fields) -> ConsumerValue:
             )
         case Kind.PATTERN:
             return Resolved(fields.texts(), fields.number(_LONG), fields.number(_LONG))
-    return None
+        case Kind.CLASSIC | Kind.TOPICS:
+            return None
 
 
 def _read_member(fields: _Fields) -> ConsumerMember:
@@ -316,7 +317,8 @@ def _shown(value: Any) -> Any:
             return {field.name: _shown(getattr(value, field.name)) for field in attrs.fields(type(value))}
         case tuple():
             return list(value)
-    return value
+        case _:
+            return value
 
 
 class _Fields:
