@@ -159,23 +159,37 @@ def others(client: Client) -> Iterator[Any]:
     (result,) = client.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"])).results
     yield result.error_code
     listed = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request()).groups
-    yield {(group.group_id, group.protocol_type, group.group_state, group.group_type) for group in listed}
+    yield sorted((group.group_id, group.protocol_type, group.group_state, group.group_type) for group in listed)
 
 
-def life(address: str) -> list[Any]:
-    """What a broker answers to all steps, and then to a group of one member."""
+def connected(address: str) -> Client:
+    """A client of a broker that has read its groups."""
     client = Client(int(address.rpartition(":")[2]))
-    topic_type = wire.CREATE_TOPICS.Request.Topic
-    topic = topic_type(name="t", num_partitions=4, replication_factor=1)
-    made = client.ask(wire.CREATE_TOPICS, 7, wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000))
-    assert made.topics[0].error_code == 0
-    topic_id = made.topics[0].topic_id
     find = wire.FIND_COORDINATOR.Request(coordinator_keys=["g"], key_type=0)
     while client.ask(wire.FIND_COORDINATOR, 4, find).coordinators[0].error_code:
         pass
     unready = (codes.COORDINATOR_LOAD_IN_PROGRESS, codes.NOT_COORDINATOR, codes.COORDINATOR_NOT_AVAILABLE)
-    while beat(client, topic_id, "A", 1, {})[0] in unready:
+    while beat(client, bytes(16), "nobody", 1, {})[0] in unready:
         pass
+    return client
+
+
+def make_topic(client: Client) -> bytes:
+    topic = wire.CREATE_TOPICS.Request.Topic(name="t", num_partitions=4, replication_factor=1)
+    made = client.ask(wire.CREATE_TOPICS, 7, wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000))
+    assert made.topics[0].error_code == 0
+    topic_id: bytes = made.topics[0].topic_id
+    numbers = None
+    while not numbers:  # Kafka's coordinator hears of a topic later than we do
+        numbers = beat(client, topic_id, "W", 0, {**JOIN, "group_id": "waits"})[-1]
+        assert beat(client, topic_id, "W", -1, {"group_id": "waits"})[0] == 0
+    return topic_id
+
+
+def life(address: str) -> list[Any]:
+    """What a broker answers to all steps, and then to a group of one member."""
+    client = connected(address)
+    topic_id = make_topic(client)
     answers: list[Any] = [(step, beat(client, topic_id, *step)) for step in STEPS]
     answers.append(beat(client, topic_id, "A", 0, {**JOIN, "group_id": "h"}))
     answers.append(beat(client, topic_id, "A", -1, {"group_id": "h"}))
@@ -206,7 +220,7 @@ def written(folder: Path) -> list[Any]:
             records = []
             for record in batch.records():
                 key = None if record.key is None else read_consumer_key(record.key)
-                if key is None:
+                if key is None or key.group_id == "waits":
                     continue
                 value = None
                 if record.value is not None:
@@ -227,3 +241,48 @@ def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
     kafka.stop()
     assert ours == theirs
     assert written(tmp_path / "ours") == written(broker.data)
+
+
+class Member:
+    """One that goes from broker to broker. It says everything each time, so that it is told everything."""
+
+    def __init__(self, member_id: str) -> None:
+        self.member_id = member_id
+        self.epoch = 0
+        self.owned: list[int] = []
+
+    def beat(self, client: Client, topic_id: bytes) -> list[int]:
+        fields = {**JOIN, "owned": self.owned}
+        code, _, self.epoch, _, numbers = beat(client, topic_id, self.member_id, self.epoch, fields)
+        assert code == 0
+        self.owned = numbers
+        return self.owned
+
+
+def test_a_group_goes_from_kafka_to_us_and_back(tmp_path: Path) -> None:
+    one, other = Member("A"), Member("B")
+    with kafka_jvm.Broker(tmp_path) as broker:
+        client = connected(broker.address)
+        topic_id = make_topic(client)
+        assert one.beat(client, topic_id) == [0, 1, 2, 3]
+        assert other.beat(client, topic_id) == []
+        for _ in range(2):
+            one.beat(client, topic_id)
+        assert (one.owned, other.beat(client, topic_id)) == ([0, 1], [2, 3])
+        client.sock.close()
+    kafka = start(broker.data, group_consumer_session_timeout_ms=45_000)
+    client = connected(kafka.bootstrap_servers)
+    for _ in range(2):  # our hash of the topics is another one, so that the epoch rises once
+        assert (one.beat(client, topic_id), other.beat(client, topic_id)) == ([0, 1], [2, 3])
+    assert (one.epoch, other.epoch) == (3, 3)
+    assert beat(client, topic_id, "B", -1, {})[0] == 0
+    assert one.beat(client, topic_id) == [0, 1, 2, 3]
+    client.sock.close()
+    kafka.stop()
+    with kafka_jvm.Broker(tmp_path) as broker:
+        client = connected(broker.address)
+        for _ in range(2):
+            assert one.beat(client, topic_id) == [0, 1, 2, 3]
+        assert one.epoch == 5
+        assert beat(client, topic_id, "B", 3, {})[0] == codes.UNKNOWN_MEMBER_ID
+        client.sock.close()
