@@ -70,13 +70,17 @@ class Groups:
 
     def __init__(self, state: State, new_id: Callable[[], str] = _new_id) -> None:
         settings = state.settings
+        # Who sets a short session does not have to think of what has to be shorter still.
+        interval_ms = min(
+            settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3
+        )
         rules = Rules(
             min_session_timeout_ms=settings.min_session_timeout_ms,
             max_session_timeout_ms=settings.max_session_timeout_ms,
             group_max_size=settings.group_max_size,
             rebalance_delay_ms=settings.rebalance_delay_ms,
             consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
-            consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
+            consumer_heartbeat_interval_ms=interval_ms,
             consumer_max_size=settings.group_consumer_max_size,
         )
         self._state = state

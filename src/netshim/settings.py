@@ -48,7 +48,9 @@ class Settings:
     group_consumer_session_timeout_ms: int = _setting(
         45_000, 300, doc="Session timeout of members of the consumer protocol (KIP-848)."
     )
-    group_consumer_heartbeat_interval_ms: int = _setting(5_000, 100, doc="How often these send heartbeats.")
+    group_consumer_heartbeat_interval_ms: int = _setting(
+        5_000, 100, doc="How often these send heartbeats; at least three times in a session."
+    )
     group_consumer_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group of that protocol.")
     offset_metadata_max_bytes: int = _setting(4_096, 0, doc="Most text that goes with a committed offset.")
     fetch_max_bytes: int = _setting(57_671_680, 1_024, doc="Most that one fetch returns, but never less than a batch.")

@@ -89,6 +89,13 @@ def test_the_first_version_gives_a_newcomer_an_id(rig: Rig) -> None:
     assert beat(rig, "", 0, version=1).error_code == codes.INVALID_REQUEST
 
 
+def test_members_send_three_heartbeats_in_a_session_at_least(rig: Rig) -> None:
+    rig.stop()
+    rig.settings["group_consumer_session_timeout_ms"] = 900
+    rig.start()
+    assert beat(rig, "A", 0).heartbeat_interval_ms == 300
+
+
 @pytest.mark.parametrize(
     ("member_id", "epoch", "fields", "code"),
     [
