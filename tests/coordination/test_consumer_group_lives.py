@@ -240,6 +240,7 @@ class Life:
         users: dict[Any, str] = {}
         for client in self.clients:
             if not client.is_member:
+                assert client.epoch == 0 or not self.may_commit(client), f"{client} is no member, and commits"
                 continue
             assert group is not None
             for partition in client.owned:
@@ -252,6 +253,12 @@ class Life:
             assert sorted(held) == sorted(group.owners), "an owner for each partition, and one"
             assert group.timers_ms.keys() == group.members.keys() == group.deadlines_ms.keys()
             assert group.revocations == {name for name, one in group.currents.items() if one.revoking}
+
+    def may_commit(self, client: Client) -> bool:
+        error, _ = self.world.coordinator.check_commit(
+            "g", client.epoch, client.member_id, client.instance_id, self.world.now_ms, knows_epochs=True
+        )
+        return error is None
 
     def calm_down(self) -> None:
         """Nothing goes wrong any more; members that are gone are noticed, and all that is wanted is assigned."""
@@ -300,6 +307,13 @@ def live(seed: int) -> Life:
 @pytest.mark.parametrize("first", range(0, 100, 10))
 def test_no_partition_is_with_two_members_and_all_becomes_stable(first: int) -> None:
     for seed in range(first, first + 10):
+        live(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
+def test_the_same_in_many_more_lives(first: int) -> None:
+    for seed in range(first, first + 1_000):
         live(seed)
 
 
