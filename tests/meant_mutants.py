@@ -987,6 +987,12 @@ MISTAKES: Final = (
         "coordination/test_heartbeats.py",
     ),
     Mistake(
+        "answered_while_the_disk_may_say_something_else", "logcore/coordination/heartbeats.py",
+        "elif consumers.unsure and answers:",
+        "elif consumers.unsure and not answers:",
+        "coordination/test_heartbeats.py",
+    ),
+    Mistake(
         "revocation_is_timed_again_with_each_change", "logcore/coordination/heartbeats.py",
         "if kind is Kind.CURRENT:\n                self._settle_revocation(name)",
         "self._settle_revocation(name)",

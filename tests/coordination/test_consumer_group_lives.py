@@ -385,11 +385,6 @@ def answered_before_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeats._Step, "finish", hasty)
 
 
-def not_taken_back(patch: pytest.MonkeyPatch) -> None:
-    """What could not be stored counts all the same."""
-    patch.setattr(heartbeats._Step, "_undo", lambda self, written: None)
-
-
 def not_written_again(patch: pytest.MonkeyPatch) -> None:
     """What may be on disk though that failed stays there."""
     real = heartbeats._Step.have_failed
@@ -446,7 +441,6 @@ MISTAKES = [
     silence_confirms,
     any_word_confirms,
     answered_before_the_disk,
-    not_taken_back,
     not_written_again,
     revoking_is_forgotten,
     nobody_is_silent,

@@ -646,6 +646,30 @@ def test_what_may_be_on_disk_all_the_same_is_written_again(world: World) -> None
     assert world.consumers().targets.keys() == {"B"}
 
 
+def test_nobody_is_answered_before_what_may_be_on_disk_is_written_over(world: World) -> None:
+    """B joins, and A, whose own joining was not answered yet, repeats it: half of the partitions are B's. All that is on
+    disk, though the sync failed. If A were told at once that it has all partitions, as before, and power were lost
+    then, the next coordinator would give half of them to B.
+    """
+    world.holds = True
+    world.send("A", 0)
+    world.send("B", 0)
+    world.send("A", 0)
+    world.disk()
+    lost = world.stores[0].records
+    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+    world.disk()
+    world.batches.append(lost)
+    world.disk_error = None
+    answer = world.send("A", 0)
+    assert answer not in world.replies
+    world.disk()
+    assert world.replies[answer].assigned == of("t", 0, 1, 2, 3)
+    world.restart()
+    assert set(world.consumers().members) == {"A"}
+    assert set(world.consumers().owners) == of("t", 0, 1, 2, 3)
+
+
 def test_a_new_group_that_cannot_be_stored_is_empty(world: World) -> None:
     world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
     assert world.refused("A", 0) == "COORDINATOR_NOT_AVAILABLE"

@@ -4,8 +4,8 @@ Rules (broker reference 4.3 and 4.4; consumergroup.py says what a group is):
 - One step changes the facts at once and returns their records, which are stored together: in one batch, with those of
   steps that came while the batch before was on its way. A request is answered when all that its answer rests on is on
   disk.
-- Where records cannot be stored, the facts go back to what is surely on disk, and all who wait are told to ask again.
-  What such records said may be on disk all the same: it is written again with whatever is written next.
+- Where records cannot be stored, the facts go back to what they were, and all who wait are told to ask again. What such
+  records said may be on disk all the same: before anybody is answered, the facts are written over it.
 - A partition goes from one member to another in two steps, and the first is the word of who had it, or its removal.
 - Only heartbeats renew a session.
 
@@ -230,6 +230,10 @@ class _Step:
         elif consumers.is_busy:
             last = consumers.queued[-1] if consumers.queued else consumers.storing[-1]
             last.answers += answers
+        elif consumers.unsure and answers:
+            # The disk may have other facts than these. A crash would bring them back, against what was answered.
+            written.answers = answers
+            consumers.queued.append(written)
         else:
             self.effects += [Reply(waiter, result) for waiter, result in answers]
         self.effects += self._events
