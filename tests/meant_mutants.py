@@ -943,6 +943,73 @@ MISTAKES: Final = (
         "        fs.after_fork(self._forget)\n", "",
         "registry/test_registry_processes.py -k fork",
     ),
+    # -- groups of the consumer protocol
+    Mistake(
+        "unreleased_partition_is_given_away", "logcore/coordination/consumergroup.py",
+        "unreleased = frozenset(partition for partition in new if partition in self.owners)",
+        "unreleased: Partitions = frozenset()",
+        "coordination/test_consumer_group_lives.py::test_no_partition_is_with_two_members_and_all_becomes_stable",
+    ),
+    Mistake(
+        "silence_confirms_a_revocation", "logcore/coordination/consumergroup.py",
+        "if owned is None or owned & current.revoking:",
+        "if owned is not None and owned & current.revoking:",
+        "coordination/test_heartbeats.py::test_the_six_steps_that_were_seen_with_kafka",
+    ),
+    Mistake(
+        "late_joining_begins_anew", "logcore/coordination/consumergroup.py",
+        "if member_epoch == current.member_epoch:\n            return True",
+        "if member_epoch in (0, current.member_epoch):\n            return True",
+        "coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "epoch_stays_after_a_revocation", "logcore/coordination/consumergroup.py",
+        "return self._next(member_id, current, current.member_epoch + 1, owned)",
+        "return self._next(member_id, current, current.member_epoch, owned)",
+        "coordination/test_heartbeats.py::test_how_far_a_member_comes",
+    ),
+    Mistake(
+        "answer_overtakes_the_steps_before", "logcore/coordination/heartbeats.py",
+        "elif consumers.is_busy:\n            last",
+        "elif consumers.queued:\n            last",
+        "coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "only_the_batch_that_failed_is_taken_back", "logcore/coordination/heartbeats.py",
+        "lost = [*consumers.storing, *consumers.queued]",
+        "lost = [*consumers.storing]",
+        "coordination/test_consumer_group_lives.py coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "doubtful_record_is_not_written_again", "logcore/coordination/heartbeats.py",
+        "again = [fact for fact in consumers.unsure if fact not in changed]",
+        "again: list[Fact] = []",
+        "coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "answered_while_the_disk_may_say_something_else", "logcore/coordination/heartbeats.py",
+        "elif consumers.unsure and answers:",
+        "elif consumers.unsure and not answers:",
+        "coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "revocation_is_timed_again_with_each_change", "logcore/coordination/heartbeats.py",
+        "if kind is Kind.CURRENT:\n                self._settle_revocation(name)",
+        "self._settle_revocation(name)",
+        "coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "commit_of_an_older_epoch", "logcore/coordination/consumergroup.py",
+        "return None if self.current(member_id).member_epoch == member_epoch else GroupError.STALE_MEMBER_EPOCH",
+        "return None if self.current(member_id).member_epoch >= member_epoch else GroupError.STALE_MEMBER_EPOCH",
+        "coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "request_in_several_batches", "netshim/offsets.py",
+        "return append_whole(log.writer, rows, durability=\"os\")",
+        "return log.append_many(rows, durability=\"os\")",
+        "netshim/test_consumer_protocol.py::test_the_records_of_a_request_are_one_batch",
+    ),
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(
         "marker_counts_before_it_is_on_disk", "netshim/transactions.py",

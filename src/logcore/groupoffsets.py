@@ -14,6 +14,13 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from logcore.format.consumergrouprecords import (
+    CONSUMER_KEY_VERSIONS,
+    ConsumerValue,
+    Kind,
+    read_consumer_key,
+    read_consumer_value,
+)
 from logcore.format.grouprecords import (
     KEY_VERSIONS,
     CommitKey,
@@ -30,7 +37,8 @@ OFFSETS_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_6
 
 
 class StoredGroups:
-    """What a reading found. offsets: group -> topic -> partition. groups: group -> its last record.
+    """What a reading found. offsets: group -> topic -> partition. groups: group -> its last record, of the classic
+    protocol. consumers: group -> the last records of a group of the consumer protocol, by kind and name.
 
     not_understood: how many records were left out. unstable: group -> producer id -> (topic, partition) -> what an open
     transaction would commit.
@@ -39,8 +47,15 @@ class StoredGroups:
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, dict[int, Committed]]] = {}
         self.groups: dict[str, StoredGroup] = {}
+        self.consumers: dict[str, dict[tuple[Kind, str], ConsumerValue]] = {}
         self.unstable: dict[str, dict[int, dict[tuple[str, int], Committed]]] = {}
         self.not_understood = 0
+
+    def member_count(self, group_id: str) -> int:
+        """How many members a group had when its records were written; 0 for one that is not there."""
+        if group_id in self.groups and self.groups[group_id].members:
+            return len(self.groups[group_id].members)
+        return sum(kind is Kind.MEMBER for kind, _ in self.consumers.get(group_id, {}))
 
     def take(self, latest: Mapping[bytes, bytes | None]) -> None:
         """Adds the records of one partition of the topic."""
@@ -54,6 +69,8 @@ class StoredGroups:
             elif isinstance(name, str):
                 if value is not None:
                     self._take_group(name, value)
+            elif key[:2] in CONSUMER_KEY_VERSIONS:
+                self._take_consumers(key, value)
             elif key[:2] in KEY_VERSIONS:
                 self.not_understood += 1
 
@@ -83,6 +100,19 @@ class StoredGroups:
             self.not_understood += 1
         else:
             self.groups[group_id] = group
+
+    def _take_consumers(self, key: bytes, value: bytes | None) -> None:
+        name = read_consumer_key(key)
+        if name is None:
+            self.not_understood += 1
+            return
+        if value is None:
+            return
+        fact = read_consumer_value(name.kind, value)
+        if fact is None and name.kind is not Kind.TOPICS:
+            self.not_understood += 1
+            return
+        self.consumers.setdefault(name.group_id, {})[name.kind, name.name] = fact
 
 
 _Undecided = dict[int, list[tuple[bytes, bytes | None]]]

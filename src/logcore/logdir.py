@@ -375,6 +375,11 @@ class LogDir:
         return sorted(self._registry.known)
 
     @property
+    def topics_version(self) -> int:
+        """Another number after each topic that was made, grown or deleted."""
+        return self._registry.version
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes may have the directory open for writing too."""
         return self._sharing.is_shared

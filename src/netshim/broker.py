@@ -35,6 +35,7 @@ _NOTED: Final = frozenset(
         wire.FIND_COORDINATOR,
         wire.JOIN_GROUP,
         wire.SYNC_GROUP,
+        wire.CONSUMER_GROUP_HEARTBEAT,
         wire.CREATE_TOPICS,
         wire.DELETE_TOPICS,
         wire.CREATE_PARTITIONS,
@@ -54,8 +55,8 @@ _NOTED: Final = frozenset(
 _FEATURES: Final = {
     wire.SASL_HANDSHAKE.key: "authentication and TLS",
     wire.SASL_AUTHENTICATE.key: "authentication and TLS",
-    wire.CONSUMER_GROUP_HEARTBEAT.key: "groups of the new protocol (KIP-848; group.protocol=consumer)",
-    wire.CONSUMER_GROUP_DESCRIBE.key: "groups of the new protocol (KIP-848; group.protocol=consumer)",
+    **dict.fromkeys((*range(76, 80), *range(83, 88), *range(90, 93)), "share groups"),
+    **dict.fromkeys((88, 89), "streams groups"),
 }
 
 
@@ -90,6 +91,7 @@ class Broker:
                 raise CloseConnection(f"{api.name} is not served")
             request = wire.decode_request(header, frame)
         except wire.ProtocolError as error:
+            self._say_unknown(frame, session.peer, now_ms)
             raise CloseConnection(str(error)) from error
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         try:
@@ -125,6 +127,20 @@ class Broker:
             shown(header.client_id),
             peer,
             f"; {feature} are not there yet" if feature else "",
+        )
+
+    def _say_unknown(self, frame: memoryview, peer: str, now_ms: int) -> None:
+        """Says what a client is after that asks for an API of which not even the messages are known here."""
+        key = int.from_bytes(frame[:2], "big")
+        if key in wire.APIS or key not in _FEATURES:
+            return
+        self.state.journal.say(
+            logging.WARNING,
+            f"unserved {key}",
+            now_ms,
+            "a request of %s refused: %s are not served",
+            peer,
+            _FEATURES[key],
         )
 
     def _note(self, call: Call, api: wire.Api[Any, Any], response: object) -> None:

@@ -10,6 +10,8 @@ Not here: what happens in a group (logcore.coordination), the shapes of requests
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 import uuid
 from collections import deque
@@ -17,9 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import attrs
+
 from logcore.coordination.coordinator import EXPIRY_CHECK_MS, Coordinator
 from logcore.coordination.effects import (
     At,
+    Beat,
     Cancel,
     Effect,
     GroupEmptied,
@@ -30,10 +35,12 @@ from logcore.coordination.effects import (
     OffsetKey,
     Reply,
     Result,
+    RevocationEnded,
     Rules,
     SessionEnded,
     Store,
     Sync,
+    TargetsChanged,
     Timeout,
 )
 from logcore.coordination.group import Group
@@ -42,6 +49,7 @@ from logcore.groupoffsets import StoredGroups
 from netshim.journal import shown
 from netshim.offsets import OffsetsTopic
 from netshim.state import State
+from netshim.subscriptions import ServedTopics, compile_pattern
 
 _log = logging.getLogger("netshim")
 
@@ -62,15 +70,23 @@ class Groups:
 
     def __init__(self, state: State, new_id: Callable[[], str] = _new_id) -> None:
         settings = state.settings
+        # Who sets a short session does not have to think of what has to be shorter still.
+        interval_ms = min(
+            settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3
+        )
         rules = Rules(
             min_session_timeout_ms=settings.min_session_timeout_ms,
             max_session_timeout_ms=settings.max_session_timeout_ms,
             group_max_size=settings.group_max_size,
             rebalance_delay_ms=settings.rebalance_delay_ms,
+            consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+            consumer_heartbeat_interval_ms=interval_ms,
+            consumer_max_size=settings.group_consumer_max_size,
         )
         self._state = state
         self._topic = OffsetsTopic(state)
-        self._coordinator = Coordinator(rules, new_id)
+        self._coordinator = Coordinator(rules, new_id, ServedTopics(state.logdir), compile_pattern)
+        self._new_id = new_id
         self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers
         self._effects: deque[Effect] = deque()  # not carried out yet
         self._is_acting = False
@@ -123,6 +139,18 @@ class Groups:
                 self._say("emptied", "group %s has no members any more", shown(group_id))
             case SessionEnded(group_id, member_id):
                 self._say("session", "group %s: the session of member %s ended", shown(group_id), shown(member_id))
+            case RevocationEnded(group_id, member_id):
+                text = "group %s: member %s did not give up its partitions in time, and is removed"
+                self._say("session", text, shown(group_id), shown(member_id))
+            case TargetsChanged() as changed:
+                self._say(
+                    "formed",
+                    "group %s: partitions assigned anew: epoch %d, %d members, %s",
+                    shown(changed.group_id),
+                    changed.epoch,
+                    changed.member_count,
+                    changed.assignor,
+                )
 
     def _say(self, kind: str, text: str, *values: object) -> None:
         self._state.journal.say(logging.INFO, f"group {kind}", self._now_ms, text, *values)
@@ -165,7 +193,8 @@ class Groups:
         self._loading = None
         error = None
         if isinstance(found, StoredGroups):
-            self._act(self._coordinator.load(found.groups, found.offsets, self._now_ms, found.unstable))
+            load = self._coordinator.load
+            self._act(load(found.groups, found.offsets, self._now_ms, found.unstable, found.consumers))
             self._is_loaded = True
             self._check_later(self._now_ms)
         else:
@@ -206,6 +235,16 @@ class Groups:
         self._hear(now_ms)
         self._act(self._coordinator.sync(request, done, now_ms))
 
+    def beat(self, request: Beat, now_ms: int, done: Callable[[Result], None], *, may_lack_id: bool) -> None:
+        """A heartbeat of the consumer protocol: done(Beaten or BeatRefused). may_lack_id: a newcomer without an id gets
+        one of 22 characters, as Kafka gives them.
+        """
+        self._hear(now_ms)
+        if may_lack_id and not request.member_id and request.member_epoch == 0:
+            digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
+            request = attrs.evolve(request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("="))
+        self._act(self._coordinator.beat(request, done, now_ms, may_lack_id=may_lack_id))
+
     def heartbeat(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> GroupError | None:
@@ -221,10 +260,19 @@ class Groups:
         return results
 
     def check_commit(
-        self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: int
+        self,
+        group_id: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        now_ms: int,
+        *,
+        knows_epochs: bool,
     ) -> GroupError | None:
         self._hear(now_ms)
-        error, effects = self._coordinator.check_commit(group_id, generation, member_id, instance_id, now_ms)
+        error, effects = self._coordinator.check_commit(
+            group_id, generation, member_id, instance_id, now_ms, knows_epochs=knows_epochs
+        )
         self._act(effects)
         return error
 

@@ -35,6 +35,7 @@ _ORDINARY: Final = frozenset(
         codes.REBALANCE_IN_PROGRESS,
         codes.UNKNOWN_TOPIC_ID,
         codes.FETCH_SESSION_ID_NOT_FOUND,
+        codes.STALE_MEMBER_EPOCH,
         codes.FENCED_LEADER_EPOCH,
         codes.UNKNOWN_LEADER_EPOCH,
     }

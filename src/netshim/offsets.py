@@ -17,7 +17,7 @@ from logcore import Log, Receipt, RecordTooLargeError
 from logcore.coordination.effects import GroupError
 from logcore.format.grouprecords import OFFSETS_TOPIC, GroupRecord
 from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups, stored_groups
-from logcore.partition.coordinated import append_to_transaction
+from logcore.partition.coordinated import append_to_transaction, append_whole
 from netshim.internal import InternalTopic
 from netshim.state import State
 
@@ -49,7 +49,8 @@ class OffsetsTopic:
         done: Callable[[GroupError | None], None],
         producer: tuple[int, int] | None = None,
     ) -> None:
-        """Calls done(None) once the records are on disk, or done(error) when they are not; for one log in its order.
+        """Calls done(None) once the records, one batch, are on disk, or done(error) when they are not; for one log in
+        its order.
 
         producer: id and epoch of the producer in whose transaction they are.
         """
@@ -57,7 +58,7 @@ class OffsetsTopic:
 
         def write(log: Log) -> Receipt:
             if producer is None:
-                return log.append_many(rows, durability="os")
+                return append_whole(log.writer, rows, durability="os")
             return append_to_transaction(log.writer, rows, *producer, durability="os")
 
         def told(error: Exception | None) -> None:

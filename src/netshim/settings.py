@@ -45,6 +45,13 @@ class Settings:
     min_session_timeout_ms: int = _setting(100, 1, doc="Shortest session timeout that members of groups may ask for.")
     max_session_timeout_ms: int = _setting(1_800_000, 1, doc="Longest session timeout that they may ask for.")
     group_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group.")
+    group_consumer_session_timeout_ms: int = _setting(
+        45_000, 300, doc="Session timeout of members of the consumer protocol (KIP-848)."
+    )
+    group_consumer_heartbeat_interval_ms: int = _setting(
+        5_000, 100, doc="How often these send heartbeats; at least three times in a session."
+    )
+    group_consumer_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group of that protocol.")
     offset_metadata_max_bytes: int = _setting(4_096, 0, doc="Most text that goes with a committed offset.")
     fetch_max_bytes: int = _setting(57_671_680, 1_024, doc="Most that one fetch returns, but never less than a batch.")
     max_request_bytes: int = _setting(104_857_600, 1_024, doc="Largest request; a larger one ends its connection.")

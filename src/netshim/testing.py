@@ -76,10 +76,13 @@ def unsynced_files() -> UnsyncedFiles:
 
 
 def start(path: Any, **options: Any) -> Kafka:
-    """Starts a broker for tests. options: those of netshim.serve(). Compaction looks for work ten times a second, and
-    syncs return at once, unless the options say otherwise.
+    """Starts a broker for tests. options: those of netshim.serve(). Compaction looks for work, and members of the
+    consumer protocol send heartbeats, ten times a second, their sessions are short, and syncs return at once, unless
+    the options say otherwise.
     """
     options.setdefault("cleaner_backoff_ms", 100)
+    options.setdefault("group_consumer_heartbeat_interval_ms", 100)
+    options.setdefault("group_consumer_session_timeout_ms", 3_000)
     options.setdefault("fs", unsynced_files())
     return Kafka(serve(path, **options))
 

@@ -162,7 +162,7 @@ def test_a_disk_that_fails_is_told_as_something_to_try_again(rig: Rig, monkeypat
         raise logcore.DiskFullError("no space left", path="x")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(log), "append_many", full)
+        patch.setattr("netshim.offsets.append_whole", full)
         assert code_of(rig.commit({("orders", 0): 2}, group="h")) == codes.COORDINATOR_NOT_AVAILABLE
         assert code_of(rig.commit({("orders", 0): 2}, group="new")) == codes.COORDINATOR_NOT_AVAILABLE
         assert rig.groups.get("new") is None
@@ -183,13 +183,12 @@ def test_a_static_member_is_put_back_when_its_return_cannot_be_stored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, follower = form_static(rig)
-    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
 
     def full(*_: Any, **__: Any) -> Any:
         raise logcore.DiskFullError("no space left", path="x")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(log), "append_many", full)
+        patch.setattr("netshim.offsets.append_whole", full)
         assert code_of(rig.join(instance="b", version=5)) == codes.COORDINATOR_NOT_AVAILABLE
     assert rig.beat(follower, 2, instance="b") == 0
 

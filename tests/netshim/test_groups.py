@@ -34,7 +34,7 @@ def test_find_coordinator(rig: Rig) -> None:
             assert found.key == key
         return found.error_code, found.node_id, found.host, found.port
 
-    for version in range(6):
+    for version in range(7):
         assert one(version, "g", 0) == (0, rig.logdir.node_id, "broker", 9092)
         assert one(version, "", 0)[0] == codes.INVALID_GROUP_ID
         if version:

@@ -20,6 +20,7 @@ from logcore.reader import unwalked_offsets
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.broker import Broker
+from netshim.handlers import HANDLERS
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import Repeated
 from netshim.session import Session
@@ -27,6 +28,8 @@ from netshim.settings import Settings
 from netshim.waiting import Answer, CloseConnection
 from netshim.wire import codes
 from support.client import Client
+
+SESSION = Session("127.0.0.1", 9092, "127.0.0.1")
 
 
 class Bench:
@@ -38,7 +41,7 @@ class Bench:
         self.at_once = at_once
         self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.broker = Broker(self.logdir, Settings(**settings), self._submit)
-        self._handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
+        self._handle = partial(self.broker.handle, SESSION)
 
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.submitted.append((work, done))
@@ -639,15 +642,25 @@ def test_what_is_refused_is_logged_with_who_asked_for_what_and_why(
     bench.ask(wire.PRODUCE, 9, bench.produces(b"junk"), "app\nforged line")
     bench.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x"), "app")
     with pytest.raises(CloseConnection):
-        bench.send(wire.CONSUMER_GROUP_HEARTBEAT, 0, wire.CONSUMER_GROUP_HEARTBEAT.Request(), "app")
+        bench.send(wire.SASL_HANDSHAKE, 0, wire.SASL_HANDSHAKE.Request(), "app")
     topics = wire.CREATE_TOPICS.Request
     made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
     bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app")
     said = lines(caplog, "WARNING")
     assert said[0].startswith("Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected")
     assert said[1] == "InitProducerId v4 of client 'app' at 127.0.0.1 refused: INVALID_TRANSACTION_TIMEOUT"
-    assert "KIP-848" in said[2] and "ConsumerGroupHeartbeat v0 of client 'app'" in said[2]
+    assert "authentication" in said[2] and "SaslHandshake v0 of client 'app'" in said[2]
     assert said[3].startswith("CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS")
+
+
+@pytest.mark.parametrize(("api_key", "what"), [(76, "share groups"), (79, "share groups"), (88, "streams groups")])
+def test_who_asks_for_other_kinds_of_groups_is_refused_and_named(
+    bench: Bench, caplog: pytest.LogCaptureFixture, api_key: int, what: str
+) -> None:
+    assert api_key not in HANDLERS
+    with pytest.raises(CloseConnection):
+        bench.broker.handle(SESSION, memoryview(api_key.to_bytes(2, "big") + bytes(10)), bench.now_ms)
+    assert lines(caplog, "WARNING") == [f"a request of 127.0.0.1 refused: {what} are not served"]
 
 
 def test_lines_that_clients_can_cause_are_not_said_without_limit(

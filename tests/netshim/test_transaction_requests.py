@@ -109,10 +109,10 @@ def add_group(broker: StillBroker, who: tuple[int, int]) -> int:
 
 
 def test_the_feature_is_told_as_each_version_can_read_it(broker: StillBroker) -> None:
-    for version, supported in ((3, []), (4, [("transaction.version", 0, 2)])):
+    for version, supported in ((3, []), (4, [("group.version", 0, 1), ("transaction.version", 0, 2)])):
         answer = broker.ask(wire.API_VERSIONS, version, client_software_name="a", client_software_version="1")
         finalized = [(each.name, each.max_version_level) for each in answer.finalized_features]
-        assert finalized == [("transaction.version", 2)]
+        assert finalized == [("group.version", 1), ("transaction.version", 2)]
         assert answer.finalized_features_epoch == 0
         assert [(each.name, each.min_version, each.max_version) for each in answer.supported_features] == supported
 
@@ -212,6 +212,28 @@ def test_a_named_member_is_checked(broker: StillBroker) -> None:
     who = begin(broker)
     add_group(broker, who)
     assert commit_offset(broker, who, 5, generation_id=3, member_id="m") == codes.ILLEGAL_GENERATION
+
+
+@pytest.mark.parametrize(
+    ("member_id", "epoch", "code"),
+    [("m", 1, codes.NONE), ("m", 2, codes.ILLEGAL_GENERATION), ("n", 1, codes.UNKNOWN_MEMBER_ID)],
+)
+def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
+    broker: StillBroker, member_id: str, epoch: int, code: int
+) -> None:
+    joined = broker.ask(
+        wire.CONSUMER_GROUP_HEARTBEAT,
+        1,
+        group_id="g",
+        member_id="m",
+        rebalance_timeout_ms=1_000,
+        subscribed_topic_names=["t"],
+        topic_partitions=[],
+    )
+    assert (joined.error_code, joined.member_epoch) == (0, 1)
+    who = begin(broker)
+    add_group(broker, who)
+    assert commit_offset(broker, who, 5, generation_id=epoch, member_id=member_id) == code
 
 
 def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(broker: StillBroker) -> None:

@@ -51,12 +51,12 @@ def group_list(directory: str, as_json: bool) -> None:
     with logcore.open_dir(directory, read_only=True) as logdir:
         found = _stored(logdir)
         rows = []
-        for name in sorted({*found.offsets, *found.groups}):
+        for name in sorted({*found.offsets, *found.groups, *found.consumers}):
             places = list(_places(logdir, found, name))
-            members = found.groups[name].members if name in found.groups else ()
+            members = found.member_count(name)
             lag = sum(place.lag or 0 for place in places)
             if places or members:
-                rows.append((name, len(members), len({place.topic for place in places}), len(places), lag))
+                rows.append((name, members, len({place.topic for place in places}), len(places), lag))
     names = ("group", "members", "topics", "partitions", "lag")
     if not wants_json(as_json):
         print_table(names, rows, right=range(1, 5))
@@ -171,7 +171,7 @@ def _stored(logdir: logcore.LogDir) -> StoredGroups:
 
 def _known(logdir: logcore.LogDir, name: str) -> StoredGroups:
     found = _stored(logdir)
-    if not found.offsets.get(name) and name not in found.groups:
+    if not found.offsets.get(name) and name not in found.groups and name not in found.consumers:
         fail(f"there is no group {name} in {logdir.path}", "`logcore group list` shows those that exist")
     return found
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
+    Beat,
     Cancel,
     Effect,
     GroupError,
@@ -44,7 +45,7 @@ from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
 from logcore.kernels.layout import RecordInput
 from logcore.log import Log
 from logcore.notices import ERROR, tell
-from logcore.partition.coordinated import append_to_transaction
+from logcore.partition.coordinated import append_to_transaction, append_whole
 from logcore.partition.writer import Level, Receipt
 from logcore.settling import Settling
 
@@ -104,7 +105,7 @@ def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
 def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, level: Level) -> Receipt:
     """Appends the records of a Store. Raises what Log.append() raises, and InvalidProducerEpochError."""
     if producer is None:
-        return log.append_many(rows, durability=level)
+        return append_whole(log.writer, rows, durability=level)
     return append_to_transaction(log.writer, rows, *producer, durability=level)
 
 
@@ -133,7 +134,9 @@ class Groups:
     def _load(self) -> None:
         numbers = self._directory.partitions(OFFSETS_TOPIC) if OFFSETS_TOPIC in self._directory else ()
         found = stored_groups(self._directory.partition(OFFSETS_TOPIC, number) for number in numbers)
-        self._do(lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms, found.unstable))
+        self._do(
+            lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms, found.unstable, found.consumers)
+        )
         # This process has the directory to itself, so those of before are gone. Static members may come back.
         for group in self._coordinator.all():
             gone: list[tuple[str, str | None]] = [
@@ -141,6 +144,12 @@ class Groups:
             ]
             if gone:
                 self._do(functools.partial(self._without, group.group_id, gone))
+            if group.consumers is not None:
+                for member_id, one in [*group.consumers.members.items()]:
+                    if one.instance_id is None:
+                        leaves = Beat(group_id=group.group_id, member_id=member_id, member_epoch=-1)
+                        self._do(functools.partial(self._coordinator.beat, leaves, Answer()))
+        self._unsynced.settle()
 
     def _without(self, group_id: str, gone: list[tuple[str, str | None]], now_ms: int) -> list[Effect]:
         return self._coordinator.leave(group_id, gone, now_ms)[1]

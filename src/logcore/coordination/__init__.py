@@ -9,12 +9,15 @@ Rules:
     effects        what a transition asks for, and how requests end
     group          a group and its members: facts, decisions, small changes
     membership     joining, syncing, heartbeats, leaving, timeouts
+    consumergroup  a group of the consumer protocol (KIP-848): facts, decisions
+    heartbeats     its members: joining, giving up and getting partitions, leaving, timeouts
+    targets        its assignors: which member is to have what
     offsets        commits, their deletion and their expiry
     coordinator    all groups of one broker: which group a request means
     timers         what is due at which time
     transactions   all transactional ids of one broker, and what each request makes of them
     transactioneffects  the same as effects, of transactions
 
-Not here: the shapes of requests, error codes by version, the log that stores the records, which topics exist. The
-protocol of KIP-848 is not implemented, and a group holds no commits of open transactions.
+Not here: the shapes of requests, error codes by version, the log that stores the records, which topics exist. A group
+that has members does not change its protocol.
 """

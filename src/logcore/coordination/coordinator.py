@@ -14,9 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from logcore.coordination import membership, offsets
+from logcore.coordination import heartbeats, membership, offsets
+from logcore.coordination.consumergroup import Compile, ConsumerGroup, Fact, NoTopics, Topics, restored
 from logcore.coordination.effects import (
     Assigned,
+    Beat,
+    BeatRefused,
+    ConsumersChanged,
     Effect,
     GroupDeleted,
     GroupError,
@@ -28,25 +32,40 @@ from logcore.coordination.effects import (
     OffsetsPending,
     Replaced,
     Reply,
+    RevocationEnds,
     Rules,
+    SessionEnds,
     Store,
     Sync,
     Timeout,
     Waiter,
 )
-from logcore.coordination.group import DEAD, EMPTY, STABLE, Group, Member
+from logcore.coordination.group import CONSUMER, DEAD, EMPTY, STABLE, Group, Member
+from logcore.format.consumergrouprecords import ConsumerValue, Kind
 from logcore.format.grouprecords import Committed, StoredGroup
 
 #: How often expire_offsets() is to be called.
 EXPIRY_CHECK_MS: Final = 600_000
 
 
-class Coordinator:
-    """new_id: gives the part of a member id that no other has."""
+def _no_patterns(pattern: str) -> Callable[[str], bool]:
+    raise ValueError("regular expressions are not served here")
 
-    def __init__(self, rules: Rules, new_id: Callable[[], str]) -> None:
+
+class Coordinator:
+    """new_id: gives the part of a member id that no other has. topics, compile: for groups of the consumer protocol."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        new_id: Callable[[], str],
+        topics: Topics | None = None,
+        compile: Compile = _no_patterns,
+    ) -> None:
         self._rules = rules
         self._new_id = new_id
+        self._topics = NoTopics() if topics is None else topics
+        self._compile = compile
         self._groups: dict[str, Group] = {}
 
     # -- looking
@@ -69,21 +88,33 @@ class Coordinator:
         committed: Mapping[str, dict[str, dict[int, Committed]]],
         now_ms: int,
         unstable: Mapping[str, dict[int, dict[OffsetKey, Committed]]] = MappingProxyType({}),
+        consumers: Mapping[str, Mapping[Fact, ConsumerValue]] = MappingProxyType({}),
     ) -> list[Effect]:
         """Takes over what was stored. Sessions begin now: members of before have their time to come back.
 
-        unstable: group -> producer id -> what its open transaction would commit.
+        unstable: group -> producer id -> what its open transaction would commit. consumers: the facts of groups of the
+        consumer protocol.
         """
         effects: list[Effect] = []
-        for group_id in {**groups, **committed, **unstable}:
+        for group_id in {**groups, **committed, **unstable, **consumers}:
             group = Group(group_id, offsets=committed.get(group_id, {}))
             self._groups[group_id] = group
             for producer_id, keys in unstable.get(group_id, {}).items():
                 group.unstable[producer_id] = {key: (0, each) for key, each in keys.items()}
-            if group_id in groups:
+            found = restored(group_id, consumers.get(group_id, {}))
+            if found.members or (found.epoch and group_id not in groups):
+                if group_id in groups:  # what deletes its record was never written
+                    found.unsure[Kind.CLASSIC, ""] = None
+                _become(group, found)
+                group.state = found.state
+                effects += heartbeats.begin_sessions(group, self._around(now_ms))
+            elif group_id in groups:
                 _restore(group, groups[group_id])
                 effects += membership.begin_sessions(group, now_ms, rules=self._rules)
         return effects
+
+    def _around(self, now_ms: int) -> heartbeats.Surroundings:
+        return heartbeats.Surroundings(rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms)
 
     def stored(self, effect: Store, error: GroupError | None, now_ms: int) -> list[Effect]:
         """The records of a Store are on disk, or could not be stored."""
@@ -100,6 +131,8 @@ class Coordinator:
                 effects = offsets.pending(group, done, error)
             case OffsetsDeleted() as done:
                 effects = offsets.deleted(group, done, error)
+            case ConsumersChanged():
+                effects = heartbeats.stored(group, error, self._around(now_ms))
             case GroupDeleted(waiter):
                 effects = [Reply(waiter, error)]
             case None:
@@ -109,6 +142,8 @@ class Coordinator:
 
     def timed_out(self, group: Group, timeout: Timeout, now_ms: int) -> list[Effect]:
         """The time of an At has come. A group that is Dead has cancelled its timers."""
+        if group.consumers is not None and isinstance(timeout, SessionEnds | RevocationEnds):
+            return heartbeats.timed_out(group, timeout, self._around(now_ms))
         effects = membership.timed_out(group, timeout, now_ms, rules=self._rules)
         self._drop_if_dead(group)
         return effects
@@ -128,9 +163,43 @@ class Coordinator:
             return [Reply(waiter, JoinRefused(error, request.member_id))]
         if group is None:
             group = Group(request.group_id)
-        effects = membership.join(group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id)
+        effects: list[Effect] = []
+        if group.consumers is not None:
+            error = _check_return(group, request)
+            if error is not None:
+                return [Reply(waiter, JoinRefused(error, request.member_id))]
+            effects = _leave_consumers(group)
+        effects += membership.join(group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id)
         if not group.is_unused:  # a new group that refused its first member is nothing yet
             self._groups[group.group_id] = group
+        return effects
+
+    def beat(self, request: Beat, waiter: Waiter, now_ms: int, *, may_lack_id: bool = False) -> list[Effect]:
+        """A heartbeat of the consumer protocol; the reply is Beaten or BeatRefused. may_lack_id: a newcomer without an
+        id gets one.
+        """
+        refused = heartbeats.check_beat(request, may_lack_id=may_lack_id)
+        group = self._groups.get(request.group_id)
+        if refused is None:
+            refused = _check_protocol(group, request)
+        if refused is not None:
+            return [Reply(waiter, refused)]
+        if group is None:
+            group = Group(request.group_id)
+        consumers = group.consumers
+        around = self._around(now_ms)
+        if consumers is not None:
+            return heartbeats.beat(group, request, waiter, around)
+        consumers = group.consumers = ConsumerGroup(request.group_id)
+        if group.protocol_type:
+            consumers.unsure[Kind.CLASSIC, ""] = None
+        effects = heartbeats.beat(group, request, waiter, around)
+        if not consumers.members:  # refused
+            group.consumers = None
+            return effects
+        self._groups[group.group_id] = group
+        effects[:0] = membership.forget_pending(group)
+        _become(group, consumers)
         return effects
 
     def sync(self, request: Sync, waiter: Waiter, now_ms: int) -> list[Effect]:
@@ -165,7 +234,14 @@ class Coordinator:
     # -- offsets
 
     def check_commit(
-        self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: int
+        self,
+        group_id: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        now_ms: int,
+        *,
+        knows_epochs: bool = False,
     ) -> tuple[GroupError | None, list[Effect]]:
         """As offsets.check_commit(). In a group that does not exist only those may commit who are no members.
 
@@ -176,7 +252,9 @@ class Coordinator:
         group = self._groups.get(group_id)
         if group is None:
             return GroupError.GROUP_ID_NOT_FOUND if generation >= 0 else None, []
-        return offsets.check_commit(group, generation, member_id, instance_id, now_ms, rules=self._rules)
+        return offsets.check_commit(
+            group, generation, member_id, instance_id, now_ms, rules=self._rules, knows_epochs=knows_epochs
+        )
 
     def commit(self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter) -> list[Effect]:
         group = self._groups.get(group_id)
@@ -218,6 +296,8 @@ class Coordinator:
             return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
         if group.state != EMPTY:
             return [Reply(waiter, GroupError.NON_EMPTY_GROUP)]
+        if group.consumers is not None and group.consumers.is_busy:  # it may yet turn out to have members
+            return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
         effects = offsets.delete_group(group, waiter)
         self._drop_if_dead(group)
         return effects
@@ -244,9 +324,55 @@ class Coordinator:
         """Forgets all groups, because the topic that held them was deleted."""
         effects = self.stop()
         for group in self.all():
-            effects += membership.bury(group)
+            effects += heartbeats.bury(group)
         self._groups = {}
         return effects
+
+
+def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
+    """Only who joins makes a group, and only an empty one changes its protocol."""
+    if group is not None and group.consumers is not None:
+        return None
+    joins = request.member_epoch == 0
+    if joins and (group is None or group.state == EMPTY):
+        return None
+    if group is None:
+        text = f"there is no group {request.group_id}"
+    else:
+        text = f"group {request.group_id} is of the classic protocol"
+    return BeatRefused(GroupError.GROUP_ID_NOT_FOUND, text)
+
+
+def _check_return(group: Group, request: Join) -> GroupError | None:
+    """Whether a member may join by the classic protocol, which makes the group one of that."""
+    assert group.consumers is not None
+    if group.state != EMPTY or not (request.protocol_type and request.protocols):
+        return GroupError.INCONSISTENT_GROUP_PROTOCOL
+    if request.member_id:
+        return GroupError.UNKNOWN_MEMBER_ID
+    if group.consumers.is_busy:  # it may yet turn out to have members
+        return GroupError.COORDINATOR_NOT_AVAILABLE
+    return None
+
+
+def _leave_consumers(group: Group) -> list[Effect]:
+    """Makes an empty group one of the classic protocol."""
+    assert group.consumers is not None
+    effects: list[Effect] = [Store(group, group.consumers.tombstones())]
+    group.consumers = None
+    group.protocol_type = ""
+    group.state_ms = -1
+    return effects
+
+
+def _become(group: Group, consumers: ConsumerGroup) -> None:
+    """Makes a group without members one of the consumer protocol."""
+    group.consumers = consumers
+    group.protocol_type = CONSUMER
+    group.generation = 0
+    group.protocol = None
+    group.leader = None
+    group.topics = None
 
 
 def _restore(group: Group, stored: StoredGroup) -> None:

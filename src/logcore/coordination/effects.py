@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from logcore.format.consumergrouprecords import Partitions
 from logcore.format.grouprecords import Committed, GroupRecord
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ class GroupError(enum.Enum):
     ILLEGAL_GENERATION = enum.auto()
     REBALANCE_IN_PROGRESS = enum.auto()
     RECORD_TOO_LARGE = enum.auto()  # no record can hold it: it is not worth trying again
+    # of the consumer protocol
+    FENCED_MEMBER_EPOCH = enum.auto()  # the member gives up what it has and joins again
+    STALE_MEMBER_EPOCH = enum.auto()  # a commit or fetch of offsets: the member asks again after its next heartbeat
+    UNRELEASED_INSTANCE_ID = enum.auto()  # a member that has not left is that instance
+    UNSUPPORTED_ASSIGNOR = enum.auto()
+    INVALID_REGULAR_EXPRESSION = enum.auto()
+    UNSUPPORTED_VERSION = enum.auto()  # a member of the consumer protocol asks in words of the classic one
 
 
 # -- requests and their results --------------------------------------------------------------------------------------
@@ -120,8 +128,48 @@ class Synced:
     assignment: bytes
 
 
+@attrs.frozen(kw_only=True)
+class Beat:
+    """A heartbeat of the consumer protocol. None, and -1 for the timeout, stand for "as before".
+
+    member_epoch: 0 to join, -1 to leave, -2 for a static member that means to come back. owned: what the member still
+    has, by its own account.
+    """
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = -1
+    topic_names: tuple[str, ...] | None = None
+    pattern: str | None = None
+    assignor: str | None = None
+    owned: Partitions | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Beaten:
+    """What a heartbeat is told. assigned: all that the member may use; None for "as before"."""
+
+    member_id: str
+    member_epoch: int
+    heartbeat_interval_ms: int
+    assigned: Partitions | None = None
+
+
+@attrs.frozen
+class BeatRefused:
+    """text: for a person."""
+
+    error: GroupError
+    text: str
+
+
 #: How a request ends; None for success with nothing to tell.
-Result = Joined | JoinRefused | Synced | GroupError | None
+Result = Joined | JoinRefused | Synced | Beaten | BeatRefused | GroupError | None
 
 
 # -- timers ----------------------------------------------------------------------------------------------------------
@@ -160,7 +208,14 @@ class SyncEnds:
     generation: int
 
 
-Timeout = SessionEnds | PendingEnds | DelayEnds | JoinEnds | SyncEnds
+@attrs.frozen
+class RevocationEnds:
+    """A member of the consumer protocol has not said that it gave up what it must give up."""
+
+    member_id: str
+
+
+Timeout = SessionEnds | PendingEnds | DelayEnds | JoinEnds | SyncEnds | RevocationEnds
 
 
 # -- what becomes true once records are on disk ----------------------------------------------------------------------
@@ -216,7 +271,12 @@ class GroupDeleted:
     waiter: Waiter
 
 
-Pending = Assigned | Replaced | OffsetsCommitted | OffsetsPending | OffsetsDeleted | GroupDeleted
+@attrs.frozen
+class ConsumersChanged:
+    """What some steps of a consumer group wrote; what they are answered with is in the group."""
+
+
+Pending = Assigned | Replaced | OffsetsCommitted | OffsetsPending | OffsetsDeleted | GroupDeleted | ConsumersChanged
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------
@@ -254,6 +314,24 @@ class Cancel:
 
 
 @attrs.frozen(kw_only=True)
+class TargetsChanged:
+    """The coordinator has decided which member of a consumer group is to have what. epoch: of the group."""
+
+    group_id: str
+    epoch: int
+    member_count: int
+    assignor: str
+
+
+@attrs.frozen
+class RevocationEnded:
+    """A member did not give up in time what it had to, and is removed."""
+
+    group_id: str
+    member_id: str
+
+
+@attrs.frozen(kw_only=True)
 class GroupFormed:
     group_id: str
     generation: int
@@ -277,7 +355,7 @@ class SessionEnded:
     member_id: str
 
 
-Event = GroupFormed | GroupRebalances | GroupEmptied | SessionEnded
+Event = GroupFormed | GroupRebalances | GroupEmptied | SessionEnded | TargetsChanged | RevocationEnded
 Effect = Reply | Store | At | Cancel | Event
 
 
@@ -285,10 +363,14 @@ Effect = Reply | Store | At | Cancel | Event
 class Rules:
     """Limits and delays, by the names of Kafka's settings.
 
-    rebalance_delay_ms: how long the first members of a group wait for others.
+    rebalance_delay_ms: how long the first members of a group wait for others. consumer_...: of groups of the consumer
+    protocol, whose members are told these times by the coordinator.
     """
 
     min_session_timeout_ms: int
     max_session_timeout_ms: int
     group_max_size: int = 2**31 - 1
     rebalance_delay_ms: int = 0
+    consumer_session_timeout_ms: int = 45_000
+    consumer_heartbeat_interval_ms: int = 5_000
+    consumer_max_size: int = 2**31 - 1

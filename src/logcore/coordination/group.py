@@ -8,6 +8,9 @@ A group's states and what moves it from one to the next (wire protocol section 7
     CompletingRebalance, Stable  --a member joins, leaves or expires--> PreparingRebalance
     Empty                --deleted, or expired-->  Dead: no request finds it any more
 
+A group of the consumer protocol (KIP-848) has its members and states in `consumers`; `state` says how these stand.
+An Empty group may change its protocol. Its offsets stay what they are.
+
 Which change follows on what is decided in membership.py and offsets.py. Nothing here asks for an effect.
 """
 
@@ -19,6 +22,7 @@ from typing import Final
 
 import attrs
 
+from logcore.coordination.consumergroup import ConsumerGroup
 from logcore.coordination.effects import (
     DelayEnds,
     GroupError,
@@ -90,8 +94,8 @@ class Group:
     topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
     on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
     record; order: how many commits of the group were told to be stored; applied: of which of these an offset is, 0 for
-    what was there at the start. is_first: the rebalance under way began in an empty group. join_timer,
-    sync_timer: those that are set.
+    what was there at the start. consumers: of a group of the consumer protocol. is_first: the rebalance under way began
+    in an empty group. join_timer, sync_timer: those that are set.
     """
 
     group_id: str
@@ -113,6 +117,7 @@ class Group:
     )
     order: int = 0
     applied: dict[OffsetKey, int] = attrs.Factory(dict[OffsetKey, int])
+    consumers: ConsumerGroup | None = None
     is_first: bool = False
     has_newcomer: bool = False
     join_timer: JoinEnds | DelayEnds | None = None
@@ -128,6 +133,12 @@ class Group:
             if present != member_id:
                 return GroupError.FENCED_INSTANCE_ID
         return None if member_id in self.members else GroupError.UNKNOWN_MEMBER_ID
+
+    def check_committer(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+        """As check_generation(), also for groups of the consumer protocol, where a generation is a member's epoch."""
+        if self.consumers is not None:
+            return self.consumers.check_epoch(member_id, generation)
+        return self.check_generation(member_id, instance_id, generation)
 
     def check_generation(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
         error = self.check_member(member_id, instance_id)
@@ -175,6 +186,8 @@ class Group:
 
     def may_use(self, topic: str) -> bool:
         """Whether a member subscribes to a topic, as far as one can tell."""
+        if self.consumers is not None:
+            return topic in self.consumers.subscribed()
         if self.protocol_type != CONSUMER:
             return False
         return bool(self.members) and (self.topics is None or topic in self.topics)
@@ -184,6 +197,7 @@ class Group:
         """Whether no member ever joined it and nothing was committed in it."""
         return (
             self.state == EMPTY
+            and self.consumers is None
             and not self.generation
             and not (self.members or self.pending or self.offsets or self.storing or self.unstable)
         )
@@ -215,12 +229,14 @@ class Group:
     def expired(self, now_ms: int) -> list[OffsetKey]:
         """Offsets that have been kept long enough (wire protocol section 7, Offsets).
 
-        Retention counts from the commit, in a group that once had members from when it became empty. A consumer group
-        that is in use keeps what its members subscribe to.
+        Retention counts from the commit, in a group that once had members of the classic protocol from when it became
+        empty. A group of consumers that is in use keeps what its members subscribe to.
         """
         since_ms = None
         kept: frozenset[str] = frozenset()
-        if self.protocol_type:
+        if self.consumers is not None:
+            kept = self.consumers.subscribed()
+        elif self.protocol_type:
             if self.state == EMPTY:
                 since_ms = None if self.state_ms < 0 else self.state_ms
             elif self.state == STABLE and self.protocol_type == CONSUMER and self.topics is not None:

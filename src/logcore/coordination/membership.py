@@ -33,6 +33,7 @@ from logcore.coordination.effects import (
     Replaced,
     Reply,
     Result,
+    RevocationEnds,
     Rules,
     SessionEnded,
     SessionEnds,
@@ -133,6 +134,8 @@ def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> l
         case SyncEnds(generation):
             group.sync_timer = None
             step.end_syncs(generation)
+        case RevocationEnds():
+            raise AssertionError("members of this protocol have no such timer")
     return step.effects
 
 
@@ -167,14 +170,19 @@ def turn_away(group: Group) -> list[Effect]:
     return step.effects
 
 
+def forget_pending(group: Group) -> list[Effect]:
+    """Waits no more for those who were given an id to join with."""
+    effects: list[Effect] = [Cancel(group, PendingEnds(member_id)) for member_id in sorted(group.pending)]
+    group.pending.clear()
+    return effects
+
+
 def bury(group: Group) -> list[Effect]:
     """Makes a group Dead, with all its timers, and answers no request."""
     step = Step(group, None, 0)
     for member in group.members.values():
         step.cancel_session(member)
-    for member_id in sorted(group.pending):
-        step.effects.append(Cancel(group, PendingEnds(member_id)))
-    group.pending.clear()
+    step.effects += forget_pending(group)
     step.cancel_join_timer()
     step.cancel_sync_timer()
     group.state = DEAD

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from logcore.coordination import membership
+from logcore.coordination import heartbeats, membership
 from logcore.coordination.effects import (
     Effect,
     GroupDeleted,
@@ -31,12 +31,22 @@ from logcore.format.grouprecords import Committed, GroupRecord, commit_key, comm
 
 
 def check_commit(
-    group: Group, generation: int, member_id: str, instance_id: str | None, now_ms: int, *, rules: Rules
+    group: Group,
+    generation: int,
+    member_id: str,
+    instance_id: str | None,
+    now_ms: int,
+    *,
+    rules: Rules,
+    knows_epochs: bool,
 ) -> tuple[GroupError | None, list[Effect]]:
     """Whether this member may commit now; generation -1 stands for a committer that is no member.
 
-    A member's commit renews its session.
+    A member's commit renews its session, but not that of a member of the consumer protocol. Of such a one the
+    generation is the epoch. knows_epochs: whether the request is one that can say so.
     """
+    if group.consumers is not None:
+        return _check_consumer(group, generation, member_id, knows_epochs), []
     if generation < 0:
         if group.state == EMPTY:
             return None, []
@@ -50,6 +60,16 @@ def check_commit(
     step = membership.Step(group, rules, now_ms)
     step.renew(group.members[member_id])
     return None, step.effects
+
+
+def _check_consumer(group: Group, member_epoch: int, member_id: str, knows_epochs: bool) -> GroupError | None:
+    assert group.consumers is not None
+    if member_epoch < 0 and group.state == EMPTY:
+        return None
+    error = group.consumers.check_epoch(member_id, member_epoch)
+    if error is not GroupError.UNKNOWN_MEMBER_ID and not knows_epochs:
+        return GroupError.UNSUPPORTED_VERSION
+    return error
 
 
 def commit(group: Group, offsets: Mapping[OffsetKey, Committed], waiter: Waiter) -> list[Effect]:
@@ -127,7 +147,8 @@ def expire(group: Group, now_ms: int) -> list[Effect]:
     """Deletes offsets that have been kept long enough, and with the last of them a group without members."""
     keys = group.expired(now_ms)
     is_all = len(keys) == sum(map(len, group.offsets.values()))
-    if group.state == EMPTY and is_all and not (group.pending or group.storing or group.unstable):
+    is_busy = group.consumers is not None and group.consumers.is_busy
+    if group.state == EMPTY and is_all and not (group.pending or group.storing or group.unstable or is_busy):
         return delete_group(group, None)
     return delete(group, keys, None)
 
@@ -136,9 +157,12 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     """Makes an empty group Dead and deletes its records."""
     assert group.state == EMPTY, group.state
     keys = group.offset_keys()
-    records: tuple[GroupRecord, ...] = (*_tombstones(group, keys), (group_key(group.group_id), None))
+    own: tuple[GroupRecord, ...] = ((group_key(group.group_id), None),)
+    if group.consumers is not None:
+        own = group.consumers.tombstones()
+    records = (*_tombstones(group, keys), *own)
     then = None if waiter is None else GroupDeleted(waiter)
-    return [*membership.bury(group), Store(group, records, then)]
+    return [*heartbeats.bury(group), Store(group, records, then)]
 
 
 def _tombstones(group: Group, keys: Iterable[OffsetKey]) -> tuple[GroupRecord, ...]:

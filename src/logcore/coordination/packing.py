@@ -19,7 +19,17 @@ from typing import Any, Final
 import attrs
 
 from logcore.coordination import effects
-from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinRefused, Result, Synced, Timeout
+from logcore.coordination.effects import (
+    Beaten,
+    BeatRefused,
+    GroupError,
+    Joined,
+    JoinedMember,
+    JoinRefused,
+    Result,
+    Synced,
+    Timeout,
+)
 from logcore.coordination.group import COMPLETING, EMPTY, PREPARING, STABLE, Group, Member
 from logcore.errors import UnsupportedRegistryError
 
@@ -248,6 +258,8 @@ def _result(result: Result) -> dict[str, Any] | None:
         case Joined():
             members = [[one.member_id, one.instance_id, _text(one.metadata)] for one in result.members]
             return {**attrs.asdict(result, recurse=False), "kind": "joined", "members": members}
+        case Beaten() | BeatRefused():
+            raise AssertionError("a group of the consumer protocol has no node")
 
 
 def _read_result(row: dict[str, Any] | None) -> Result:

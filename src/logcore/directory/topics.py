@@ -68,7 +68,9 @@ class Directory(Protocol):
 
 
 class TopicRegistry:
-    """The topics of one directory. known: by name. deleting: those that are gone and whose files are still there."""
+    """The topics of one directory. known: by name. version: another number after each change of it. deleting: those
+    that are gone and whose files are still there.
+    """
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class TopicRegistry:
         self._incidents = incidents
         self._given = given
         self.known: dict[str, TopicEntry] = {}
+        self.version = 0
         self.deleting: dict[str, TopicEntry] = {}
         self.deleting_elsewhere: set[str] = set()  # by other processes that share the directory
 
@@ -117,6 +120,7 @@ class TopicRegistry:
                 whole = {number for number in numbers if number not in half_made.get(name, ())}
                 topic_.numbers = tuple(sorted({*topic_.numbers, *whole}))
         self.known = topics
+        self.version += 1
 
     def _partitions_on_disk(self) -> dict[str, list[int]]:
         """Topic -> numbers of its partitions, by its directories on disk."""
@@ -244,6 +248,7 @@ class TopicRegistry:
         try:
             self.make_partitions((topic, topic.numbers) for topic in made)
             self.known.update((topic.name, topic) for topic in made)
+            self.version += 1
             self.save()
             for topic in made:
                 tell("topics", INFO, "%s: topic %s made with %d partitions", self.path, topic.name, topic.count)
@@ -255,6 +260,7 @@ class TopicRegistry:
         """Takes back topics that could not be made; what fails of it is left to tick() and the next opening."""
         for topic in made:
             self.known.pop(topic.name, None)
+            self.version += 1
             self.deleting[topic.name] = topic
         with self._incidents.going_on("deletion", made[0].name):
             self.finish_deleting()
@@ -287,6 +293,7 @@ class TopicRegistry:
                 self.save(makes_room=True)
             raise
         self.known[name] = grown
+        self.version += 1
 
     def alter(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
         """Changes what a topic sets itself; None takes a setting back to the default."""
@@ -302,6 +309,7 @@ class TopicRegistry:
         """From here on there is no such topic; finish_deleting() removes its files."""
         self.save(deleting=[topic], makes_room=True)
         self.deleting[topic.name] = self.known.pop(topic.name)
+        self.version += 1
 
     def finish_deleting(self) -> None:
         """Removes the files of topics that are gone. What fails here is tried again in tick(), and at the next opening.

@@ -27,6 +27,7 @@ from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
+from logcore.format.consumergrouprecords import described_consumers
 from logcore.format.grouprecords import OFFSETS_TOPIC, described
 from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
@@ -184,7 +185,7 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
     for record in found:
         one = {"type": "record", **shown_record(record)}
         if is_group_log and not batch.is_control:
-            said = described(record.key, record.value)
+            said = described(record.key, record.value) or described_consumers(record.key, record.value)
             if said is not None:
                 one["says"] = said
         if marker is not None:

@@ -3,6 +3,7 @@
 Rules:
 - A batch of a coordinator has no sequence, since the coordinator itself sees to it that it is stored once.
 - It is refused where the producer was replaced, as a client's batch is.
+- What a coordinator appends at once is one batch, so that a crash leaves all of it or nothing.
 
 Markers are written by Log.end_transaction(). Which producer may write what is not decided here.
 """
@@ -15,6 +16,26 @@ from logcore.kernels.layout import RecordInput
 from logcore.partition.producers import ProducerFacts, SequencedBatch
 from logcore.partition.writer import Level, Receipt, Writer
 from logcore.recordbatch import RecordBatch, encode
+
+
+def append_whole(writer: Writer, records: Sequence[RecordInput], *, durability: Level | None = None) -> Receipt:
+    """Appends records as one batch, of max.message.bytes at most. Errors as Log.append()."""
+    with writer.state.lock:
+        writer.check_writable_locked()
+        now_ms = writer.fs.now_ms()
+        first = writer.state.end
+        data = encode(
+            records,
+            base_offset=first,
+            leader_epoch=writer.leader_epoch,
+            now_ms=now_ms,
+            max_bytes=min(writer.state.config.max_message_bytes, writer.state.config.segment_bytes),
+        )
+        batch = RecordBatch.parse(data)
+        assert batch is not None
+        last = batch.last_offset
+        writer.store_locked(memoryview(data), [(0, len(data), last, batch.max_timestamp)], now_ms, durability)
+    return writer.acknowledge(first, last, now_ms, durability)
 
 
 def append_to_transaction(

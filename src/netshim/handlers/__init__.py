@@ -13,18 +13,33 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from netshim import wire
-from netshim.handlers import configs, fetch, group, metadata, offsets, produce, producer, topics, transactions
+from netshim.handlers import (
+    configs,
+    consumergroup,
+    fetch,
+    group,
+    metadata,
+    offsets,
+    produce,
+    producer,
+    topics,
+    transactions,
+)
 from netshim.state import Call, State
 
 if TYPE_CHECKING:
     from netshim.wire.messages import ApiVersionsRequest, ApiVersionsResponse
+
+#: Features and their levels, the highest of each; from 0 on they may be asked for.
+_FEATURES: Final = {"group.version": 1, "transaction.version": 2}
 
 #: The request and what is given for it are of the API that a handler is listed for.
 Handler = Callable[[Any, Call, State], Any]
 
 
 def api_versions(request: ApiVersionsRequest, call: Call, state: State) -> ApiVersionsResponse:
-    """What is served, and that clients may speak the second transaction protocol (KIP-890).
+    """What is served, and that clients may speak the second transaction protocol (KIP-890) and the consumer protocol of
+    groups (KIP-848).
 
     Version 3 leaves supported features with the minimum 0 out, as Kafka does: older Java clients cannot read them.
     """
@@ -34,13 +49,16 @@ def api_versions(request: ApiVersionsRequest, call: Call, state: State) -> ApiVe
         return wire.API_VERSIONS.Response(error_code=wire.codes.INVALID_REQUEST)
     response = served_versions()
     response_type = wire.API_VERSIONS.Response
-    feature = "transaction.version"
     response.finalized_features_epoch = 0
     response.finalized_features = [
-        response_type.FinalizedFeature(name=feature, max_version_level=2, min_version_level=2)
+        response_type.FinalizedFeature(name=name, max_version_level=level, min_version_level=level)
+        for name, level in _FEATURES.items()
     ]
     if call.version >= 4:
-        response.supported_features = [response_type.SupportedFeature(name=feature, min_version=0, max_version=2)]
+        response.supported_features = [
+            response_type.SupportedFeature(name=name, min_version=0, max_version=level)
+            for name, level in _FEATURES.items()
+        ]
     return response
 
 
@@ -107,6 +125,8 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
             (wire.INCREMENTAL_ALTER_CONFIGS, configs.incremental_alter_configs),
             (wire.OFFSET_DELETE, group.offset_delete),
             (wire.DESCRIBE_CLUSTER, metadata.describe_cluster),
+            (wire.CONSUMER_GROUP_HEARTBEAT, consumergroup.consumer_group_heartbeat),
+            (wire.CONSUMER_GROUP_DESCRIBE, consumergroup.consumer_group_describe),
             (wire.DESCRIBE_TOPIC_PARTITIONS, metadata.describe_topic_partitions),
         )
     }

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 _KEY_TYPES: Final = (0, 1)  # groups, transactions
 #: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE.
-_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8
-_NOT_ASKED: Final = -(2**31)
+GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8
+NOT_ASKED: Final = -(2**31)
 #: What a record's text can hold, whatever the settings say.
 _METADATA_BYTES_MAX: Final = 32_000
 
@@ -63,12 +63,19 @@ _CODES_BY_VERSION: Final = {
     (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (8, codes.ILLEGAL_GENERATION),
     # The error of a commit would mean nothing to who asked for an assignment.
     (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
+    (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
+    # Producers know no epochs of members.
+    (GroupError.STALE_MEMBER_EPOCH, wire.TXN_OFFSET_COMMIT.key): (32_767, codes.ILLEGAL_GENERATION),
 }
 #: Since which version of JoinGroup a new dynamic member is told its id first, an error has no protocol name, and a
 #: leader may be told not to assign.
 _MEMBER_ID_SINCE: Final = 4
 _NULL_PROTOCOL_SINCE: Final = 7
 _SKIP_ASSIGNMENT_SINCE: Final = 9
+#: Since which version of OffsetCommit a generation may be the epoch of a member of the consumer protocol.
+_EPOCHS_SINCE: Final = 9
+#: Since which version of DescribeGroups a group that is missing is an error.
+_MISSING_SINCE: Final = 6
 
 
 def code_of_group(error: GroupError | None, call: Call) -> int:
@@ -96,7 +103,7 @@ GroupHandler = Callable[[RequestT, Call, Groups, State], ResponseT | Answer]
 Handler = Callable[[RequestT, Call, State], ResponseT | Answer]
 
 
-def _when_loaded(
+def when_loaded(
     refuse: Refuse[RequestT, ResponseT],
 ) -> Callable[[GroupHandler[RequestT, ResponseT]], Handler[RequestT, ResponseT]]:
     """Lets a handler run once the groups are known. refuse: the response when they cannot be."""
@@ -128,12 +135,14 @@ def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) 
 
     def place(key: str) -> dict[str, Any]:
         code = codes.NONE
+        text = None
         if request.key_type not in _KEY_TYPES:
             code = codes.INVALID_REQUEST
+            text = "only groups and transactions have coordinators here: share groups are not served"
         elif request.key_type == 0 and not key:
             code = codes.INVALID_GROUP_ID
         if code:
-            return {"error_code": code, "node_id": -1, "host": "", "port": -1}
+            return {"error_code": code, "error_message": text, "node_id": -1, "host": "", "port": -1}
         return {"node_id": state.node_id, "host": call.session.host, "port": call.session.port}
 
     if call.version < 4:
@@ -156,7 +165,7 @@ def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
     )
 
 
-@_when_loaded(_refuse_join)
+@when_loaded(_refuse_join)
 def join_group(request: JoinGroupRequest, call: Call, groups: Groups, state: State) -> JoinGroupResponse | Answer:
     join = Join(
         group_id=request.group_id,
@@ -197,7 +206,7 @@ def _join_response(result: Result, call: Call) -> JoinGroupResponse:
     )
 
 
-@_when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
+@when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
 def sync_group(request: SyncGroupRequest, call: Call, groups: Groups, state: State) -> SyncGroupResponse | Answer:
     sync = Sync(
         group_id=request.group_id,
@@ -222,7 +231,7 @@ def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
     )
 
 
-@_when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
+@when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
 def heartbeat(request: HeartbeatRequest, call: Call, groups: Groups, state: State) -> HeartbeatResponse:
     error = groups.heartbeat(
         request.group_id, request.member_id, request.group_instance_id, request.generation_id, call.now_ms
@@ -230,7 +239,7 @@ def heartbeat(request: HeartbeatRequest, call: Call, groups: Groups, state: Stat
     return wire.HEARTBEAT.Response(error_code=_code_of(error, call))
 
 
-@_when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
+@when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
 def leave_group(request: LeaveGroupRequest, call: Call, groups: Groups, state: State) -> LeaveGroupResponse:
     """One member up to version 2, whose error is the response's; then a list with an error for each."""
     response_type = wire.LEAVE_GROUP.Response
@@ -268,7 +277,7 @@ def _refuse_commit(request: OffsetCommitRequest, call: Call, code: int) -> Offse
     )
 
 
-@_when_loaded(_refuse_commit)
+@when_loaded(_refuse_commit)
 def offset_commit(
     request: OffsetCommitRequest, call: Call, groups: Groups, state: State
 ) -> OffsetCommitResponse | Answer:
@@ -290,6 +299,7 @@ def offset_commit(
         request.member_id,
         request.group_instance_id,
         call.now_ms,
+        knows_epochs=call.version >= _EPOCHS_SINCE,
     )
     code = _code_of(error, call)
     now_ms = call.now_ms
@@ -344,7 +354,7 @@ def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetF
     return response
 
 
-@_when_loaded(_refuse_fetch)
+@when_loaded(_refuse_fetch)
 def offset_fetch(request: OffsetFetchRequest, call: Call, groups: Groups, state: State) -> OffsetFetchResponse:
     """What is not committed has offset -1 and no error. Null topics ask for all that is.
 
@@ -356,16 +366,22 @@ def offset_fetch(request: OffsetFetchRequest, call: Call, groups: Groups, state:
         group = groups.get(request.group_id)
         return response_type(topics=_fetched(response_type.Topic, request.topics, group, is_strict=is_strict))
     return response_type(
-        groups=[
-            response_type.Group(
-                group_id=asked.group_id,
-                topics=_fetched(
-                    response_type.Group.Topic, asked.topics, groups.get(asked.group_id), is_strict=is_strict
-                ),
-            )
-            for asked in request.groups
-        ]
+        groups=[_fetched_group(asked, call, groups.get(asked.group_id), is_strict) for asked in request.groups]
     )
+
+
+def _fetched_group(
+    asked: OffsetFetchRequest.Group, call: Call, group: Group | None, is_strict: bool
+) -> OffsetFetchResponse.Group:
+    """A member of the consumer protocol that says who it is has to be that."""
+    group_type = wire.OFFSET_FETCH.Response.Group
+    is_named = asked.member_id is not None or asked.member_epoch >= 0
+    if is_named and group is not None and group.consumers is not None:
+        error = group.consumers.check_epoch(asked.member_id or "", asked.member_epoch)
+        if error is not None:
+            return group_type(group_id=asked.group_id, error_code=_code_of(error, call))
+    topics = _fetched(group_type.Topic, asked.topics, group, is_strict=is_strict)
+    return group_type(group_id=asked.group_id, topics=topics)
 
 
 def _fetched(topic_type: Any, topics: Any, group: Group | None, *, is_strict: bool = False) -> list[Any]:
@@ -408,7 +424,7 @@ def _refuse_delete_offsets(request: OffsetDeleteRequest, call: Call, code: int) 
     return wire.OFFSET_DELETE.Response(error_code=code)
 
 
-@_when_loaded(_refuse_delete_offsets)
+@when_loaded(_refuse_delete_offsets)
 def offset_delete(
     request: OffsetDeleteRequest, call: Call, groups: Groups, state: State
 ) -> OffsetDeleteResponse | Answer:
@@ -457,16 +473,24 @@ def _refuse_describe(request: DescribeGroupsRequest, call: Call, code: int) -> D
     )
 
 
-@_when_loaded(_refuse_describe)
+@when_loaded(_refuse_describe)
 def describe_groups(request: DescribeGroupsRequest, call: Call, groups: Groups, state: State) -> DescribeGroupsResponse:
-    """A group that is not there is Dead. What members said and were given is told of a Stable group only."""
+    """A group that is not there, or not of the classic protocol, is Dead. What members said and were given is told of a
+    Stable group only.
+    """
     group_type = wire.DESCRIBE_GROUPS.Response.Group
-    operations = _GROUP_OPERATIONS if request.include_authorized_operations else _NOT_ASKED
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     results = []
     for group_id in request.groups:
         group = groups.get(group_id)
-        if group is None:
-            results.append(group_type(group_id=group_id, group_state=DEAD, authorized_operations=operations))
+        if group is None or group.consumers is not None:
+            missing = group_type(group_id=group_id, group_state=DEAD, authorized_operations=operations)
+            if call.version >= _MISSING_SINCE:
+                missing.error_code = codes.GROUP_ID_NOT_FOUND
+                missing.error_message = f"Group {group_id} not found."
+                if group is not None:
+                    missing.error_message = f"Group {group_id} is not a classic group."
+            results.append(missing)
             continue
         is_stable = group.state == STABLE
         results.append(
@@ -492,7 +516,7 @@ def describe_groups(request: DescribeGroupsRequest, call: Call, groups: Groups, 
     return wire.DESCRIBE_GROUPS.Response(groups=results)
 
 
-@_when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
+@when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
 def list_groups(request: ListGroupsRequest, call: Call, groups: Groups, state: State) -> ListGroupsResponse:
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
@@ -503,12 +527,16 @@ def list_groups(request: ListGroupsRequest, call: Call, groups: Groups, state: S
                 group_id=group.group_id,
                 protocol_type=group.protocol_type,
                 group_state=group.state,
-                group_type="classic",
+                group_type=_type_of(group),
             )
             for group in groups.all()
-            if (not states or group.state.lower() in states) and (not types or "classic" in types)
+            if (not states or group.state.lower() in states) and (not types or _type_of(group) in types)
         ]
     )
+
+
+def _type_of(group: Group) -> str:
+    return "classic" if group.consumers is None else "consumer"
 
 
 def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> DeleteGroupsResponse:
@@ -518,7 +546,7 @@ def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> Delet
     )
 
 
-@_when_loaded(_refuse_delete)
+@when_loaded(_refuse_delete)
 def delete_groups(
     request: DeleteGroupsRequest, call: Call, groups: Groups, state: State
 ) -> DeleteGroupsResponse | Answer:

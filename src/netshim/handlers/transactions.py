@@ -386,7 +386,7 @@ def _code_of_member(request: TxnOffsetCommitRequest, call: Call, state: State) -
     group = state.groups.get(request.group_id)
     if group is None:
         return codes.ILLEGAL_GENERATION
-    error = group.check_generation(request.member_id, request.group_instance_id, request.generation_id)
+    error = group.check_committer(request.member_id, request.group_instance_id, request.generation_id)
     return code_of_group(error, call)
 
 

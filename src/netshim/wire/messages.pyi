@@ -946,6 +946,7 @@ class DescribeGroupsResponse:
             ) -> None: ...
 
         error_code: int
+        error_message: str | None
         group_id: str
         group_state: str
         protocol_type: str
@@ -956,6 +957,7 @@ class DescribeGroupsResponse:
             self,
             *,
             error_code: int = ...,
+            error_message: str | None = ...,
             group_id: str = ...,
             group_state: str = ...,
             protocol_type: str = ...,

@@ -83,7 +83,7 @@ OFFSET_FETCH = api(
 FIND_COORDINATOR = api(
     10,
     "FindCoordinator",
-    served=(0, 5),
+    served=(0, 6),
     flexible=3,
     request="""
         key               string    0-3
@@ -208,7 +208,7 @@ SYNC_GROUP = api(
 DESCRIBE_GROUPS = api(
     15,
     "DescribeGroups",
-    served=(0, 5),
+    served=(0, 6),
     flexible=5,
     request="""
         groups                         []string
@@ -218,6 +218,7 @@ DESCRIBE_GROUPS = api(
         throttle_time_ms         int32     1+
         groups                   []Group
           error_code             int16
+          error_message          string?   6+ = null
           group_id               string
           group_state            string
           protocol_type          string

@@ -1,0 +1,386 @@
+"""A group of the consumer protocol (KIP-848): what is known of it, what can be decided from it, and small changes.
+
+Rules:
+- What is known is what the records say: a fact is the value of one record, and loading puts the same facts as a
+  transition does.
+- A change of the members, of what they want or of the topics they want raises the epoch of the group. For a raised
+  epoch the targets are computed: who is to have what. Members come to their targets one heartbeat after the other.
+- A partition is in `assigned` or `revoking` of at most one member, its owner. Nobody gets it before that member has
+  said that it gave it up, or is removed.
+
+A member's states (broker reference 4.4), by what reconciled() makes of them:
+
+    STABLE      at its target, as far as it knows
+    UNREVOKED   has to give up `revoking`, and to say so with a heartbeat that lists what it owns
+    UNRELEASED  waits for partitions that others have not given up
+
+Which change follows on which request is decided in heartbeats.py. Nothing here asks for an effect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Protocol, TypeVar
+
+import attrs
+
+from logcore.coordination.effects import GroupError, Result, Waiter
+from logcore.coordination.targets import ASSIGNORS, Counts, Subscriber, Targets
+from logcore.format.consumergrouprecords import (
+    ConsumerKey,
+    ConsumerMember,
+    ConsumerValue,
+    Current,
+    GroupEpoch,
+    Kind,
+    MemberState,
+    Partition,
+    Partitions,
+    Resolved,
+    consumer_key,
+    consumer_value,
+)
+from logcore.format.grouprecords import GroupRecord, group_key
+
+ASSIGNING: Final = "Assigning"
+RECONCILING: Final = "Reconciling"
+
+#: The member epoch of a static member that left and means to come back.
+AWAY: Final = -2
+NOTHING: Final[Partitions] = frozenset()
+#: A record without its group: its kind and name.
+Fact = tuple[Kind, str]
+_T = TypeVar("_T")
+
+
+class Topics(Protocol):
+    """The topics of the cluster. version: another one after each change of them."""
+
+    @property
+    def version(self) -> int: ...
+
+    def names(self) -> Iterable[str]:
+        """Those that a pattern may mean."""
+        ...
+
+    def facts(self, name: str) -> tuple[bytes, int] | None:
+        """Id and number of partitions; None when there is no such topic."""
+        ...
+
+
+#: Gives the test whether a pattern means a topic's whole name. Raises ValueError for a pattern that is none.
+Compile = Callable[[str], Callable[[str], bool]]
+
+
+class NoTopics:
+    """For coordinators that serve no group of this protocol, but keep those they find."""
+
+    version = 0
+
+    def names(self) -> Iterable[str]:
+        return ()
+
+    def facts(self, name: str) -> tuple[bytes, int] | None:
+        return None
+
+
+@attrs.define(eq=False)
+class Written:
+    """What one step changed: the values of before, in order, and who is answered once that is on disk."""
+
+    before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(list[tuple[Fact, ConsumerValue]])
+    records: list[GroupRecord] = attrs.Factory(list[GroupRecord])
+    answers: list[tuple[Waiter, Result]] = attrs.Factory(list[tuple[Waiter, Result]])
+
+
+class ConsumerGroup:
+    """members, targets, currents, by member id; patterns by their text: the facts. owners: of each partition.
+
+    storing: steps whose records are on their way to the disk; queued: those whose records follow. unsure: facts whose
+    records may be on disk though that failed; they are written again with the next ones. seen_version: of the topics,
+    when they were compared with what the group knows. deadlines_ms: when sessions end; timers_ms: when that is next
+    checked, which may be earlier. revocations: members whose time to give up partitions is measured.
+    """
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = 0
+        self.metadata_hash = 0
+        self.target_epoch = 0
+        self.members: dict[str, ConsumerMember] = {}
+        self.targets: dict[str, Partitions] = {}
+        self.currents: dict[str, Current] = {}
+        self.patterns: dict[str, Resolved] = {}
+        self.owners: dict[Partition, str] = {}
+        self.static: dict[str, str] = {}
+        self.storing: list[Written] = []
+        self.queued: list[Written] = []
+        self.unsure: dict[Fact, None] = {}
+        self.seen_version: int | None = None
+        self.deadlines_ms: dict[str, int] = {}
+        self.timers_ms: dict[str, int] = {}
+        self.revocations: set[str] = set()
+
+    # -- facts
+
+    def value_of(self, fact: Fact) -> ConsumerValue:
+        kind, name = fact
+        match kind:
+            case Kind.GROUP:
+                return GroupEpoch(self.epoch, self.metadata_hash) if self.epoch else None
+            case Kind.MEMBER:
+                return self.members.get(name)
+            case Kind.TARGET_EPOCH:
+                return self.target_epoch or None
+            case Kind.TARGET:
+                return self.targets.get(name)
+            case Kind.CURRENT:
+                return self.currents.get(name)
+            case Kind.PATTERN:
+                return self.patterns.get(name)
+            case Kind.CLASSIC | Kind.TOPICS:  # they are only ever deleted
+                return None
+
+    def put(self, fact: Fact, value: ConsumerValue) -> None:
+        """Takes a fact over. None takes it away."""
+        kind, name = fact
+        match kind:
+            case Kind.GROUP:
+                known = _of(GroupEpoch, value) or GroupEpoch(0)
+                self.epoch = known.epoch
+                self.metadata_hash = known.metadata_hash
+            case Kind.MEMBER:
+                self._put_member(name, _of(ConsumerMember, value))
+            case Kind.TARGET_EPOCH:
+                self.target_epoch = _of(int, value) or 0
+            case Kind.TARGET:
+                _set(self.targets, name, _of(frozenset, value))
+            case Kind.CURRENT:
+                self._put_current(name, _of(Current, value))
+            case Kind.PATTERN:
+                _set(self.patterns, name, _of(Resolved, value))
+            case Kind.CLASSIC | Kind.TOPICS:
+                pass
+
+    def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
+        before = self.members.get(member_id)
+        if before is not None and before.instance_id is not None and self.static.get(before.instance_id) == member_id:
+            del self.static[before.instance_id]
+        _set(self.members, member_id, member)
+        if member is not None and member.instance_id is not None:
+            self.static[member.instance_id] = member_id
+
+    def _put_current(self, member_id: str, current: Current | None) -> None:
+        before = self.currents.get(member_id)
+        if before is not None:
+            for partition in before.assigned | before.revoking:
+                if self.owners.get(partition) == member_id:
+                    del self.owners[partition]
+        _set(self.currents, member_id, current)
+        if current is not None:
+            for partition in current.assigned | current.revoking:
+                self.owners[partition] = member_id
+
+    def facts(self) -> Iterator[Fact]:
+        """All that have a record, members first and the group last, as Kafka deletes them."""
+        yield from ((Kind.CURRENT, name) for name in self.currents)
+        yield from ((Kind.TARGET, name) for name in self.targets)
+        yield from ((Kind.MEMBER, name) for name in self.members)
+        yield from ((Kind.PATTERN, text) for text in self.patterns)
+        if self.target_epoch:
+            yield Kind.TARGET_EPOCH, ""
+        if self.epoch:
+            yield Kind.GROUP, ""
+
+    def record(self, fact: Fact, value: ConsumerValue) -> GroupRecord:
+        kind, name = fact
+        if kind is Kind.CLASSIC:  # only ever deleted here
+            return group_key(self.group_id), None
+        return consumer_key(ConsumerKey(kind, self.group_id, name)), consumer_value(value)
+
+    def tombstones(self) -> tuple[GroupRecord, ...]:
+        """Records that delete all of the group, also what may be on disk unknown to us."""
+        return tuple(self.record(fact, None) for fact in dict.fromkeys([*self.unsure, *self.facts()]))
+
+    # -- decisions
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is on its way to the disk, so that the facts are ahead of it."""
+        return bool(self.storing)
+
+    @property
+    def state(self) -> str:
+        """By Kafka's names. It looks at all members."""
+        if not self.members:
+            return "Empty"
+        if self.epoch > self.target_epoch:
+            return ASSIGNING
+        for member_id in self.members:
+            current = self.current(member_id)
+            if current.state is not MemberState.STABLE or current.member_epoch != self.target_epoch:
+                return RECONCILING
+        return "Stable"
+
+    def current(self, member_id: str) -> Current:
+        return self.currents.get(member_id) or Current()
+
+    def check_member(self, member_id: str, instance_id: str | None) -> GroupError | None:
+        """Whether somebody who is no newcomer is who it says."""
+        if instance_id is not None:
+            present = self.static.get(instance_id)
+            if present is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            if present != member_id:
+                return GroupError.FENCED_INSTANCE_ID
+        return None if member_id in self.members else GroupError.UNKNOWN_MEMBER_ID
+
+    def check_epoch(self, member_id: str, member_epoch: int) -> GroupError | None:
+        """Whether who commits or fetches offsets is a member, as it is now."""
+        if member_id not in self.members:
+            return GroupError.UNKNOWN_MEMBER_ID
+        return None if self.current(member_id).member_epoch == member_epoch else GroupError.STALE_MEMBER_EPOCH
+
+    def accepts_epoch(self, member_id: str, member_epoch: int, owned: Partitions | None) -> bool:
+        """Whether a heartbeat comes from where the member is, or from one step before since an answer was lost.
+
+        That holds for joining too: a request to join that comes late, when the member is further, must not count as its
+        word that it owns nothing.
+        """
+        current = self.current(member_id)
+        if member_epoch == current.member_epoch:
+            return True
+        is_one_behind = member_epoch < current.member_epoch and member_epoch == current.previous_epoch
+        return is_one_behind and owned is not None and owned <= current.assigned
+
+    def assignor(self) -> str:
+        """The one that most members ask for; of equals the one that was asked for first. None asks: the first."""
+        votes = Counter(member.assignor for member in self.members.values() if member.assignor is not None)
+        if not votes:
+            return next(iter(ASSIGNORS))
+        return votes.most_common(1)[0][0]
+
+    def subscribed(self) -> frozenset[str]:
+        """Names of topics that the members want, also those that do not exist."""
+        wanted = {(member.topic_names, member.pattern) for member in self.members.values()}
+        return frozenset(name for names, pattern in wanted for name in self._wanted(names, pattern))
+
+    def _wanted(self, names: tuple[str, ...], pattern: str | None) -> frozenset[str]:
+        resolved = None if pattern is None else self.patterns.get(pattern)
+        return frozenset(names if resolved is None else (*names, *resolved.topics))
+
+    def hash_of(self, topics: Topics) -> int:
+        """Of the topics that the members want and that exist; 0 for none. Only whether two are the same counts."""
+        found = [(name, topics.facts(name)) for name in sorted(self.subscribed())]
+        known = [f"{name} {facts[0].hex()} {facts[1]}" for name, facts in found if facts is not None]
+        if not known:
+            return 0
+        digest = hashlib.blake2b("\n".join(known).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
+
+    def compute_targets(self, topics: Topics) -> Targets:
+        """Who is to have what."""
+        ids: dict[str, bytes] = {}
+        counts: dict[bytes, int] = {}
+        for name in sorted(self.subscribed()):
+            facts = topics.facts(name)
+            if facts is not None:
+                ids[name] = facts[0]
+                counts[facts[0]] = facts[1]
+        shared: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
+        members = []
+        for member_id, member in self.members.items():
+            wish = member.topic_names, member.pattern
+            if wish not in shared:
+                shared[wish] = frozenset(ids[name] for name in self._wanted(*wish) if name in ids)
+            members.append(
+                Subscriber(
+                    member_id=member_id,
+                    instance_id=member.instance_id,
+                    topics=shared[wish],
+                    target=self.targets.get(member_id, NOTHING),
+                )
+            )
+        return self._assigned(members, counts)
+
+    def _assigned(self, members: list[Subscriber], counts: Counts) -> Targets:
+        return ASSIGNORS[self.assignor()](members, counts)
+
+    def reconciled(self, member_id: str, owned: Partitions | None) -> Current | None:
+        """How far a member comes with this heartbeat; None when a member of an unknown state is to begin anew.
+
+        owned: what it says that it still has, None when it says nothing.
+        """
+        current = self.current(member_id)
+        match current.state:
+            case MemberState.STABLE if current.member_epoch == self.target_epoch:
+                return current
+            case MemberState.STABLE | MemberState.UNRELEASED:
+                return self._next(member_id, current, current.member_epoch, owned)
+            case MemberState.UNREVOKED:
+                if owned is None or owned & current.revoking:
+                    return current
+                return self._next(member_id, current, current.member_epoch + 1, owned)
+            case MemberState.UNKNOWN:
+                if owned is None or owned:
+                    return None
+                return self._next(member_id, current, self.target_epoch, owned)
+
+    def _next(self, member_id: str, current: Current, member_epoch: int, owned: Partitions | None) -> Current:
+        target = self.targets.get(member_id, NOTHING)
+        keep = current.assigned & target
+        give = current.assigned - keep
+        new = target - keep
+        unreleased = frozenset(partition for partition in new if partition in self.owners)
+        revoking = NOTHING
+        if give and (owned is None or owned & give):
+            state = MemberState.UNREVOKED
+            revoking = give
+            assigned = keep
+        else:
+            state = MemberState.UNRELEASED if unreleased else MemberState.STABLE
+            member_epoch = self.target_epoch
+            assigned = keep | (new - unreleased)
+        is_same = (member_epoch, state, assigned, revoking) == (
+            current.member_epoch,
+            current.state,
+            current.assigned,
+            current.revoking,
+        )
+        if is_same:
+            return current
+        return Current(
+            member_epoch=member_epoch,
+            previous_epoch=current.member_epoch,
+            state=state,
+            assigned=assigned,
+            revoking=revoking,
+        )
+
+
+def _of(type_: type[_T], value: ConsumerValue) -> _T | None:
+    assert value is None or isinstance(value, type_), f"no value of such a record: {value!r}"
+    return value
+
+
+def _set(values: dict[str, _T], name: str, value: _T | None) -> None:
+    if value is None:
+        values.pop(name, None)
+    else:
+        values[name] = value
+
+
+def restored(group_id: str, facts: Mapping[Fact, ConsumerValue]) -> ConsumerGroup:
+    """A group as its records tell. A record of a member that is no member any more tells nothing."""
+    group = ConsumerGroup(group_id)
+    for fact in sorted(facts):
+        kind, name = fact
+        if kind is Kind.TOPICS:
+            group.unsure[fact] = None  # so that it is deleted when something is written next
+        elif kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts:
+            group.unsure[fact] = None
+        else:
+            group.put(fact, facts[fact])
+    return group

@@ -1,0 +1,563 @@
+"""Heartbeats of the consumer protocol (KIP-848): members join, say what they want and own, are told what to use, leave.
+
+Rules (broker reference 4.3 and 4.4; consumergroup.py says what a group is):
+- One step changes the facts at once and returns their records, which are stored together: in one batch, with those of
+  steps that came while the batch before was on its way. A request is answered when all that its answer rests on is on
+  disk.
+- Where records cannot be stored, the facts go back to what they were, and all who wait are told to ask again. What such
+  records said may be on disk all the same: before anybody is answered, the facts are written over it.
+- A partition goes from one member to another in two steps, and the first is the word of who had it, or its removal.
+- Only heartbeats renew a session.
+
+Each function changes one group and returns the effects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import attrs
+
+from logcore.coordination import membership
+from logcore.coordination.consumergroup import (
+    AWAY,
+    NOTHING,
+    Compile,
+    ConsumerGroup,
+    Fact,
+    Topics,
+    Written,
+)
+from logcore.coordination.effects import (
+    At,
+    Beat,
+    Beaten,
+    BeatRefused,
+    Cancel,
+    ConsumersChanged,
+    Effect,
+    GroupEmptied,
+    GroupError,
+    Reply,
+    Result,
+    RevocationEnded,
+    RevocationEnds,
+    Rules,
+    SessionEnded,
+    SessionEnds,
+    Store,
+    TargetsChanged,
+    Waiter,
+)
+from logcore.coordination.group import DEAD, EMPTY, Group
+from logcore.coordination.targets import ASSIGNORS
+from logcore.format.consumergrouprecords import (
+    ConsumerMember,
+    ConsumerValue,
+    Current,
+    GroupEpoch,
+    Kind,
+    Partitions,
+    Resolved,
+)
+
+#: Member epochs that say something else than how far a member is.
+_JOINS: Final = 0
+_LEAVES: Final = -1
+#: Steps are not stored together beyond this. By Kafka's defaults a batch has at most a mebibyte.
+_BATCH_BYTES: Final = 256 << 10
+
+
+@attrs.frozen(kw_only=True)
+class Surroundings:
+    """What a step may look at beside the group and the request."""
+
+    rules: Rules
+    topics: Topics
+    compile: Compile
+    now_ms: int
+
+
+def check_beat(beat: Beat, *, may_lack_id: bool) -> BeatRefused | None:
+    """What a heartbeat says without its group. may_lack_id: a newcomer is given an id when it has none."""
+    text = _flaw(beat, may_lack_id)
+    if text:
+        return BeatRefused(GroupError.INVALID_REQUEST, text)
+    if beat.assignor is not None and beat.assignor not in ASSIGNORS:
+        return BeatRefused(
+            GroupError.UNSUPPORTED_ASSIGNOR, f"assignor {beat.assignor} is not among {', '.join(ASSIGNORS)}"
+        )
+    return None
+
+
+def _flaw(beat: Beat, may_lack_id: bool) -> str:
+    for what, text in (("group id", beat.group_id), ("instance id", beat.instance_id), ("rack id", beat.rack_id)):
+        if text == "":
+            return f"the {what} is empty"
+    texts = (beat.group_id, beat.member_id, beat.instance_id or "", beat.pattern or "")
+    if any(map(membership.is_too_long, texts)):
+        return "a text is too long"
+    if not beat.member_id and (not may_lack_id or beat.member_epoch > 0 or beat.member_epoch == _LEAVES):
+        return "the member id is empty"
+    if beat.member_epoch == _JOINS:
+        if beat.rebalance_timeout_ms == -1:
+            return "a member that joins says its rebalance timeout"
+        if beat.owned is None or beat.owned:
+            return "a member that joins owns no partition, and says so"
+        if beat.topic_names is None and beat.pattern is None:
+            return "a member that joins says what it subscribes to"
+    if beat.member_epoch == AWAY and beat.instance_id is None:
+        return "only a member with an instance id leaves for a while"
+    if beat.member_epoch < AWAY:
+        return f"there is no member epoch {beat.member_epoch}"
+    return ""
+
+
+# -- transitions -----------------------------------------------------------------------------------------------------
+
+
+def beat(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -> list[Effect]:
+    """What follows on a heartbeat that check_beat() passed. A refused one changes nothing."""
+    step = _Step(group, around)
+    try:
+        result: Result = step.beat(request)
+    except _Refused as refused:
+        step.take_back()
+        result = refused.result
+    step.finish([(waiter, result)])
+    return step.effects
+
+
+def timed_out(group: Group, timeout: SessionEnds | RevocationEnds, around: Surroundings) -> list[Effect]:
+    """The time of an At has come."""
+    step = _Step(group, around)
+    if isinstance(timeout, SessionEnds):
+        step.end_session(timeout.member_id)
+    else:
+        step.end_revocation(timeout.member_id)
+    step.finish([])
+    return step.effects
+
+
+def stored(group: Group, error: GroupError | None, around: Surroundings) -> list[Effect]:
+    """The records of some steps are on disk, or could not be stored."""
+    step = _Step(group, around)
+    if group.state == DEAD:
+        step.answer_stored(error or GroupError.NOT_COORDINATOR)
+    elif error is None:
+        step.have_stored()
+    else:
+        step.have_failed(error)
+    return step.effects
+
+
+def begin_sessions(group: Group, around: Surroundings) -> list[Effect]:
+    """Begins the sessions of all members of a group that was read from disk, and the time that they have to give up
+    partitions.
+    """
+    step = _Step(group, around)
+    step.settle_timers([(Kind.CURRENT, member_id) for member_id in step.consumers.members])
+    return step.effects
+
+
+def bury(group: Group) -> list[Effect]:
+    """Makes a group of either protocol Dead, with all its timers. Who waits for records that are not on their way is
+    turned away.
+    """
+    effects: list[Effect] = []
+    consumers = group.consumers
+    if consumers is not None:
+        effects += [Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms]
+        effects += [Cancel(group, RevocationEnds(member_id)) for member_id in sorted(consumers.revocations)]
+        consumers.timers_ms.clear()
+        consumers.revocations.clear()
+        refused = BeatRefused(GroupError.NOT_COORDINATOR, "the group is gone")
+        for written in consumers.queued:
+            effects += [Reply(waiter, refused) for waiter, _ in written.answers]
+        consumers.queued.clear()
+    return effects + membership.bury(group)
+
+
+class _Refused(Exception):
+    """A step ends, and what it changed is taken back."""
+
+    def __init__(self, error: GroupError, text: str) -> None:
+        super().__init__(text)
+        self.result = BeatRefused(error, text)
+
+
+class _Step:
+    """One transition under way: the group it changes, its time, and the effects so far."""
+
+    def __init__(self, group: Group, around: Surroundings) -> None:
+        assert group.consumers is not None
+        self.group = group
+        self.consumers: ConsumerGroup = group.consumers
+        self.around = around
+        self.effects: list[Effect] = []
+        self._written = Written()
+        self._events: list[Effect] = []
+
+    # -- facts and their records
+
+    def _put(self, fact: Fact, value: ConsumerValue) -> None:
+        self._written.before.append((fact, self.consumers.value_of(fact)))
+        self._written.records.append(self.consumers.record(fact, value))
+        self.consumers.put(fact, value)
+
+    def take_back(self) -> None:
+        """Undoes what this step changed so far."""
+        self._undo(self._written)
+        self._written = Written()
+        self._events = []
+
+    def _undo(self, written: Written) -> None:
+        for fact, value in reversed(written.before):
+            self.consumers.put(fact, value)
+        self.consumers.seen_version = None
+
+    def finish(self, answers: list[tuple[Waiter, Result]]) -> None:
+        """Has the records stored, and the answers given once these and all before them are on disk."""
+        consumers = self.consumers
+        written = self._written
+        if written.records:
+            written.answers = answers
+            consumers.queued.append(written)
+            self.settle_timers(fact for fact, _ in written.before)
+            self._enter()
+        elif consumers.is_busy:
+            last = consumers.queued[-1] if consumers.queued else consumers.storing[-1]
+            last.answers += answers
+        elif consumers.unsure and answers:
+            # The disk may have other facts than these. A crash would bring them back, against what was answered.
+            written.answers = answers
+            consumers.queued.append(written)
+        else:
+            self.effects += [Reply(waiter, result) for waiter, result in answers]
+        self.effects += self._events
+        self._store()
+
+    def _enter(self) -> None:
+        before = self.group.state
+        self.group.enter(self.consumers.state, self.around.now_ms)
+        if self.group.state == EMPTY != before:
+            self.effects.append(GroupEmptied(self.group.group_id))
+
+    def _store(self) -> None:
+        consumers = self.consumers
+        if consumers.is_busy or not consumers.queued:
+            return
+        count = _fitting(consumers.queued)
+        consumers.storing = consumers.queued[:count]
+        consumers.queued = consumers.queued[count:]
+        changed = {fact for written in consumers.storing for fact, _ in written.before}
+        assert not (consumers.unsure and consumers.queued), "a failure leaves no steps that the first one comes before"
+        again = [fact for fact in consumers.unsure if fact not in changed]
+        records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
+        for written in consumers.storing:
+            records += written.records
+        self.effects.append(Store(self.group, tuple(records), ConsumersChanged()))
+
+    def have_stored(self) -> None:
+        self.consumers.unsure.clear()
+        self.answer_stored(None)
+        self._store()
+
+    def have_failed(self, error: GroupError) -> None:
+        consumers = self.consumers
+        lost = [*consumers.storing, *consumers.queued]
+        for written in reversed(lost):
+            self._undo(written)
+        consumers.storing = lost
+        consumers.queued = []
+        touched = dict.fromkeys(fact for written in lost for fact, _ in written.before)
+        consumers.unsure.update(touched)
+        self.answer_stored(error)
+        self.settle_timers(touched)
+        self._enter()
+
+    def answer_stored(self, error: GroupError | None) -> None:
+        refused = None if error is None else BeatRefused(error, "the group's records could not be stored")
+        for written in self.consumers.storing:
+            self.effects += [Reply(waiter, refused or result) for waiter, result in written.answers]
+        self.consumers.storing = []
+
+    # -- timers
+
+    def settle_timers(self, touched: Iterable[Fact]) -> None:
+        """Gives members the timers that fit what has become of them."""
+        consumers = self.consumers
+        for kind, name in dict.fromkeys(touched):
+            if kind not in (Kind.MEMBER, Kind.CURRENT):
+                continue
+            if name not in consumers.members:
+                self._forget_timers(name)
+                continue
+            if name not in consumers.deadlines_ms:
+                self._renew(name)
+            if kind is Kind.CURRENT:
+                self._settle_revocation(name)
+
+    def _settle_revocation(self, member_id: str) -> None:
+        consumers = self.consumers
+        if consumers.current(member_id).revoking:
+            timeout_ms = max(0, consumers.members[member_id].rebalance_timeout_ms)
+            consumers.revocations.add(member_id)
+            self.effects.append(At(self.group, RevocationEnds(member_id), self.around.now_ms + timeout_ms))
+        elif member_id in consumers.revocations:
+            consumers.revocations.remove(member_id)
+            self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
+
+    def _forget_timers(self, member_id: str) -> None:
+        consumers = self.consumers
+        consumers.deadlines_ms.pop(member_id, None)
+        if consumers.timers_ms.pop(member_id, None) is not None:
+            self.effects.append(Cancel(self.group, SessionEnds(member_id)))
+        if member_id in consumers.revocations:
+            consumers.revocations.remove(member_id)
+            self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
+
+    def _renew(self, member_id: str) -> None:
+        """Begins a session again. A timer that comes too early is left, and sets itself again, so that most heartbeats
+        set none.
+        """
+        deadline_ms = self.around.now_ms + self.around.rules.consumer_session_timeout_ms
+        self.consumers.deadlines_ms[member_id] = deadline_ms
+        if member_id not in self.consumers.timers_ms:
+            self._set_session(member_id, deadline_ms)
+
+    def _set_session(self, member_id: str, deadline_ms: int) -> None:
+        self.consumers.timers_ms[member_id] = deadline_ms
+        self.effects.append(At(self.group, SessionEnds(member_id), deadline_ms))
+
+    def end_session(self, member_id: str) -> None:
+        consumers = self.consumers
+        consumers.timers_ms.pop(member_id, None)
+        deadline_ms = consumers.deadlines_ms[member_id]
+        if self.around.now_ms < deadline_ms:
+            self._set_session(member_id, deadline_ms)
+            return
+        self._events.append(SessionEnded(self.group.group_id, member_id))
+        self._remove(member_id)
+
+    def end_revocation(self, member_id: str) -> None:
+        self.consumers.revocations.discard(member_id)
+        self._events.append(RevocationEnded(self.group.group_id, member_id))
+        self._remove(member_id)
+
+    # -- a heartbeat
+
+    def beat(self, request: Beat) -> Beaten:
+        if request.member_epoch < _JOINS:
+            return self._leave(request)
+        consumers = self.consumers
+        member_id = request.member_id
+        if member_id not in consumers.members and len(consumers.members) >= self.around.rules.consumer_max_size:
+            raise _Refused(GroupError.GROUP_MAX_SIZE_REACHED, "the group has all the members that it may have")
+        if request.instance_id is None:
+            self._check_dynamic(request)
+        else:
+            self._check_static(request, request.instance_id)
+        before = consumers.current(member_id)
+        if not consumers.accepts_epoch(member_id, request.member_epoch, request.owned):
+            raise _Refused(
+                GroupError.FENCED_MEMBER_EPOCH,
+                f"the member is at epoch {before.member_epoch}, not at {request.member_epoch}",
+            )
+        is_changed = self._take_facts(request)
+        self._bump_epoch(is_changed)
+        self._compute_targets()
+        current = self._reconcile(member_id, request.owned)
+        self._renew(member_id)
+        is_told = _is_whole(request) or current.assigned != before.assigned
+        return Beaten(
+            member_id=member_id,
+            member_epoch=current.member_epoch,
+            heartbeat_interval_ms=self.around.rules.consumer_heartbeat_interval_ms,
+            assigned=current.assigned if is_told else None,
+        )
+
+    def _check_dynamic(self, request: Beat) -> None:
+        if request.member_epoch != _JOINS and request.member_id not in self.consumers.members:
+            raise _unknown(request.member_id)
+
+    def _check_static(self, request: Beat, instance_id: str) -> None:
+        """Who joins takes the place of a member that left for a while. Kafka refuses also a member that repeats its
+        own joining because the answer was lost; it would have to wait for the end of its session.
+        """
+        consumers = self.consumers
+        if request.member_epoch != _JOINS:
+            self._check_identity(request)
+            return
+        holder = consumers.static.get(instance_id)
+        if holder is None:
+            return
+        if holder == request.member_id and consumers.accepts_epoch(holder, _JOINS, request.owned):
+            return
+        if consumers.current(holder).member_epoch != AWAY:
+            raise _Refused(
+                GroupError.UNRELEASED_INSTANCE_ID, f"member {holder} is instance {instance_id} and has not left"
+            )
+        self._replace(holder, request.member_id)
+
+    def _check_identity(self, request: Beat) -> None:
+        error = self.consumers.check_member(request.member_id, request.instance_id)
+        if error is GroupError.FENCED_INSTANCE_ID:
+            raise _Refused(error, f"another member is instance {request.instance_id}")
+        if error is not None:
+            raise _unknown(request.member_id)
+
+    def _replace(self, old_id: str, new_id: str) -> None:
+        """Gives one member all that another had, which begins anew."""
+        consumers = self.consumers
+        member = consumers.members[old_id]
+        target = consumers.targets.get(old_id, NOTHING)
+        current = attrs.evolve(consumers.current(old_id), member_epoch=0)
+        self._delete_member(old_id)
+        self._put((Kind.MEMBER, new_id), member)
+        self._put((Kind.TARGET, new_id), target)
+        self._put((Kind.CURRENT, new_id), current)
+
+    def _take_facts(self, request: Beat) -> bool:
+        """Keeps what the request says of the member. Whether what it subscribes to is other than before."""
+        member_id = request.member_id
+        before = self.consumers.members.get(member_id)
+        known = before or ConsumerMember()
+        given: dict[str, Any] = {"client_id": request.client_id, "client_host": request.client_host}
+        if request.instance_id is not None:
+            given["instance_id"] = request.instance_id
+        if request.rack_id is not None:
+            given["rack_id"] = request.rack_id
+        if request.rebalance_timeout_ms != -1:
+            given["rebalance_timeout_ms"] = request.rebalance_timeout_ms
+        if request.topic_names is not None:
+            given["topic_names"] = tuple(sorted(set(request.topic_names)))
+        if request.pattern is not None:
+            given["pattern"] = request.pattern or None
+        if request.assignor is not None:
+            given["assignor"] = request.assignor
+        member = attrs.evolve(known, **given)
+        if member != before:
+            self._put((Kind.MEMBER, member_id), member)
+        if member.pattern != known.pattern:
+            self._forget_pattern(known.pattern)
+            if member.pattern is not None:
+                try:
+                    self._resolve(member.pattern)
+                except ValueError as error:
+                    raise _Refused(GroupError.INVALID_REGULAR_EXPRESSION, str(error)) from error
+        return (member.topic_names, member.pattern) != (known.topic_names, known.pattern)
+
+    # -- topics
+
+    def _resolve(self, pattern: str) -> bool:
+        """Looks which topics a pattern means. Whether these are others than before. Raises ValueError."""
+        topics = self.around.topics
+        matches = self.around.compile(pattern)
+        found = tuple(sorted(name for name in topics.names() if matches(name)))
+        before = self.consumers.patterns.get(pattern)
+        if before is not None and before.topics == found:
+            return False
+        self._put((Kind.PATTERN, pattern), Resolved(found, topics.version, self.around.now_ms))
+        return True
+
+    def _forget_pattern(self, pattern: str | None) -> None:
+        """Unless a member still wants it."""
+        if pattern is None or pattern not in self.consumers.patterns:
+            return
+        if all(member.pattern != pattern for member in self.consumers.members.values()):
+            self._put((Kind.PATTERN, pattern), None)
+
+    def _bump_epoch(self, is_changed: bool) -> None:
+        """Raises the epoch of a new group, when a member wants other topics, and when the topics became others."""
+        consumers = self.consumers
+        topics = self.around.topics
+        is_seen = consumers.seen_version == topics.version
+        if is_seen and not is_changed and consumers.epoch:
+            return
+        if not is_seen:
+            for pattern in sorted({member.pattern for member in consumers.members.values() if member.pattern}):
+                # One that another broker took, and that we cannot read, goes on to mean what it meant.
+                with contextlib.suppress(ValueError):
+                    is_changed |= self._resolve(pattern)
+        metadata_hash = consumers.hash_of(topics)
+        consumers.seen_version = topics.version
+        if is_changed or not consumers.epoch or metadata_hash != consumers.metadata_hash:
+            self._put((Kind.GROUP, ""), GroupEpoch(consumers.epoch + 1, metadata_hash))
+
+    def _compute_targets(self) -> None:
+        consumers = self.consumers
+        if consumers.epoch <= consumers.target_epoch:
+            return
+        for member_id, target in consumers.compute_targets(self.around.topics).items():
+            if consumers.targets.get(member_id) != target:
+                self._put((Kind.TARGET, member_id), target)
+        self._put((Kind.TARGET_EPOCH, ""), consumers.epoch)
+        changed = TargetsChanged(
+            group_id=self.group.group_id,
+            epoch=consumers.epoch,
+            member_count=len(consumers.members),
+            assignor=consumers.assignor(),
+        )
+        self._events.append(changed)
+
+    def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
+        current = self.consumers.reconciled(member_id, owned)
+        if current is None:
+            raise _Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to begin anew")
+        if current != self.consumers.currents.get(member_id):
+            self._put((Kind.CURRENT, member_id), current)
+        return current
+
+    # -- leaving
+
+    def _leave(self, request: Beat) -> Beaten:
+        self._check_identity(request)
+        member_id = request.member_id
+        if request.member_epoch == AWAY:
+            self._go_away(member_id)
+        else:
+            self._remove(member_id)
+        return Beaten(member_id=member_id, member_epoch=request.member_epoch, heartbeat_interval_ms=0)
+
+    def _go_away(self, member_id: str) -> None:
+        """A static member keeps what is assigned to it; what it was to give up it has given up by leaving."""
+        current = self.consumers.current(member_id)
+        if current.member_epoch == AWAY:
+            return
+        self._put((Kind.CURRENT, member_id), attrs.evolve(current, member_epoch=AWAY, revoking=NOTHING))
+
+    def _remove(self, member_id: str) -> None:
+        consumers = self.consumers
+        pattern = consumers.members[member_id].pattern
+        self._delete_member(member_id)
+        self._forget_pattern(pattern)
+        self._put((Kind.GROUP, ""), GroupEpoch(consumers.epoch + 1, consumers.hash_of(self.around.topics)))
+
+    def _delete_member(self, member_id: str) -> None:
+        for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
+            self._put((kind, member_id), None)
+
+
+def _fitting(queued: list[Written]) -> int:
+    """How many steps, at least one, go into one batch."""
+    size_bytes = 0
+    for count, written in enumerate(queued):
+        size_bytes += sum(len(key) + len(value or b"") for key, value in written.records)
+        if size_bytes > _BATCH_BYTES and count:
+            return count
+    return len(queued)
+
+
+def _unknown(member_id: str) -> _Refused:
+    return _Refused(GroupError.UNKNOWN_MEMBER_ID, f"member {member_id} is not in the group")
+
+
+def _is_whole(request: Beat) -> bool:
+    """Whether a request says all there is to say, as after an answer that was lost, and so is told all."""
+    if request.member_epoch == _JOINS:
+        return True
+    subscribes = request.topic_names is not None or request.pattern is not None
+    return request.rebalance_timeout_ms != -1 and subscribes and request.owned is not None

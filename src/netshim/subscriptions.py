@@ -1,0 +1,60 @@
+"""What groups of the consumer protocol may subscribe to: which topics there are, and what a regular expression means.
+
+Rules:
+- Regular expressions are RE2's, as with Kafka, and match a whole name. They come from clients: on Python's own engine
+  24 bytes may take seconds, and nobody else would be served. Without the package google-re2 none is taken.
+- Internal topics are meant by no regular expression, only by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from logcore import LogcoreError, LogDir
+from logcore.format.grouprecords import OFFSETS_TOPIC
+from logcore.format.transactionrecords import TRANSACTIONS_TOPIC
+
+_INTERNAL: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+#: Of one compiled expression; a larger one is refused.
+_MOST_BYTES: Final = 1 << 20
+
+
+class ServedTopics:
+    """The topics of a directory, as logcore.coordination asks for them."""
+
+    def __init__(self, logdir: LogDir) -> None:
+        self._logdir = logdir
+
+    @property
+    def version(self) -> int:
+        return self._logdir.topics_version
+
+    def names(self) -> Iterable[str]:
+        return [name for name in self._logdir.topics() if name not in _INTERNAL]
+
+    def facts(self, name: str) -> tuple[bytes, int] | None:
+        if name not in self._logdir:
+            return None
+        try:
+            return self._logdir.topic_id(name).bytes, len(self._logdir.partitions(name))
+        except LogcoreError:  # deleted in this moment
+            return None
+
+
+def compile_pattern(pattern: str) -> Callable[[str], bool]:
+    """The test whether a whole name matches. Raises ValueError for what is no regular expression."""
+    try:
+        import re2
+    except ImportError:
+        raise ValueError("regular expressions of topics need google-re2: pip install 'logcore[regex]'") from None
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _MOST_BYTES
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as error:
+        text = error.args[0]
+        said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        raise ValueError(f"not a regular expression of RE2: {said}") from error
+    return lambda name: compiled.fullmatch(name) is not None

@@ -1,0 +1,288 @@
+"""Groups of the consumer protocol (KIP-848) of Kafka's Java client through the broker, and Kafka's dump tool on what
+the broker wrote of them. Needs Java 17 or later and Maven. Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.format.consumergrouprecords import (
+    Current,
+    GroupEpoch,
+    consumer_value,
+    read_consumer_key,
+    read_consumer_value,
+)
+from logcore.format.grouprecords import OFFSETS_TOPIC
+from netshim import wire
+from netshim.testing import start
+from netshim.wire import codes
+from support import kafka_jvm
+from support.client import Client
+from support.kafka_jvm import Storage
+from support.vectors import DATA
+
+pytestmark = pytest.mark.interop
+
+
+def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
+    pytest.importorskip("re2")
+    source = DATA / "kafka" / "ConsumerGroups.java"
+    kafka = start(tmp_path / "data", group_consumer_session_timeout_ms=10_000)
+    try:
+        command = ["java", "-cp", f"{kafka_jvm.classes()}/*", str(source), kafka.bootstrap_servers]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    finally:
+        kafka.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "feature 1",
+        "read 8",
+        "committed 2",
+        "shared 4",
+        "described Stable Consumer 2 range",
+        "listed Optional[Consumer]",
+        "grown",
+        "came back to its own true",
+        "alone",
+        "pattern refused",
+        "deleted 0",
+    ]
+    with Storage() as storage:
+        (path,) = (tmp_path / "data" / "__consumer_offsets-0").glob("*.log")
+        text = storage.dump(path, "--offsets-decoder")
+    for kind in (3, 5, 6, 7, 8, 16):
+        found = re.findall(rf'"type":"?{kind}"?.*', text)
+        assert found, (kind, text[:3000])
+
+
+# -- beside a broker of Kafka's own ----------------------------------------------------------------------------------
+
+BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+JOIN: dict[str, Any] = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["t"], "owned": []}
+
+#: (member, epoch, fields): heartbeats, one after the other. owned: numbers of partitions of t.
+STEPS: list[tuple[str, int, dict[str, Any]]] = [
+    ("A", 1, {}),
+    ("A", -1, {}),
+    ("A", 0, {**JOIN, "group_id": ""}),
+    ("A", 0, {**JOIN, "rack_id": ""}),
+    ("", 0, JOIN),
+    ("A", 0, {**JOIN, "owned": [1]}),
+    ("A", 0, {**JOIN, "rebalance_timeout_ms": -1}),
+    ("A", 0, {**JOIN, "subscribed_topic_names": None}),
+    ("A", -2, {}),
+    ("A", -3, {"instance_id": "i"}),
+    ("A", 0, {**JOIN, "server_assignor": "sticky"}),
+    # the six steps
+    ("A", 0, JOIN),
+    ("B", 0, JOIN),
+    ("A", 1, {"owned": [0, 1, 2, 3]}),
+    ("A", 1, {}),
+    ("A", 1, {"owned": [0, 1]}),
+    ("B", 2, {}),
+    # epochs
+    ("A", 3, {}),
+    ("A", 1, {}),
+    ("A", 1, {"owned": [0, 1]}),
+    ("A", 1, {"owned": [0, 1, 2]}),
+    ("B", 1, {"owned": []}),
+    ("B", 2, {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["t"], "owned": [2, 3]}),
+    ("B", 0, JOIN),
+    ("B", 2, {"rack_id": "r"}),
+    ("B", 2, {"subscribed_topic_names": ["t", "none"]}),
+    ("A", 2, {}),
+    ("C", 3, {}),
+    # static members
+    ("S", 0, {**JOIN, "instance_id": "i"}),
+    ("Z", 0, {**JOIN, "instance_id": "i"}),
+    ("Z", 4, {"instance_id": "i"}),
+    ("Z", -1, {"instance_id": "i"}),
+    ("Z", -2, {"instance_id": "other"}),
+    ("S", -2, {"instance_id": "i"}),
+    ("S", 0, {**JOIN, "instance_id": "i"}),
+    ("S", -2, {"instance_id": "i"}),
+    ("S2", 0, {**JOIN, "instance_id": "i"}),
+    ("S", 4, {"instance_id": "i"}),
+    ("S2", -1, {"instance_id": "i"}),
+    ("A", 3, {"owned": [0, 1]}),
+    ("B", -1, {}),
+    ("A", 5, {}),
+    ("A", -1, {}),
+    ("A", -1, {}),
+]
+
+
+def beat(client: Client, topic_id: bytes, member_id: str, epoch: int, fields: dict[str, Any]) -> Any:
+    fields = dict(fields)
+    owned = fields.pop("owned", None)
+    topic_type = BEAT.Request.Topic
+    if owned is not None:
+        fields["topic_partitions"] = [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
+    request = BEAT.Request(**{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields})
+    answer = client.ask(BEAT, 1, request)
+    partitions = None
+    if answer.assignment is not None:
+        partitions = sorted(number for topic in answer.assignment.topic_partitions for number in topic.partitions)
+    return answer.error_code, answer.member_id, answer.member_epoch, answer.heartbeat_interval_ms, partitions
+
+
+def others(client: Client) -> Iterator[Any]:
+    """What is asked beside heartbeats, of a group with member A at epoch 1."""
+    topic_type = wire.OFFSET_COMMIT.Request.Topic
+    part = topic_type.Partition(partition_index=0, committed_offset=1, committed_metadata="")
+    topics = [topic_type(name="t", partitions=[part])]
+    commit = wire.OFFSET_COMMIT.Request
+    for member_id, epoch, version in (("A", 1, 9), ("A", 1, 8), ("A", 2, 9), ("B", 1, 9), ("", -1, 9)):
+        request = commit(group_id="g", member_id=member_id, generation_id_or_member_epoch=epoch, topics=topics)
+        yield client.ask(wire.OFFSET_COMMIT, version, request).topics[0].partitions[0].error_code
+    fetch = wire.OFFSET_FETCH.Request
+    for member, epoch in ((None, -1), ("A", 1), ("A", 2), ("B", 1)):
+        asked = fetch.Group(group_id="g", member_id=member, member_epoch=epoch, topics=None)
+        yield client.ask(wire.OFFSET_FETCH, 9, fetch(groups=[asked])).groups[0].error_code
+    for version in (5, 6):
+        request = wire.DESCRIBE_GROUPS.Request(groups=["g", "none"])
+        for group in client.ask(wire.DESCRIBE_GROUPS, version, request).groups:
+            yield group.error_code, group.error_message, group.group_state
+    (group,) = client.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, wire.CONSUMER_GROUP_DESCRIBE.Request(group_ids=["g"])).groups
+    yield group.error_code, group.group_state, group.group_epoch, group.assignment_epoch, group.assignor_name
+    for member in group.members:
+        yield member.member_id, member.member_epoch, member.subscribed_topic_names, member.member_type
+        yield [(topic.topic_name, sorted(topic.partitions)) for topic in member.assignment.topic_partitions]
+    (result,) = client.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"])).results
+    yield result.error_code
+    listed = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request()).groups
+    yield sorted((group.group_id, group.protocol_type, group.group_state, group.group_type) for group in listed)
+
+
+def connected(address: str) -> Client:
+    """A client of a broker that has read its groups."""
+    client = Client(int(address.rpartition(":")[2]))
+    find = wire.FIND_COORDINATOR.Request(coordinator_keys=["g"], key_type=0)
+    while client.ask(wire.FIND_COORDINATOR, 4, find).coordinators[0].error_code:
+        pass
+    unready = (codes.COORDINATOR_LOAD_IN_PROGRESS, codes.NOT_COORDINATOR, codes.COORDINATOR_NOT_AVAILABLE)
+    while beat(client, bytes(16), "nobody", 1, {})[0] in unready:
+        pass
+    return client
+
+
+def make_topic(client: Client) -> bytes:
+    topic = wire.CREATE_TOPICS.Request.Topic(name="t", num_partitions=4, replication_factor=1)
+    made = client.ask(wire.CREATE_TOPICS, 7, wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000))
+    assert made.topics[0].error_code == 0
+    topic_id: bytes = made.topics[0].topic_id
+    numbers = None
+    while not numbers:  # Kafka's coordinator hears of a topic later than we do
+        numbers = beat(client, topic_id, "W", 0, {**JOIN, "group_id": "waits"})[-1]
+        assert beat(client, topic_id, "W", -1, {"group_id": "waits"})[0] == 0
+    return topic_id
+
+
+def life(address: str) -> list[Any]:
+    """What a broker answers to all steps, and then to a group of one member."""
+    client = connected(address)
+    topic_id = make_topic(client)
+    answers: list[Any] = [(step, beat(client, topic_id, *step)) for step in STEPS]
+    answers.append(beat(client, topic_id, "A", 0, {**JOIN, "group_id": "h"}))
+    answers.append(beat(client, topic_id, "A", -1, {"group_id": "h"}))
+    first = beat(client, topic_id, "A", 0, JOIN)
+    answers.append(first)
+    answers += others(client)
+    client.sock.close()
+    return answers
+
+
+def plain(value: Any) -> Any:
+    match value:
+        case GroupEpoch():
+            return value.epoch
+        case frozenset():
+            return sorted(number for _, number in value)
+        case Current():
+            return value.member_epoch, value.previous_epoch, value.state, plain(value.assigned), plain(value.revoking)
+    return value
+
+
+def written(folder: Path) -> list[Any]:
+    """The records of groups, batch by batch, without what differs: ids of topics, hashes, hosts."""
+    batches = []
+    with logcore.open_dir(folder, read_only=True) as logdir:
+        log = logdir.partition(OFFSETS_TOPIC, 0)
+        for batch in log.batches(0, log.high_watermark):
+            records = []
+            for record in batch.records():
+                key = None if record.key is None else read_consumer_key(record.key)
+                if key is None or key.group_id == "waits":
+                    continue
+                value = None
+                if record.value is not None:
+                    value = read_consumer_value(key.kind, record.value)
+                    encoded = consumer_value(value)
+                    assert encoded == record.value, (key, value, record.value.hex(" "))
+                records.append((key.kind, key.group_id, key.name, plain(value)))
+            if records:
+                batches.append(records)
+    return batches
+
+
+def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
+    with kafka_jvm.Broker(tmp_path) as broker:
+        theirs = life(broker.address)
+    kafka = start(tmp_path / "ours", group_consumer_heartbeat_interval_ms=5_000)
+    ours = life(kafka.bootstrap_servers)
+    kafka.stop()
+    assert ours == theirs
+    assert written(tmp_path / "ours") == written(broker.data)
+
+
+class Member:
+    """One that goes from broker to broker. It says everything each time, so that it is told everything."""
+
+    def __init__(self, member_id: str) -> None:
+        self.member_id = member_id
+        self.epoch = 0
+        self.owned: list[int] = []
+
+    def beat(self, client: Client, topic_id: bytes) -> list[int]:
+        fields = {**JOIN, "owned": self.owned}
+        code, _, self.epoch, _, numbers = beat(client, topic_id, self.member_id, self.epoch, fields)
+        assert code == 0
+        self.owned = numbers
+        return self.owned
+
+
+def test_a_group_goes_from_kafka_to_us_and_back(tmp_path: Path) -> None:
+    one, other = Member("A"), Member("B")
+    with kafka_jvm.Broker(tmp_path) as broker:
+        client = connected(broker.address)
+        topic_id = make_topic(client)
+        assert one.beat(client, topic_id) == [0, 1, 2, 3]
+        assert other.beat(client, topic_id) == []
+        for _ in range(2):
+            one.beat(client, topic_id)
+        assert (one.owned, other.beat(client, topic_id)) == ([0, 1], [2, 3])
+        client.sock.close()
+    kafka = start(broker.data, group_consumer_session_timeout_ms=45_000)
+    client = connected(kafka.bootstrap_servers)
+    for _ in range(2):  # our hash of the topics is another one, so that the epoch rises once
+        assert (one.beat(client, topic_id), other.beat(client, topic_id)) == ([0, 1], [2, 3])
+    assert (one.epoch, other.epoch) == (3, 3)
+    assert beat(client, topic_id, "B", -1, {})[0] == 0
+    assert one.beat(client, topic_id) == [0, 1, 2, 3]
+    client.sock.close()
+    kafka.stop()
+    with kafka_jvm.Broker(tmp_path) as broker:
+        client = connected(broker.address)
+        for _ in range(2):
+            assert one.beat(client, topic_id) == [0, 1, 2, 3]
+        assert one.epoch == 5
+        assert beat(client, topic_id, "B", 3, {})[0] == codes.UNKNOWN_MEMBER_ID
+        client.sock.close()

@@ -1,0 +1,146 @@
+"""Groups of the consumer protocol in a broker whose power is cut at each change that they make to its directory.
+
+Goal: after every crash the group stands as one of the heartbeats left it, the last that was answered or a later one:
+none is forgotten, none is there in part. Method: logcore.testing.explore over the directory of a broker without
+sockets, whose requests pass through their wire forms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from typing import Any
+
+import pytest
+
+from logcore import LogcoreError
+from logcore.testing import SimulatedDisk, explore
+from logcore.testing.faults import Fault, FaultPlan
+from netshim import wire
+from netshim.groups import Groups
+from netshim.wire import codes
+from support.stillbroker import StillBroker
+
+BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+
+#: (member, epoch, instance, numbers of the partitions that it owns, None for nothing said)
+STEPS: tuple[tuple[str, int, str | None, list[int] | None], ...] = (
+    ("A", 0, None, []),
+    ("B", 0, "i", []),
+    ("A", 1, None, [0, 1, 2, 3]),
+    ("A", 1, None, [0, 1]),
+    ("B", 2, "i", None),
+    ("B", -2, "i", None),
+    ("C", 0, "i", []),
+    ("A", -1, None, None),
+    ("C", 2, "i", [2, 3]),
+)
+
+
+def beat(bench: StillBroker, member_id: str, epoch: int, instance_id: str | None, owned: list[int] | None) -> int:
+    fields: dict[str, Any] = {"instance_id": instance_id}
+    if epoch == 0:
+        fields.update(rebalance_timeout_ms=60_000, subscribed_topic_names=["t"])
+    if owned is not None:
+        topics = [BEAT.Request.Topic(topic_id=bench.broker.state.topic_id("t"), partitions=owned)] if owned else []
+        fields["topic_partitions"] = topics
+    answer = bench.ask(BEAT, 1, group_id="g", member_id=member_id, member_epoch=epoch, **fields)
+    return int(answer.error_code)
+
+
+def facts(bench: StillBroker) -> Any:
+    """How the group stands, as far as its records tell."""
+    groups: Groups = bench.broker.state.groups
+    group = groups.get("g")
+    if group is None or group.consumers is None or not group.consumers.epoch:
+        return None
+    consumers = group.consumers
+
+    def numbers(partitions: Any) -> list[int]:
+        return sorted(number for _, number in partitions)
+
+    return (
+        (consumers.epoch, consumers.target_epoch, sorted(consumers.members), dict(consumers.static)),
+        {name: numbers(target) for name, target in consumers.targets.items()},
+        {
+            name: (one.member_epoch, one.previous_epoch, one.state, numbers(one.assigned), numbers(one.revoking))
+            for name, one in consumers.currents.items()
+        },
+    )
+
+
+def begin(disk: SimulatedDisk) -> StillBroker:
+    bench = StillBroker(disk, disk.now_ms())
+    if "t" not in bench.logdir:
+        bench.logdir.create_topic("t", 4)
+    return bench
+
+
+def live(disk: SimulatedDisk, promise: Any) -> None:
+    bench = begin(disk)
+    for number, step in enumerate(STEPS, 1):
+        promise(("asked", number))
+        assert beat(bench, *step) == 0
+        promise(("told", number))
+    bench.stop()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """How the group stands before the first step, and after each."""
+    bench = begin(SimulatedDisk())
+    found = [None]
+    for step in STEPS:
+        assert beat(bench, *step) == 0
+        found.append(facts(bench))
+    bench.stop()
+    assert len({repr(one) for one in found}) == len(STEPS) + 1, "each step changes something"
+    return found
+
+
+def recover(disk: SimulatedDisk) -> Any:
+    bench = StillBroker(disk, disk.now_ms())
+    bench.ask(wire.LIST_GROUPS, 5)
+    found = facts(bench)
+    bench.logdir.close()
+    return found
+
+
+def judge(expected: list[Any], promised: list[Any], found: Any) -> None:
+    told = max([number for what, number in promised if what == "told"], default=0)
+    asked = max([number for what, number in promised if what == "asked"], default=0)
+    assert found in expected[told : asked + 1], (told, asked, found)
+
+
+def test_no_crash_splits_or_loses_a_heartbeat(expected: list[Any]) -> None:
+    report = explore(live, recover, lambda promised, found: judge(expected, promised, found), limit=20, again_every=0)
+    assert report.states > 50
+
+
+@pytest.mark.slow
+def test_no_crash_splits_or_loses_a_heartbeat_whatever_is_left(expected: list[Any]) -> None:
+    explore(live, recover, lambda promised, found: judge(expected, promised, found), limit=3_000, again_every=10)
+
+
+@pytest.mark.parametrize("operation", ["fdatasync", "pwrite"])
+def test_a_heartbeat_that_the_disk_refuses_is_asked_again_and_counts_once(operation: str, expected: list[Any]) -> None:
+    at = 0
+    has_failed = True
+    while has_failed:
+        at += 1
+        disk = SimulatedDisk()
+        bench = begin(disk)
+        disk.faults = FaultPlan(Fault(operation, errno.EIO, path="*__consumer_offsets*.log", at=at, times=1))
+        for number, step in enumerate(STEPS, 1):
+            code = beat(bench, *step)
+            if code:
+                assert code == codes.COORDINATOR_NOT_AVAILABLE
+                assert facts(bench) == expected[number - 1]
+                assert beat(bench, *step) == 0
+            assert facts(bench) == expected[number]
+        has_failed = bool(disk.faults.hits)
+        disk.faults = FaultPlan()
+        with contextlib.suppress(LogcoreError):
+            bench.stop()
+        assert recover(disk) == expected[-1]
+    assert at > 5

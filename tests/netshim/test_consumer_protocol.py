@@ -1,0 +1,476 @@
+"""The consumer protocol (KIP-848) through a broker: the answer to each request by its version, what is on disk, and
+confluent-kafka as it is.
+
+What the answers mean is tested in tests/coordination; here it is how they are said. All but the last part is without
+sockets: time is a number, the disk is done when the test says so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.format.grouprecords import OFFSETS_TOPIC
+from netshim import wire
+from netshim.testing import Kafka
+from netshim.waiting import Answer
+from netshim.wire import codes
+from support.rig import Rig, code_of
+
+BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+DEADLINE_S = 60
+
+
+def send(rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any) -> Answer:
+    """A heartbeat; with epoch 0 it says what somebody who joins has to say. owned: of `orders`."""
+    if epoch == 0:
+        fields = {"rebalance_timeout_ms": 60_000, "owned": [], "subscribed_topic_names": ["orders"], **fields}
+    owned = fields.pop("owned", None)
+    topic_type = BEAT.Request.Topic
+    if owned is not None:
+        topic_id = rig.state.topic_id("orders")
+        fields["topic_partitions"] = [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
+    request = BEAT.Request(**{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields})
+    return rig.send(BEAT, version, request)
+
+
+def beat(rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any) -> Any:
+    answer = send(rig, member_id, epoch, version, **fields)
+    assert answer.is_set
+    return answer.value
+
+
+def given(rig: Rig, response: Any) -> tuple[int, list[int] | None]:
+    """Member epoch and the numbers of the partitions of `orders`."""
+    assert response.error_code == 0, response
+    if response.assignment is None:
+        return response.member_epoch, None
+    assert {topic.topic_id for topic in response.assignment.topic_partitions} <= {rig.state.topic_id("orders")}
+    return response.member_epoch, [n for topic in response.assignment.topic_partitions for n in topic.partitions]
+
+
+def two(rig: Rig) -> None:
+    """A with partitions 0 and 1 of `orders`, and B with 2."""
+    beat(rig, "A", 0)
+    beat(rig, "B", 0)
+    assert given(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
+    assert given(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
+    assert given(rig, beat(rig, "B", 2)) == (2, [2])
+
+
+# -- heartbeats ------------------------------------------------------------------------------------------------------
+
+
+def test_two_members_and_the_way_from_one_to_the_other(rig: Rig) -> None:
+    first = beat(rig, "A", 0)
+    assert (first.member_id, first.heartbeat_interval_ms) == ("A", 5_000)
+    assert given(rig, first) == (1, [0, 1, 2])
+    assert given(rig, beat(rig, "B", 0)) == (2, [])
+    assert given(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
+    assert given(rig, beat(rig, "A", 1)) == (1, None)
+    assert given(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
+    assert given(rig, beat(rig, "B", 2)) == (2, [2])
+    left = beat(rig, "A", -1)
+    assert (left.error_code, left.member_epoch, left.heartbeat_interval_ms, left.assignment) == (0, -1, 0, None)
+
+
+def test_the_first_version_gives_a_newcomer_an_id(rig: Rig) -> None:
+    response = beat(rig, "", 0, version=0)
+    assert len(response.member_id) == 22
+    assert given(rig, response) == (1, [0, 1, 2])
+    assert beat(rig, "", 0, version=0).member_id != response.member_id
+    assert beat(rig, "", 0, version=1).error_code == codes.INVALID_REQUEST
+
+
+def test_members_send_three_heartbeats_in_a_session_at_least(rig: Rig) -> None:
+    rig.stop()
+    rig.settings["group_consumer_session_timeout_ms"] = 900
+    rig.start()
+    assert beat(rig, "A", 0).heartbeat_interval_ms == 300
+
+
+@pytest.mark.parametrize(
+    ("member_id", "epoch", "fields", "code"),
+    [
+        ("A", 0, {"group_id": ""}, codes.INVALID_REQUEST),
+        ("A", 0, {"server_assignor": "sticky"}, codes.UNSUPPORTED_ASSIGNOR),
+        ("A", 1, {"group_id": "none"}, codes.GROUP_ID_NOT_FOUND),
+        ("C", 1, {}, codes.UNKNOWN_MEMBER_ID),
+        ("A", 9, {}, codes.FENCED_MEMBER_EPOCH),
+        ("S", 0, {"instance_id": "i"}, codes.UNRELEASED_INSTANCE_ID),
+        ("S", 2, {"instance_id": "i"}, codes.FENCED_INSTANCE_ID),
+        ("C", 0, {}, codes.GROUP_MAX_SIZE_REACHED),
+    ],
+)
+def test_refusals_have_kafkas_codes_and_a_text(
+    rig: Rig, member_id: str, epoch: int, fields: dict[str, Any], code: int
+) -> None:
+    rig.stop()
+    rig.settings["group_consumer_max_size"] = 3 if code == codes.GROUP_MAX_SIZE_REACHED else 4
+    rig.start()
+    two(rig)
+    beat(rig, "I", 0, instance_id="i")
+    response = beat(rig, member_id, epoch, **fields)
+    assert response.error_code == code
+    assert response.error_message
+
+
+def test_patterns_need_their_package_and_mean_no_internal_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("re2")
+    rig.groups.create_topic()
+    response = beat(rig, "A", 0, subscribed_topic_names=[], subscribed_topic_regex="(^ord.*|_.*)")
+    assert given(rig, response) == (1, [0, 1, 2])
+    refused = beat(rig, "A", 1, subscribed_topic_regex="(")
+    assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
+    assert "missing )" in refused.error_message
+    monkeypatch.setitem(__import__("sys").modules, "re2", None)
+    refused = beat(rig, "A", 1, subscribed_topic_regex="a.*")
+    assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
+    assert "logcore[regex]" in refused.error_message
+
+
+def test_new_topics_and_partitions_are_noticed_with_the_next_heartbeat(rig: Rig) -> None:
+    beat(rig, "A", 0, subscribed_topic_names=["orders", "late"])
+    rig.logdir.add_partitions("orders", 4)
+    assert given(rig, beat(rig, "A", 1)) == (2, [0, 1, 2, 3])
+    rig.logdir.create_topic("late", 1)
+    response = beat(rig, "A", 2)
+    assert response.member_epoch == 3
+    assert len(response.assignment.topic_partitions) == 2
+    rig.logdir.delete_topic("late")
+    beat(rig, "A", 3)
+    assert given(rig, beat(rig, "A", 3, owned=[0, 1, 2, 3])) == (4, None)
+
+
+def test_an_answer_comes_when_it_is_on_disk(rig: Rig) -> None:
+    beat(rig, "A", 0)
+    rig.holds_disk = True
+    waiting = [send(rig, "B", 0), send(rig, "A", 1, owned=[0, 1, 2]), send(rig, "A", 1)]
+    assert not any(answer.is_set for answer in waiting)
+    rig.finish_disk()
+    assert [answer.value.member_epoch for answer in waiting] == [2, 1, 1]
+
+
+def test_the_records_of_a_request_are_one_batch(rig: Rig) -> None:
+    beat(rig, "A", 0, subscribed_topic_names=["orders", *(f"{number:0100}" for number in range(1_000))])
+    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+    (batch,) = log.batches(0, log.high_watermark)
+    assert batch.record_count == 5
+
+
+def test_a_group_outlives_the_broker_and_its_sessions_begin_anew(rig: Rig) -> None:
+    two(rig)
+    rig.restart()
+    assert given(rig, beat(rig, "B", 2)) == (2, None)
+    rig.sleep(44_999)
+    assert given(rig, beat(rig, "B", 2)) == (2, None)
+    rig.sleep(1)
+    assert beat(rig, "A", 2).error_code == codes.UNKNOWN_MEMBER_ID
+    assert given(rig, beat(rig, "B", 2)) == (3, [0, 1, 2])
+
+
+# -- beside the classic protocol -------------------------------------------------------------------------------------
+
+
+def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
+    two(rig)
+    assert code_of(rig.join()) == codes.INCONSISTENT_GROUP_PROTOCOL
+    assert code_of(rig.sync("A", 2)) == codes.UNKNOWN_MEMBER_ID
+    assert rig.beat("A", 2) == codes.UNKNOWN_MEMBER_ID
+    assert rig.leave(("A", None)) == [codes.UNKNOWN_MEMBER_ID]
+
+
+def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
+    ids, generation = rig.form(1)
+    assert code_of(rig.commit({("orders", 0): 7}, member_id=ids[0], generation=generation)) == 0
+    assert beat(rig, "A", 0).error_code == codes.GROUP_ID_NOT_FOUND
+    rig.leave((ids[0], None))
+    assert given(rig, beat(rig, "A", 0)) == (1, [0, 1, 2])
+    rig.restart()
+    assert given(rig, beat(rig, "A", 1)) == (1, None)
+    assert rig.committed() == {("orders", 0): 7}
+    beat(rig, "A", -1)
+    rig.form(1)
+    rig.restart()
+    assert rig.describe().group_state == "Stable"
+    assert rig.committed() == {("orders", 0): 7}
+
+
+# -- offsets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("member_id", "epoch", "version", "code"),
+    [
+        ("A", 2, 9, codes.NONE),
+        ("A", 2, 8, codes.UNSUPPORTED_VERSION),
+        ("A", 1, 9, codes.STALE_MEMBER_EPOCH),
+        ("C", 2, 9, codes.UNKNOWN_MEMBER_ID),
+        ("", -1, 9, codes.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_members_commit_with_their_epoch(rig: Rig, member_id: str, epoch: int, version: int, code: int) -> None:
+    two(rig)
+    answer = rig.commit({("orders", 0): 7}, member_id=member_id, generation=epoch, version=version)
+    assert code_of(answer) == code
+    assert rig.committed() == ({} if code else {("orders", 0): 7})
+
+
+@pytest.mark.parametrize(
+    ("member_id", "epoch", "code"),
+    [
+        (None, -1, codes.NONE),
+        ("A", 2, codes.NONE),
+        ("A", 1, codes.STALE_MEMBER_EPOCH),
+        ("C", 2, codes.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_members_fetch_offsets_with_their_epoch(rig: Rig, member_id: str | None, epoch: int, code: int) -> None:
+    two(rig)
+    group_type = wire.OFFSET_FETCH.Request.Group
+    asked = group_type(group_id="g", member_id=member_id, member_epoch=epoch, topics=None)
+    (found,) = rig.ask(wire.OFFSET_FETCH, 9, groups=[asked]).groups
+    assert found.error_code == code
+
+
+def test_offsets_of_a_topic_that_members_want_are_not_deleted(rig: Rig) -> None:
+    two(rig)
+    rig.commit({("orders", 0): 7, ("other", 0): 8}, member_id="A", generation=2, version=9)
+    topic_type = wire.OFFSET_DELETE.Request.Topic
+    asked = [
+        topic_type(name=name, partitions=[topic_type.Partition(partition_index=0)]) for name in ("orders", "other")
+    ]
+    response = rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=asked)
+    found = [partition.error_code for topic in response.topics for partition in topic.partitions]
+    assert found == [codes.GROUP_SUBSCRIBED_TO_TOPIC, 0]
+    assert rig.committed() == {("orders", 0): 7}
+
+
+# -- what admin tools ask --------------------------------------------------------------------------------------------
+
+
+def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
+    two(rig)
+    rig.form(1, group="old")
+
+    def described(version: int, group: str) -> Any:
+        (found,) = rig.ask(wire.CONSUMER_GROUP_DESCRIBE, version, group_ids=[group]).groups
+        return found
+
+    for group in ("old", "none"):
+        assert described(1, group).error_code == codes.GROUP_ID_NOT_FOUND
+    found = described(1, "g")
+    facts = found.error_code, found.group_state, found.group_epoch, found.assignment_epoch, found.assignor_name
+    assert facts == (0, "Stable", 2, 2, "uniform")
+    member = found.members[0]
+    assert (member.member_id, member.member_epoch, member.client_id, member.client_host) == ("A", 2, "cli", "/10.0.0.1")
+    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (["orders"], None)
+    assert member.member_type == 1
+    for assignment in (member.assignment, member.target_assignment):
+        assert [(topic.topic_name, topic.partitions) for topic in assignment.topic_partitions] == [("orders", [0, 1])]
+    assert described(0, "g").members[0].member_type == -1
+
+
+@pytest.mark.parametrize(
+    ("version", "group", "code", "text"),
+    [
+        (5, "g", 0, None),
+        (6, "g", codes.GROUP_ID_NOT_FOUND, "Group g is not a classic group."),
+        (5, "none", 0, None),
+        (6, "none", codes.GROUP_ID_NOT_FOUND, "Group none not found."),
+    ],
+)
+def test_the_classic_description_finds_no_such_group(
+    rig: Rig, version: int, group: str, code: int, text: str | None
+) -> None:
+    two(rig)
+    (found,) = rig.ask(wire.DESCRIBE_GROUPS, version, groups=[group]).groups
+    assert (found.error_code, found.error_message, found.group_state) == (code, text, "Dead")
+
+
+def test_groups_are_listed_with_type_and_state(rig: Rig) -> None:
+    beat(rig, "A", 0)
+    beat(rig, "B", 0)
+    beat(rig, "C", 0, group_id="h")
+    beat(rig, "C", -1, group_id="h")
+    beat(rig, "D", 0, group_id="i")
+    beat(rig, "E", 0, group_id="i")
+    beat(rig, "E", -1, group_id="i")
+    rig.form(1, group="old")
+
+    def listed(**filters: Any) -> list[Any]:
+        return [
+            (group.group_id, group.protocol_type, group.group_state, group.group_type)
+            for group in rig.ask(wire.LIST_GROUPS, 5, **filters).groups
+        ]
+
+    ours = [
+        ("g", "consumer", "Reconciling", "consumer"),
+        ("h", "consumer", "Empty", "consumer"),
+        ("i", "consumer", "Assigning", "consumer"),
+    ]
+    assert listed() == [*ours, ("old", "consumer", "Stable", "classic")]
+    assert listed(types_filter=["Consumer"]) == ours
+    assert listed(states_filter=["reconciling"]) == ours[:1]
+    assert listed(types_filter=["share", "streams"]) == []
+
+
+def test_only_an_empty_group_is_deleted(rig: Rig) -> None:
+    two(rig)
+    (result,) = rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
+    assert result.error_code == codes.NON_EMPTY_GROUP
+    beat(rig, "A", -1)
+    beat(rig, "B", -1)
+    (result,) = rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
+    assert result.error_code == 0
+    rig.restart()
+    assert rig.ask(wire.LIST_GROUPS, 5).groups == []
+
+
+def test_the_protocol_is_finalized(rig: Rig) -> None:
+    response = rig.ask(wire.API_VERSIONS, 3, client_software_name="x", client_software_version="1")
+    finalized = {each.name: each.max_version_level for each in response.finalized_features}
+    assert finalized == {"group.version": 1, "transaction.version": 2}
+    assert {68, 69} <= {each.api_key for each in response.api_keys}
+
+
+# -- behind the broker -----------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_opens_the_directory_goes_on_with_the_offsets_of_such_a_group(rig: Rig) -> None:
+    """Its members are gone with the broker, as those of the classic protocol."""
+    two(rig)
+    rig.commit({("orders", 0): 1}, member_id="A", generation=2, version=9)
+    rig.logdir.append("orders", b"first", partition=0)
+    rig.logdir.append("orders", b"second", partition=0)
+    rig.stop()
+    with logcore.open_dir(rig.path) as directory, directory.consumer(group_id="g") as member:
+        member.subscribe(["orders"])
+        found = member.poll(timeout_ms=1_000).values()
+        assert [record.value for records in found for record in records] == [b"second"]
+    rig.start()
+    assert rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups[0].error_code == codes.GROUP_ID_NOT_FOUND
+    assert rig.committed()["orders", 0] in (1, 2)
+
+
+def test_the_command_line_knows_such_groups(rig: Rig) -> None:
+    click_testing = pytest.importorskip("click.testing")
+    from logcore.cli.commands import main
+
+    two(rig)
+    rig.stop()
+
+    def run(*arguments: str) -> str:
+        found = click_testing.CliRunner().invoke(main, list(arguments))
+        assert found.exit_code == 0, found.output
+        return str(found.stdout)
+
+    path = str(rig.path)
+    listed = [json.loads(line) for line in run("group", "list", path, "--json").splitlines()]
+    assert [(one["group"], one["members"]) for one in listed] == [("g", 2)]
+    run("group", "delete", path, "g", "--yes")
+    assert run("group", "list", path, "--json") == ""
+    rig.start()
+
+
+# -- confluent-kafka -------------------------------------------------------------------------------------------------
+
+
+def consumer(kafka: Kafka, **options: Any) -> Any:
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    return confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": "g",
+            "group.protocol": "consumer",
+            "auto.offset.reset": "earliest",
+            **options,
+        }
+    )
+
+
+def poll_until(done: Callable[[], bool], member: Any, values: set[bytes]) -> None:
+    """Adds the values that a member gets until then."""
+    until = time.monotonic() + DEADLINE_S
+    while not done():
+        assert time.monotonic() < until, member.assignment()
+        message = member.poll(0.01)
+        if message is not None:
+            assert message.error() is None, message.error()
+            values.add(message.value())
+
+
+MEMBER = """
+import sys, confluent_kafka
+consumer = confluent_kafka.Consumer({
+    "bootstrap.servers": sys.argv[1], "group.id": "g", "group.protocol": "consumer", "group.remote.assignor": "range"
+})
+consumer.subscribe(["^ord.*"] if sys.argv[2] == "pattern" else ["orders"])
+said = None
+while True:
+    consumer.poll(0.05)
+    found = len(consumer.assignment())
+    if found != said:
+        said = found
+        print(found, flush=True)
+"""
+
+
+@pytest.mark.parametrize("subscribes", ["names", "pattern"])
+def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
+    kafka_factory: Callable[..., Kafka], subscribes: str
+) -> None:
+    if subscribes == "pattern":
+        pytest.importorskip("re2")
+    kafka = kafka_factory(group_consumer_session_timeout_ms=1_000)
+    kafka.create_topic("orders", 4)
+    for number in range(40):
+        kafka.append("orders", b"%d" % number, partition=number % 4)
+    survivor = consumer(kafka)
+    survivor.subscribe(["orders"])
+    values: set[bytes] = set()
+    poll_until(lambda: len(survivor.assignment()) == 4, survivor, values)
+    victim = subprocess.Popen(
+        [sys.executable, "-c", MEMBER, kafka.bootstrap_servers, subscribes], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        poll_until(lambda: len(survivor.assignment()) == 2, survivor, values)
+        assert victim.stdout is not None
+        assert [int(victim.stdout.readline()) for _ in range(2)] == [0, 2]
+        poll_until(lambda: len(values) >= 20, survivor, values)
+        survivor.commit(asynchronous=False)
+        victim.kill()
+        poll_until(lambda: len(survivor.assignment()) == 4, survivor, values)
+        for number in range(40, 80):
+            kafka.append("orders", b"%d" % number, partition=number % 4)
+        poll_until(lambda: values >= {b"%d" % number for number in range(40, 80)}, survivor, values)
+    finally:
+        victim.kill()
+        victim.communicate()
+        survivor.close()
+
+
+def test_a_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
+    """Each joins, and then sends heartbeats in turn until everybody has its partition: by the time of this process."""
+    rig.logdir.add_partitions("orders", 100)
+    begun = time.process_time()
+    epochs = {f"m{number:03}": beat(rig, f"m{number:03}", 0).member_epoch for number in range(100)}
+    held: dict[str, list[int]] = {name: [] for name in epochs}
+    held["m000"] = list(range(100))
+    rounds = 0
+    while sorted(number for numbers in held.values() for number in numbers) != list(range(100)) or rounds < 2:
+        rounds += 1
+        assert rounds < 10
+        for name, owned in held.items():
+            epochs[name], numbers = given(rig, beat(rig, name, epochs[name], owned=owned))
+            if numbers is not None:
+                held[name] = numbers
+    assert {len(numbers) for numbers in held.values()} == {1}
+    assert time.process_time() - begun < 1

@@ -1,0 +1,200 @@
+"""A coordinator of consumer groups (KIP-848) with its time, its disk, its topics and those who wait. No tests.
+
+Requests are answered at once unless `holds` is set: then records wait until disk() is called, as on a slow disk. What
+is on disk is kept batch by batch, so that a power cut leaves some first of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from logcore.coordination.consumergroup import ConsumerGroup
+from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.effects import (
+    At,
+    Beat,
+    Beaten,
+    BeatRefused,
+    Cancel,
+    Effect,
+    GroupError,
+    Reply,
+    Rules,
+    Store,
+    Timeout,
+)
+from logcore.coordination.group import Group
+from logcore.coordination.timers import Timers
+from logcore.format.consumergrouprecords import Kind, Partitions, read_consumer_key, read_consumer_value
+from logcore.format.grouprecords import GroupRecord
+from logcore.groupoffsets import StoredGroups
+
+T0 = 1_700_000_000_000
+SESSION_MS = 45_000
+REBALANCE_MS = 60_000
+
+
+def topic_id(name: str) -> bytes:
+    return name.encode().ljust(16, b".")
+
+
+def of(name: str, *numbers: int) -> Partitions:
+    return frozenset((topic_id(name), number) for number in numbers)
+
+
+def compile_pattern(pattern: str) -> Callable[[str], bool]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"no expression: {error}") from error
+    return lambda name: compiled.fullmatch(name) is not None
+
+
+class World:
+    """One coordinator, started again by restart() with what is on disk."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.version = 1
+        self.counts: dict[str, int] = {"t": 4}
+        self.now_ms = T0
+        self.holds = False
+        self.disk_error: GroupError | None = None
+        self.batches: list[tuple[GroupRecord, ...]] = []
+        self.waiters = 0
+        self.ids = 0
+        self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=1_800_000, **rules)
+        self.start()
+
+    def start(self) -> None:
+        self.coordinator = Coordinator(self.rules, self._new_id, self, compile_pattern)
+        self.timers: Timers[tuple[Group, Timeout]] = Timers()
+        self.stores: list[Store] = []
+        self.replies: dict[int, Any] = {}
+        self.events: list[Effect] = []
+
+    def _new_id(self) -> str:
+        self.ids += 1
+        return f"{self.ids:03}"
+
+    # -- topics
+
+    def names(self) -> Iterable[str]:
+        return sorted(self.counts)
+
+    def facts(self, name: str) -> tuple[bytes, int] | None:
+        count = self.counts.get(name)
+        return None if count is None else (topic_id(name), count)
+
+    def set_topic(self, name: str, count: int) -> None:
+        """count: 0 to delete it."""
+        self.counts[name] = count
+        if not count:
+            del self.counts[name]
+        self.version += 1
+
+    # -- effects
+
+    def act(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Reply(waiter, result):
+                    assert waiter not in self.replies, "answered twice"
+                    self.replies[waiter] = result  # type: ignore[index]
+                case Store():
+                    self.stores.append(effect)
+                case At(group, timeout, at_ms):
+                    self.timers.at(at_ms, (group, timeout))
+                case Cancel(group, timeout):
+                    assert (group, timeout) in self.timers, "only what is set is cancelled"
+                    self.timers.cancel((group, timeout))
+                case _:
+                    self.events.append(effect)
+        while self.stores and not self.holds:
+            self.disk()
+
+    def disk(self) -> None:
+        """The first records that wait are on disk now, or could not be stored when there is a disk_error."""
+        effect = self.stores.pop(0)
+        if self.disk_error is None:
+            self.batches.append(effect.records)
+        self.act(self.coordinator.stored(effect, self.disk_error, self.now_ms))
+
+    def sleep(self, ms: int) -> None:
+        end_ms = self.now_ms + ms
+        while True:
+            next_ms = self.timers.next_ms
+            if next_ms is None or next_ms > end_ms:
+                break
+            self.now_ms = max(self.now_ms, next_ms)
+            for group, timeout in self.timers.due(self.now_ms):
+                self.act(self.coordinator.timed_out(group, timeout, self.now_ms))
+        self.now_ms = end_ms
+
+    def restart(self) -> None:
+        """The process ends, and another one starts with what is on disk."""
+        latest: dict[bytes, bytes | None] = {}
+        for batch in self.batches:
+            latest.update(batch)
+        self.start()
+        found = StoredGroups()
+        found.take(latest)
+        assert not found.not_understood
+        load = self.coordinator.load
+        self.act(load(found.groups, found.offsets, self.now_ms, found.unstable, found.consumers))
+
+    # -- requests
+
+    def send(self, member_id: str, epoch: int, *, group: str = "g", may_lack_id: bool = False, **more: Any) -> int:
+        """Sends a heartbeat and returns its waiter. With epoch 0 it says what somebody who joins has to say."""
+        if epoch == 0:
+            more.setdefault("rebalance_timeout_ms", REBALANCE_MS)
+            more.setdefault("owned", frozenset())
+            if "pattern" not in more:
+                more.setdefault("topic_names", ("t",))
+        if isinstance(more.get("topic_names"), list):
+            more["topic_names"] = tuple(more["topic_names"])
+        self.waiters += 1
+        waiter = self.waiters
+        beat = Beat(group_id=group, member_id=member_id, member_epoch=epoch, **more)
+        self.act(self.coordinator.beat(beat, waiter, self.now_ms, may_lack_id=may_lack_id))
+        return waiter
+
+    def beat(self, member_id: str, epoch: int, **more: Any) -> tuple[int, list[int] | None]:
+        """The answer: member epoch and the numbers of the partitions of topic t, None where nothing is said of them."""
+        result = self.replies[self.send(member_id, epoch, **more)]
+        assert isinstance(result, Beaten), result
+        assert result.member_id == member_id
+        numbers = None if result.assigned is None else sorted(number for _, number in result.assigned)
+        return result.member_epoch, numbers
+
+    def refused(self, member_id: str, epoch: int, **more: Any) -> str:
+        """The name of the error that a heartbeat is answered with."""
+        result = self.replies[self.send(member_id, epoch, **more)]
+        assert isinstance(result, BeatRefused), result
+        assert result.text
+        return result.error.name
+
+    # -- looking
+
+    def group(self, group_id: str = "g") -> Group:
+        found = self.coordinator.get(group_id)
+        assert found is not None
+        return found
+
+    def consumers(self, group_id: str = "g") -> ConsumerGroup:
+        found = self.group(group_id).consumers
+        assert found is not None
+        return found
+
+    def last_batch(self) -> list[tuple[Any, ...]]:
+        """The records of the last batch: kind, name, value."""
+        found: list[tuple[Any, ...]] = []
+        for key, value in self.batches[-1]:
+            place = read_consumer_key(key)
+            if place is None:
+                found.append((Kind.CLASSIC, "", value))
+                continue
+            found.append((place.kind, place.name, None if value is None else read_consumer_value(place.kind, value)))
+        return found
