@@ -647,7 +647,7 @@ def test_what_may_be_on_disk_all_the_same_is_written_again(world: World) -> None
 
 
 def test_nobody_is_answered_before_what_may_be_on_disk_is_written_over(world: World) -> None:
-    """B joins, and A, whose own joining was not answered yet, repeats it: half of the partitions are B's. All that is on
+    """B joins, and A, whose own joining was not answered yet, repeats it: half of the partitions are B's. That is on
     disk, though the sync failed. If A were told at once that it has all partitions, as before, and power were lost
     then, the next coordinator would give half of them to B.
     """
