@@ -45,7 +45,6 @@ from logcore.coordination.effects import (
 )
 from logcore.coordination.group import Group
 from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
-from logcore.groupoffsets import StoredGroups
 from netshim.journal import shown
 from netshim.offsets import OffsetsTopic
 from netshim.state import State
@@ -184,17 +183,23 @@ class Groups:
         else:
             self._loading = [done]
             if self._topic.exists:
-                self._state.submit(self._topic.read, self._have_loaded)
+                self._state.submit(self._read, self._have_loaded)
             else:
-                self._have_loaded(StoredGroups())
+                self._have_loaded(None)
+
+    def _read(self) -> None:
+        """Takes over what the topic says now. Beside the loop, which a million offsets would hold for long; nothing
+        else is asked of the coordinator meanwhile. Raises LogcoreError.
+        """
+        found = self._topic.read()
+        self._coordinator.take(found.groups, found.offsets, found.unstable, found.consumers)
 
     def _have_loaded(self, found: Any) -> None:
         waiting = self._loading or []
         self._loading = None
         error = None
-        if isinstance(found, StoredGroups):
-            load = self._coordinator.load
-            self._act(load(found.groups, found.offsets, self._now_ms, found.unstable, found.consumers))
+        if found is None:
+            self._act(self._coordinator.begin_sessions(self._now_ms))
             self._is_loaded = True
             self._check_later(self._now_ms)
         else:

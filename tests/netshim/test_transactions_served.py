@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import logcore
+from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.transactions import Transactions
 from netshim.testing import Kafka
 from netshim.transactions import TransactionHost
@@ -79,12 +80,16 @@ def take(servers: str, count: int, topic: str = "t", **options: Any) -> list[Any
 def test_what_is_stored_is_taken_over_beside_the_loop(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100,000 transactional ids take a good part of a second, in which no other client would be served."""
+    """100,000 transactional ids, or groups, take a good part of a second, in which no other client would be served."""
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
         data.producer(transactional_id="x", threaded=False) as producer,
     ):
         producer.init_transactions()
+        with data.consumer(group_id="g", enable_auto_commit=False) as consumer:
+            data.create_topic("t")
+            consumer.assign([("t", 0)])
+            consumer.commit({("t", 0): 0})
     threads: dict[str, int] = {}
 
     def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,9 +101,15 @@ def test_what_is_stored_is_taken_over_beside_the_loop(
 
     monkeypatch.setattr(Transactions, "load", noting("taken over", Transactions.load))
     monkeypatch.setattr(TransactionHost, "_have_loaded", noting("loop", TransactionHost._have_loaded))
-    transactional(kafka_factory(tmp_path / "data").bootstrap_servers)
-    assert set(threads) == {"taken over", "loop"}
-    assert threads["taken over"] != threads["loop"]
+    monkeypatch.setattr(Coordinator, "take", noting("groups", Coordinator.take))
+    servers = kafka_factory(tmp_path / "data").bootstrap_servers
+    transactional(servers)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g"})
+    (found,) = consumer.committed([confluent_kafka.TopicPartition("t", 0)], DEADLINE_S)
+    consumer.close()
+    assert found.offset == 0
+    assert set(threads) == {"taken over", "loop", "groups"}
+    assert threads["loop"] not in (threads["taken over"], threads["groups"])
 
 
 def test_readers_of_committed_records_see_what_was_committed(broker: Kafka) -> None:

@@ -90,15 +90,27 @@ class Coordinator:
         unstable: Mapping[str, dict[int, dict[OffsetKey, Committed]]] = MappingProxyType({}),
         consumers: Mapping[str, Mapping[Fact, ConsumerValue]] = MappingProxyType({}),
     ) -> list[Effect]:
-        """Takes over what was stored. Sessions begin now: members of before have their time to come back.
+        """Takes over what was stored, as take(). Sessions begin now: members of before have their time to come back."""
+        self.take(groups, committed, unstable, consumers)
+        return self.begin_sessions(now_ms)
+
+    def take(
+        self,
+        groups: Mapping[str, StoredGroup],
+        committed: Mapping[str, dict[str, dict[int, Committed]]],
+        unstable: Mapping[str, dict[int, dict[OffsetKey, Committed]]],
+        consumers: Mapping[str, Mapping[Fact, ConsumerValue]],
+    ) -> None:
+        """Takes over what was stored; begin_sessions() is to follow. May be called by another thread, as long as
+        nothing but stop() is called meanwhile.
 
         unstable: group -> producer id -> what its open transaction would commit. consumers: the facts of groups of the
         consumer protocol.
         """
-        effects: list[Effect] = []
+        taken: dict[str, Group] = {}
         for group_id in {**groups, **committed, **unstable, **consumers}:
             group = Group(group_id, offsets=committed.get(group_id, {}))
-            self._groups[group_id] = group
+            taken[group_id] = group
             for producer_id, keys in unstable.get(group_id, {}).items():
                 group.unstable[producer_id] = {key: (0, each) for key, each in keys.items()}
             found = restored(group_id, consumers.get(group_id, {}))
@@ -107,9 +119,17 @@ class Coordinator:
                     found.unsure[Kind.CLASSIC, ""] = None
                 _become(group, found)
                 group.state = found.state
-                effects += heartbeats.begin_sessions(group, self._around(now_ms))
             elif group_id in groups:
                 _restore(group, groups[group_id])
+        self._groups.update(taken)
+
+    def begin_sessions(self, now_ms: int) -> list[Effect]:
+        """Of all members, once what was stored is taken over."""
+        effects: list[Effect] = []
+        for group in self.all():
+            if group.consumers is not None:
+                effects += heartbeats.begin_sessions(group, self._around(now_ms))
+            elif group.members:
                 effects += membership.begin_sessions(group, now_ms, rules=self._rules)
         return effects
 
