@@ -495,7 +495,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "sequence_is_not_set_back", "logcore/producer/accumulator.py",
-        "        self.identity.next_sequence = batch.sequence\n",
+        "        identity.next_sequence = batch.sequence\n",
         "        pass\n",
         "producer/test_producer_lives.py",
     ),

@@ -432,8 +432,8 @@ class _Cluster:
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """As a consumer that was assigned its partitions and is no member of the group."""
-        from kafka import KafkaConsumer, OffsetAndMetadata
-        from kafka import TopicPartition as Key
+        from kafka import KafkaConsumer, OffsetAndMetadata  # pyright: ignore[reportAttributeAccessIssue]
+        from kafka import TopicPartition as Key  # pyright: ignore[reportAttributeAccessIssue]
         from kafka.errors import KafkaError
 
         try:

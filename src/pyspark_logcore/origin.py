@@ -35,33 +35,42 @@ class Origin(Protocol):
 
     def refresh(self) -> bool:
         """Lets topics() and partitions() see what was added since; False when nothing can have been."""
+        ...
 
     def topics(self) -> list[str]:
         """All of them, sorted."""
+        ...
 
     def partitions(self, topic: str) -> tuple[int, ...]:
         """Their numbers, rising. Raises TopicNotFoundError."""
+        ...
 
     def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """As they are now, under the isolation of the options; a partition that is gone is missing. Cheap to repeat."""
+        ...
 
     def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """For each the first offset of a record that is not older; None where there is none."""
+        ...
 
     def marks(self, one: OffsetRange) -> Marks:
         """Where the range may be cut."""
+        ...
 
     def identity(self, topic: str, partition: int) -> Any:
         """What read() compares, so that no task reads another log: a value that can be pickled."""
+        ...
 
     def read(self, one: OffsetRange, identity: Any) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         """The records of a range in order, as columns and the types of their timestamps, in a task.
 
         What is gone is told by report_loss(). An error has the offset that was reached.
         """
+        ...
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Stores where a consumer group goes on reading, as a consumer's commit does."""
+        ...
 
     def close(self) -> None: ...
 

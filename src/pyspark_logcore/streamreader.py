@@ -33,11 +33,17 @@ from pyspark_logcore.reader import read_share, shares
 from pyspark_logcore.tasks import into_tasks
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,  # pyright: ignore[reportAssignmentType]
+    )
 
     HAS_LIMITS: Final = True
 except ImportError:  # pyspark before 4.2
     HAS_LIMITS: Final = False  # type: ignore[misc]
+    ReadAllAvailable: Any = None  # type: ignore[no-redef]
+    ReadMaxRows: Any = None  # type: ignore[no-redef]
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Where Spark has no such thing, each trigger reads everything."""

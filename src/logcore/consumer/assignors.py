@@ -42,6 +42,7 @@ class Assignor(Protocol):
 
     def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Mapping[str, list[TopicPartition]]:
         """Member id -> partitions. partitions: topic -> how many it has."""
+        ...
 
 
 @attrs.frozen

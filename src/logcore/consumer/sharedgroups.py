@@ -410,6 +410,8 @@ class _Run:
                     node.timers[timeout] = at_ms
                 case Cancel(_, timeout):
                     node.timers.pop(timeout, None)
+                case _:  # news for people, of which a broker's log tells
+                    pass
         found = self.coordinator.get(node.group.group_id)
         if found is not None:
             self._take(found)

@@ -183,7 +183,9 @@ class GroupNode:
             _check(row, _MEMBER)
             for pair in row["protocols"]:
                 _check_all(pair, str)
-            member = Member(**{**row, "protocols": tuple((name, _bytes(text)) for name, text in row["protocols"])})
+            facts_of_member: dict[str, Any] = dict(row)
+            facts_of_member["protocols"] = tuple((name, _bytes(text)) for name, text in row["protocols"])
+            member = Member(**facts_of_member)
             member.assignment = _bytes(row["assignment"])
             group.members[member.member_id] = member
             if member.instance_id is not None:
@@ -240,7 +242,7 @@ def _read_timeout(row: dict[str, Any] | None) -> Timeout | None:
     if row is None:
         return None
     _check(row, {name: kinds for name, kinds in _TIMEOUT_FIELDS.items() if name in row})
-    fields = {name: value for name, value in row.items() if name != "kind"}
+    fields: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
     return _TIMEOUTS[row["kind"]](**fields)
 
 
@@ -265,7 +267,7 @@ def _result(result: Result) -> dict[str, Any] | None:
 def _read_result(row: dict[str, Any] | None) -> Result:
     if row is None:
         return None
-    fields = {name: value for name, value in row.items() if name != "kind"}
+    fields: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
     match row["kind"]:
         case "error":
             _check(row, {"kind": (str,), "error": (str,)})
@@ -275,11 +277,12 @@ def _read_result(row: dict[str, Any] | None) -> Result:
             return JoinRefused(GroupError[row["error"]], row["member_id"])
         case "synced":
             _check(row, _SYNCED)
-            return Synced(**{**fields, "assignment": _bytes(row["assignment"])})
+            fields["assignment"] = _bytes(row["assignment"])
+            return Synced(**fields)
         case "joined":
             _check(row, _JOINED)
-            members = tuple(_read_joined_member(*one) for one in row["members"])
-            return Joined(**{**fields, "members": members})
+            fields["members"] = tuple(_read_joined_member(*one) for one in row["members"])
+            return Joined(**fields)
         case kind:
             raise ValueError(f"an answer of kind {kind!r}")
 

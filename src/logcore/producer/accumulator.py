@@ -194,11 +194,12 @@ class Queue:
 
     def renumber_behind(self, batch: Batch) -> None:
         """batch is not stored and never will be: what was encoded behind it begins with its sequence."""
-        if batch.identity is None or batch.identity is not self.identity:
+        identity = batch.identity
+        if identity is None or identity is not self.identity:
             return
-        self.identity.next_sequence = batch.sequence
+        identity.next_sequence = batch.sequence
         for behind in itertools.islice(self.batches, self.batches.index(batch) + 1, None):
-            if behind.identity is self.identity:
+            if behind.identity is identity:
                 behind.forget_attempt()
 
 

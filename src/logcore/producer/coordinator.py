@@ -272,6 +272,8 @@ class TransactionCoordinator:
                 case Reply(_Answer() as answer, result):
                     answer.result = result
                     answer.is_there = True
+                case Reply():  # to a request of an _Answer alone
+                    raise AssertionError("a reply to nobody")
                 case Store() as store:
                     self._store(self._machine, store)
                 case WriteMarkers() as markers:

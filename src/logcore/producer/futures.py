@@ -186,7 +186,7 @@ def call(function: Callable[..., object], *given: object) -> object:
         return function(*given)
     except Exception as error:
         trace = error.__traceback__
-        told = types.SimpleNamespace(
+        told: Any = types.SimpleNamespace(
             exc_type=type(error), exc_value=error, exc_traceback=trace, err_msg=None, object=function
         )
         sys.unraisablehook(told)

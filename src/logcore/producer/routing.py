@@ -12,7 +12,7 @@ This module puts nothing into a queue.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -113,9 +113,9 @@ class Routes:
     ) -> npt.NDArray[np.int64] | int:
         if not isinstance(keys, tuple):
             return route.chooser.choose_all(keys, count)
-        data, edges, nulls = keys
+        data, edges, nulls = cast("InputColumn", keys)
         if not route.chooser.hashes_columns:
-            raw = memoryview(data)
+            raw = memoryview(cast("Any", data))
             pieces: list[bytes | None] = [bytes(raw[edges[at] : edges[at + 1]]) for at in range(count)]
             for at in np.flatnonzero(nulls).tolist() if nulls is not None else ():
                 pieces[at] = None

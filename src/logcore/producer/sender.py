@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, deque
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
@@ -422,10 +422,11 @@ def _encoded(
 ) -> bytes:
     """One batch, whose offsets begin at 0. Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError."""
     most = min(config.max_message_bytes, config.segment_bytes)
-    producer = (-1, -1, -1)
+    producer: tuple[int, int, int] = (-1, -1, -1)
     if identity is not None:
         producer = (identity.producer_id, identity.producer_epoch, identity.next_sequence)
-    head = (0, -1, now_ms, INT32_MAX, most, attributes, *producer, compressor(codec, config), config.is_compacted)
+    compress = compressor(codec, config)
+    head: tuple[Any, ...] = (0, -1, now_ms, INT32_MAX, most, attributes, *producer, compress, config.is_compacted)
     if isinstance(records, Columns):
         size, _ = kernel.encode_columns(scratch, records.keys, records.values, records.times, records.count, *head)
     else:

@@ -55,7 +55,7 @@ def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms:
     client = KazooClient(hosts=servers, timeout=session_timeout_ms / 1000)
     registry = ZooKeeperRegistry(client)
     try:
-        client.start(timeout=connect_timeout_ms / 1000)
+        client.start(timeout=connect_timeout_ms / 1000)  # pyright: ignore[reportArgumentType]  # any number of seconds
         with registry._errors("/"):
             if below:
                 client.ensure_path(f"/{below}")
