@@ -731,6 +731,18 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets(world: World)
     assert world.group().offsets["t"][0].offset == 7
 
 
+def test_who_is_refused_leaves_an_empty_group_its_protocol(world: World) -> None:
+    joined = join(world)
+    _, effects = world.coordinator.leave("g", [(joined.member_id, None)], world.now_ms)
+    world.act(effects)
+    before = len(world.batches)
+    assert world.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
+    assert len(world.batches) == before
+    assert world.group().consumers is None and world.group().generation == 2
+    assert world.beat("A", 0) == (1, [0, 1, 2, 3])
+    assert world.last_batch()[0] == (Kind.CLASSIC, "", None)
+
+
 def test_records_of_both_protocols_are_told_apart_by_their_members(world: World) -> None:
     """Neither of the two is deleted by what was written: another program may have done that."""
     world.beat("A", 0)

@@ -236,7 +236,9 @@ def written(folder: Path) -> list[Any]:
 def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
     with kafka_jvm.Broker(tmp_path) as broker:
         theirs = life(broker.address)
-    kafka = start(tmp_path / "ours", group_consumer_heartbeat_interval_ms=5_000)
+    kafka = start(
+        tmp_path / "ours", group_consumer_heartbeat_interval_ms=5_000, group_consumer_session_timeout_ms=45_000
+    )
     ours = life(kafka.bootstrap_servers)
     kafka.stop()
     assert ours == theirs

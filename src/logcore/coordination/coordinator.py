@@ -211,9 +211,7 @@ class Coordinator:
         if consumers is not None:
             return heartbeats.beat(group, request, waiter, around)
         consumers = group.consumers = ConsumerGroup(request.group_id)
-        if group.protocol_type:
-            consumers.unsure[Kind.CLASSIC, ""] = None
-        effects = heartbeats.beat(group, request, waiter, around)
+        effects = heartbeats.beat(group, request, waiter, around, was_classic=bool(group.protocol_type))
         if not consumers.members:  # refused
             group.consumers = None
             return effects

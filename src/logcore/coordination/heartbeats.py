@@ -118,10 +118,17 @@ def _flaw(beat: Beat, may_lack_id: bool) -> str:
 # -- transitions -----------------------------------------------------------------------------------------------------
 
 
-def beat(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -> list[Effect]:
-    """What follows on a heartbeat that check_beat() passed. A refused one changes nothing."""
+def beat(
+    group: Group, request: Beat, waiter: Waiter, around: Surroundings, *, was_classic: bool = False
+) -> list[Effect]:
+    """What follows on a heartbeat that check_beat() passed. A refused one changes nothing.
+
+    was_classic: the group has a record of the classic protocol, which goes with the first step.
+    """
     step = _Step(group, around)
     try:
+        if was_classic:
+            step.forget_classic()
         result: Result = step.beat(request)
     except _Refused as refused:
         step.take_back()
@@ -206,6 +213,9 @@ class _Step:
         self._written.before.append((fact, self.consumers.value_of(fact)))
         self._written.records.append(self.consumers.record(fact, value))
         self.consumers.put(fact, value)
+
+    def forget_classic(self) -> None:
+        self._put((Kind.CLASSIC, ""), None)
 
     def take_back(self) -> None:
         """Undoes what this step changed so far."""
