@@ -128,6 +128,7 @@ class Coordinators:
             self.transactions(directory).look()
 
     def close(self) -> None:
-        with self._lock:
-            if self._groups is not None:
-                self._groups.close()
+        """Without the lock: its holder may be opening logs, for which the lock of the directory is needed."""
+        groups = self._groups
+        if groups is not None:
+            groups.close()

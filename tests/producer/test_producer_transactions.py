@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import itertools
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import logcore
 from logcore.consumer import TopicPartition
+from logcore.consumer.groups import Groups
 from logcore.consumer.values import GroupMetadata
 from logcore.coordination.transactioneffects import NO_TIMEOUT, Initialize, Reply, TransactionError
 from logcore.coordination.transactions import Transactions
@@ -18,6 +21,7 @@ from logcore.errors import (
     CommitFailedError,
     InvalidConfigError,
     LogcoreError,
+    LogLockedError,
     ProducerFencedError,
     ProducerStateError,
     RecordTooLargeError,
@@ -26,6 +30,7 @@ from logcore.errors import (
 )
 from logcore.format.transactionrecords import Status
 from logcore.logdir import LogDir
+from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.transacting import NEXT, State, Transacting
 from logcore.producer.transactional import TransactionalProducer
 from logcore.recordbatch import encode
@@ -548,6 +553,56 @@ def test_a_marker_that_is_not_stored_is_written_later(disk: SimulatedDisk, data:
         data.tick()
         assert status(data) is Status.COMPLETE_COMMIT
     assert (committed(data, 0), committed(data, 1)) == ([b"v"], [b"w"])
+
+
+def test_a_look_at_overdue_transactions_that_fails_keeps_no_record_back(
+    disk: SimulatedDisk, data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_coordinator: TransactionCoordinator) -> None:
+        raise LogLockedError("another process keeps this locked")
+
+    with begun(data) as producer:
+        monkeypatch.setattr(TransactionCoordinator, "look", failing)
+        disk.advance(5_000)
+        future = producer.send("t", b"v", partition=0)
+        producer.poll()
+        assert future.result(0).offset == 0
+        producer.commit_transaction()
+    assert committed(data) == [b"v"]
+
+
+def test_a_directory_closes_while_groups_are_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them needs the lock of the directory now and then, and has another, which close() must not wait for."""
+    reading = threading.Event()
+    is_closed = threading.Event()
+    failures: list[BaseException] = []
+    load = Groups._load
+
+    def slow(groups: Groups) -> None:
+        reading.set()
+        is_closed.wait(30)
+        load(groups)
+
+    monkeypatch.setattr(Groups, "_load", slow)
+    data = logcore.open_dir(tmp_path / "data", create=True)
+    data.create_topic("t")
+
+    def consume() -> None:
+        try:
+            data.consumer(group_id="g")
+        except LogcoreError as error:
+            failures.append(error)
+
+    consuming = threading.Thread(target=consume)
+    consuming.start()
+    assert reading.wait(30)
+    closing = threading.Thread(target=data.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    is_closed.set()
+    consuming.join(30)
+    assert not consuming.is_alive()
 
 
 def test_a_topic_that_was_deleted_holds_no_transaction_up(data: LogDir) -> None:

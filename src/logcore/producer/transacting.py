@@ -37,6 +37,7 @@ from logcore.errors import (
     TransactionAbortedError,
 )
 from logcore.fs import FS
+from logcore.notices import WARNING, tell
 from logcore.producer.coordinator import TransactionCoordinator
 
 #: How long to wait before a request is made again, doubling up to the second.
@@ -244,11 +245,17 @@ class Transacting:
             self.enter(State.READY)
 
     def look(self) -> None:
-        """Ends transactions of this directory that have been open for too long; not more often than once a second."""
+        """Ends transactions of this directory that have been open for too long; not more often than once a second.
+
+        What fails of it is no reason not to write: the next request is told.
+        """
         now_ms = self._fs.monotonic_ms()
         if now_ms - self._looked_ms >= _LOOK_MS:
             self._looked_ms = now_ms
-            self._coordinator.look()
+            try:
+                self._coordinator.look()
+            except LogcoreError as error:
+                tell("transactions", WARNING, "transactions that are overdue were not ended: %s", error)
 
     def known_identity(self) -> Identity:
         """Once init_transactions() has returned."""
