@@ -17,7 +17,7 @@ import pytest
 
 from logcore.coordination import heartbeats
 from logcore.coordination.consumergroup import ConsumerGroup
-from logcore.coordination.effects import Beaten, GroupError
+from logcore.coordination.effects import Beaten, ConsumersChanged, GroupError, Join
 from logcore.coordination.targets import uniform
 from logcore.format.consumergrouprecords import Current, Partitions
 from support.consumerworld import World
@@ -87,6 +87,8 @@ class Client:
             case GroupError.COORDINATOR_NOT_AVAILABLE:
                 self.told = None
             case GroupError.FENCED_MEMBER_EPOCH | GroupError.UNKNOWN_MEMBER_ID:
+                self.drop_all()
+            case GroupError.GROUP_ID_NOT_FOUND:  # the group is of the classic protocol meanwhile
                 self.drop_all()
             case GroupError.UNRELEASED_INSTANCE_ID:
                 assert self.epoch == 0
@@ -165,8 +167,10 @@ class Life:
                 self.disk_fails,
                 self.power_cut,
                 self.wants_others,
+                self.classic_member,
+                self.classic_members_leave,
             ],
-            [30, 30, 10, 25, 5, 6, 3, 2, 5, 3, 1],
+            [30, 30, 10, 25, 5, 6, 3, 2, 5, 3, 1, 1, 4],
         )[0]
         happens()
         self.check()
@@ -233,6 +237,33 @@ class Life:
     def topics(self) -> None:
         self.world.set_topic(self.chance.choice("tu"), self.chance.randrange(7))
 
+    def classic_member(self) -> None:
+        """Somebody joins by the classic protocol, which only an empty group lets in."""
+        members = 0 if self.group is None else len(self.group.members)
+        self.number += 1
+        request = Join(
+            group_id="g",
+            member_id="",
+            instance_id=None,
+            client_id=f"classic{self.number}",
+            client_host="/h",
+            protocol_type="consumer",
+            protocols=(("range", b""),),
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
+            takes_id_first=False,
+            may_skip_assignment=False,
+        )
+        self.world.waiters += 1
+        self.world.act(self.world.coordinator.join(request, self.world.waiters, self.world.now_ms))
+        assert not members or (self.group is not None and len(self.group.members) == members)
+
+    def classic_members_leave(self) -> None:
+        found = self.world.coordinator.get("g")
+        if found is not None and found.members:
+            leaving = [(member_id, None) for member_id in found.members]
+            self.world.act(self.world.coordinator.leave("g", leaving, self.world.now_ms)[1])
+
     # -- what has to hold
 
     def check(self) -> None:
@@ -248,7 +279,8 @@ class Life:
                 users[partition] = client.member_id
                 assert group.owners.get(partition) == client.member_id, f"{client} uses what it does not own"
         if group is not None:
-            assert len(self.world.stores) <= 1, "one batch on its way at a time"
+            ours = [store for store in self.world.stores if isinstance(store.then, ConsumersChanged)]
+            assert len(ours) <= 1, "one batch on its way at a time"
             held = [part for current in group.currents.values() for part in current.assigned | current.revoking]
             assert sorted(held) == sorted(group.owners), "an owner for each partition, and one"
             assert group.timers_ms.keys() == group.members.keys() == group.deadlines_ms.keys()
@@ -262,6 +294,7 @@ class Life:
 
     def calm_down(self) -> None:
         """Nothing goes wrong any more; members that are gone are noticed, and all that is wanted is assigned."""
+        self.classic_members_leave()
         self.world.set_topic("t", 5)
         self.world.set_topic("u", 3)
         for _ in range(60):
