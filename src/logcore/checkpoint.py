@@ -44,7 +44,7 @@ PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
 TURN: Final = "logcore.turn"
-#: There while this library alone has written a partition since its seals were looked at: what ends in .deleted Kafka
+#: There while this library alone has written a partition since its seals were checked: what ends in .deleted Kafka
 #: removes when it loads a partition, and Kafka compacts without a word to the seals.
 SEALS_HOLD: Final = "logcore.seals-hold.deleted"
 RESERVE: Final = "logcore.reserve"

@@ -597,7 +597,7 @@ class _Round:
         is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (facts["base_timestamp"] <= self.now_ms)
         if part.batch is None or part.batch.magic == 2:
             keep &= ~(np.repeat(is_over, counts) & (columns.value_sizes < 0))
-        keep |= columns.offsets > newest.latest_offset  # not looked at yet
+        keep |= columns.offsets > newest.latest_offset  # not read yet
         return keep & ~is_aborted
 
     def _stays_empty(self, facts: layout.Facts, end: int) -> npt.NDArray[np.bool_]:

@@ -153,7 +153,7 @@ def to_fit(partitions: Mapping[tuple[str, int], PartitionFacts], excess_bytes: i
     queue = []
     for key, facts in partitions.items():
         if "delete" in facts.config.cleanup_policy:
-            newest = 0  # a segment goes only with those before it, so it is as young as the youngest of them
+            newest = 0  # a segment goes only with those before it, so the newest of them gives its age
             for count, segment in enumerate(facts.segments[: min(facts.deletable, len(facts.segments) - 1)], 1):
                 newest = max(newest, segment.largest_timestamp)
                 queue.append((newest, key, count, segment.size_bytes))

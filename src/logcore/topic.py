@@ -111,7 +111,7 @@ class Topic:
     ) -> Iterator[TopicRecord]:
         """The records of all partitions, or of those given, between two positions.
 
-        start, end: a datetime with a time zone, which is looked up in each partition (the first record as young as
+        start, end: a datetime with a time zone, which is looked up in each partition (the first record at or after
         that), or a mapping of partitions to offsets; by default, and for partitions that the mapping does not name,
         their log start and their high watermark. order: "partition" gives one partition after the other; "time" merges
         them by their timestamps, each partition still in the order of its offsets. Errors as Log.read(), and

@@ -25,7 +25,7 @@ class Watch(Protocol):
     """Tells that something in one of some directories may have changed. wait() may wake early, never late by more than
     its timeout.
 
-    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be looked at. saw_close:
+    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be polled. saw_close:
     set by wait() when a file was closed that had been open for writing, in one of the directories of which that counts.
     saw_removal: set by wait() when one of the directories is gone, and with it its part of the watch.
     """

@@ -144,7 +144,7 @@ class Groups:
             case TargetsChanged() as changed:
                 self._say(
                     "formed",
-                    "group %s: partitions assigned anew: epoch %d, %d members, %s",
+                    "group %s: partitions assigned again: epoch %d, %d members, %s",
                     shown(changed.group_id),
                     changed.epoch,
                     changed.member_count,

@@ -2,7 +2,7 @@
 
 Rules:
 - Regular expressions are RE2's, as with Kafka, and match a whole name. They come from clients: on Python's own engine
-  24 bytes may take seconds, and nobody else would be served. Without the package google-re2 none is taken.
+  24 bytes may take seconds, and no other client would be served. Without the package google-re2 none is taken.
 - Internal topics are meant by no regular expression, only by their names.
 """
 

@@ -165,7 +165,7 @@ class Kafka:
 
     @contextlib.contextmanager
     def namespace(self, name: str = "") -> Generator[Kafka, None, None]:
-        """Topics and groups that nobody else has, on this broker; removed behind the `with`.
+        """Topics and groups that no other test has, on this broker; removed behind the `with`.
 
         name: to be seen in the names, for those who read logs. A group that still has members stays until their
         sessions end; no other namespace ever has its name.

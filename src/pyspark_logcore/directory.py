@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: After a change is seen, a partition is looked at closely for so long. The times of files have steps of some
+#: After a change is seen, a partition is checked closely for so long. The times of files have steps of some
 #: milliseconds, so a second change may leave them as they are.
 _RESTLESS_SECONDS: Final = 1.0
 

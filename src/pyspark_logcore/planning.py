@@ -85,7 +85,7 @@ def check_names(where: At, wanted: Iterable[TopicPartition], name: str) -> None:
 def starting_offsets(
     options: ReadOptions, origin: Origin, bounds: Mapping[TopicPartition, Bounds]
 ) -> dict[TopicPartition, int]:
-    """Where each partition begins. Raises OffsetOutOfRangeError when no record is as young as a start by time."""
+    """Where each partition begins. Raises OffsetOutOfRangeError when no record is at or after a start by time."""
     where = options.start
     found = _by_time(where, origin, bounds)
     starts = {}
@@ -94,7 +94,7 @@ def starting_offsets(
             offset = found[key]
             if offset is None and where.strategy == "error":
                 raise OffsetOutOfRangeError(
-                    f"topic {key[0]} partition {key[1]}: no record is as young as {_time_of(where, key)} ms; "
+                    f"topic {key[0]} partition {key[1]}: no record is at or after {_time_of(where, key)} ms; "
                     "startingOffsetsByTimestampStrategy=latest makes that an empty read",
                     path=origin.location,
                 )

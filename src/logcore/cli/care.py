@@ -255,7 +255,7 @@ def scrub(directory: str, as_json: bool) -> None:
                 with progress(os.path.basename(path), log.statistics().size_bytes) as tick:
                     report = _finished(log.scrubbing(), tick)
             except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
-                report = unopened(path, error)  # the others are looked at all the same
+                report = unopened(path, error)  # the others are checked all the same
             found.append(report)
             if wants_json(as_json):
                 out.write(to_json({**attrs.asdict(report), "is_sound": report.is_sound}))

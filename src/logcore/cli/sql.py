@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Columns of a table, the cheapest first: DuckDB counts rows by it.
 _COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
-#: Rows that a terminal is shown; a table of more takes long to draw and nobody's eyes.
+#: Rows that a terminal is shown; a table of more takes long to draw, and no one reads it.
 _MOST_SHOWN: Final = 1_000
 #: Up to so many topics all are tables; of more those that the query may name, since each takes a millisecond.
 _MOST_TABLES: Final = 100

@@ -125,7 +125,7 @@ class Consumer:
         self._pattern: re.Pattern[str] | None = None
         self._listener = RebalanceListener()
         self._readings: dict[TopicPartition, _Reading] = {}
-        self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first looked at
+        self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
         self._turn = 0  # where the next poll begins
         self._commit_due_ms = 0
         self._is_closed = False
@@ -580,7 +580,7 @@ class Consumer:
         return None
 
     def _one_by_one(self, one: TopicPartition, reading: _Reading) -> Iterator[TopicRecord]:
-        """Until the records end, somebody moves the position or takes the partition, or the group has to be looked at.
+        """Until the records end, somebody moves the position or takes the partition, or the group has to be checked.
 
         Those who do so drop what is read ahead.
         """

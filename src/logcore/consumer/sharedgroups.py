@@ -490,7 +490,7 @@ class _Offsets:
         return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)
 
     def groups_of(self, topics: set[str]) -> list[str]:
-        """All groups that have committed offsets of these topics, also those that were never looked at."""
+        """All groups that have committed offsets of these topics, also those that were never read."""
         if OFFSETS_TOPIC not in self._directory:
             return []
         for number in self._directory.partitions(OFFSETS_TOPIC):

@@ -5,7 +5,7 @@ Rules:
   transition does.
 - A change of the members, of what they want or of the topics they want raises the epoch of the group. For a raised
   epoch the targets are computed: who is to have what. Members come to their targets one heartbeat after the other.
-- A partition is in `assigned` or `revoking` of at most one member, its owner. Nobody gets it before that member has
+- A partition is in `assigned` or `revoking` of at most one member, its owner. No other gets it before that member has
   said that it gave it up, or is removed.
 
 A member's states (broker reference 4.4), by what reconciled() makes of them:
@@ -309,7 +309,7 @@ class ConsumerGroup:
         return ASSIGNORS[self.assignor()](members, counts)
 
     def reconciled(self, member_id: str, owned: Partitions | None) -> Current | None:
-        """How far a member comes with this heartbeat; None when a member of an unknown state is to begin anew.
+        """How far a member comes with this heartbeat; None when a member of an unknown state is to join again.
 
         owned: what it says that it still has, None when it says nothing.
         """

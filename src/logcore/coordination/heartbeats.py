@@ -420,7 +420,7 @@ class _Step:
             raise _unknown(request.member_id)
 
     def _replace(self, old_id: str, new_id: str) -> None:
-        """Gives one member all that another had, which begins anew."""
+        """Gives one member all that another had, which joins again."""
         consumers = self.consumers
         member = consumers.members[old_id]
         target = consumers.targets.get(old_id, NOTHING)
@@ -516,7 +516,7 @@ class _Step:
     def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
         current = self.consumers.reconciled(member_id, owned)
         if current is None:
-            raise _Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to begin anew")
+            raise _Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to join again")
         if current != self.consumers.currents.get(member_id):
             self._put((Kind.CURRENT, member_id), current)
         return current

@@ -106,7 +106,7 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
 
 
 class _Balance:
-    """Members by their places. Each keeps what it had; what nobody has goes to who has least; then partitions move
+    """Members by their places. Each keeps what it had; what no member has goes to who has least; then partitions move
     along chains of members, from one that has too many to one that has two fewer, until no chain is left.
     """
 
@@ -132,7 +132,7 @@ class _Balance:
         return {member.member_id: frozenset(found[place]) for place, member in enumerate(self._members)}
 
     def _keep(self) -> dict[bytes, list[int]]:
-        """Lets members keep what they had; returns what nobody has."""
+        """Lets members keep what they had; returns what no member has."""
         free = {topic_id: dict.fromkeys(range(count)) for topic_id, count in self._counts.items()}
         for place, member in enumerate(self._members):
             for topic_id, number in sorted(member.target):

@@ -5,7 +5,7 @@ An effect is one of
     Store           append a record to the id's partition of `__transaction_state`, and sync it; then tell
                     Transactions.stored()
     WriteMarkers    end the transaction in these partitions, and sync them; then tell Transactions.marked()
-    AbortOrphan     abort what a producer without a transactional id left open in these partitions; nobody is told
+    AbortOrphan     abort what a producer without a transactional id left open in these partitions; no reply follows
     TakeProducerId  a producer id is needed that was never given out; then tell Transactions.taken()
     At, Cancel      a timer: at its time, tell Transactions.timed_out(). There is one for each transactional id
     TimedOut        something a person may want to read about
@@ -154,7 +154,7 @@ class AbortOrphan:
 
 @attrs.frozen(eq=False)
 class TakeProducerId:
-    """For a request, which is looked at again once the id is there."""
+    """For a request, which is asked again once the id is there."""
 
     request: Request
     waiter: Waiter

@@ -482,7 +482,7 @@ class Transactions:
         orphans: frozenset[Partition] = frozenset(),
         least_epoch: int = 0,
     ) -> list[Effect]:
-        """Aborts an open transaction that its producer did not end. Nobody is given the epoch of the fence.
+        """Aborts an open transaction that its producer did not end. No producer is given the epoch of the fence.
 
         orphans: partitions that are to be ended too, by an epoch of at least least_epoch.
         """

@@ -52,7 +52,7 @@ class Sharing:
         self._claim = claim
         self._registry = registry
         self._incidents = incidents
-        self._seen: tuple[object, ...] | None = None  # the file of topics, as it was when it was last looked at
+        self._seen: tuple[object, ...] | None = None  # the file of topics, as it was when it was last read
 
     @property
     def is_shared(self) -> bool:

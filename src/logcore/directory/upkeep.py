@@ -2,7 +2,7 @@
 
 Rules:
 - A log is visited when something in it is due, and at once after something changed what may be due.
-- A partition that is not open is looked at now and then, one at a time, and opened only if retention has work in it.
+- A partition that is not open is checked now and then, one at a time, and opened only if retention has work in it.
 - An error in one log is an incident, and keeps no other log from its turn. It is tried again later.
 - Recovery points and high watermarks are written for many logs at once.
 

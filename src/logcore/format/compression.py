@@ -12,7 +12,7 @@ Rules:
   for what the compressed bytes can really hold.
 - We accept what Kafka's own readers accept, except ends that they overlook and that look torn: 1-3 bytes after the last
   xerial block, the first bytes of another gzip member, a zstd body of no bytes at all. xerial version numbers, which
-  Java compares with 1, are not looked at, because some writers put them in little-endian.
+  Java compares with 1, are not checked, because some writers put them in little-endian.
 - A body cut exactly between two gzip members, xerial blocks or zstd frames cannot be told from a whole one here. The
   CRC and the record count of the batch do that.
 

@@ -65,7 +65,7 @@ from logcore.segment import ActiveSegment, GrowingSegment, Segment
 
 Status = Literal["ok", "warning", "damaged"]
 
-#: How often a partition is looked at that changes each time while it is judged.
+#: How often a partition is checked that changes each time while it is judged.
 _LOOKS: Final = 5
 
 
@@ -143,7 +143,7 @@ def _topics_going(fs: FS, directory: str) -> set[str]:
 
 
 def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
-    """Partitions that had records, by the checkpoints, and have no directory. Looked at twice: who deletes a topic
+    """Partitions that had records, by the checkpoints, and have no directory. Checked twice: who deletes a topic
     renames its directories, and then takes it out of the checkpoints.
     """
     missing = _missing(fs, directory) and _missing(fs, directory)
@@ -304,7 +304,7 @@ def _settled(
     else:  # it cannot be known whether it was damage or what its writer was about
         for at, one in enumerate(found):
             if one.status == "damaged":
-                detail = f"it went on changing while it was looked at; the last look: {one.detail}"
+                detail = f"it went on changing while it was checked; the last time: {one.detail}"
                 found[at] = attrs.evolve(one, status="warning", detail=detail)
     return found
 

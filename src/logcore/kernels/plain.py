@@ -771,7 +771,7 @@ def read_one(
 
     Where the head says that offsets have no gaps (the last delta is the record count less one), the records before the
     wanted one are skipped by their lengths alone; if that does not lead to the offset, all are read. Records behind the
-    one found are not looked at. Errors as decode_columns.
+    one found are not read. Errors as decode_columns.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))

@@ -5,7 +5,7 @@ Rules:
 - Control batches are left out. Batches of aborted transactions are left out when the answer names those.
 - Every CRC is checked.
 
-This module asks nobody: what was fetched is handed to it.
+This module sends no request: what was fetched is handed to it.
 """
 
 from __future__ import annotations

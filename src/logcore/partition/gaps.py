@@ -136,7 +136,7 @@ class Gaps:
         """The heads of all batches from the one that holds start on up to end, which is where a batch ends: (segment,
         array of layout.BATCH_FACTS). None is missing between them, or an error is raised.
 
-        passed(segment): the offset that a segment ends at whose batches need not be looked at, else -1. Raises
+        passed(segment): the offset that a segment ends at whose batches need not be read, else -1. Raises
         CorruptLogError, CorruptBatchError, StorageReadError.
         """
         return readable(segments, self._walk(segments, start, end, crc, passed))
@@ -186,7 +186,7 @@ class Gaps:
     def _walk_one(
         self, segment: Segment, following: Segment | None, start: int, end: int, crc: bool
     ) -> Iterator[layout.Facts]:
-        """The heads of one segment from the batch that holds start on; what lies at end or above is not looked at."""
+        """The heads of one segment from the batch that holds start on; what lies at end or above is not read."""
         expected = start
         begins_inside = segment.base_offset < start  # the batch that holds start may begin below it
         position = segment.find(start) if begins_inside else 0

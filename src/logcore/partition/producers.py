@@ -5,7 +5,7 @@ Rules (storage format sections 5.1 to 5.5, as a Kafka leader):
 - The next batch begins at the next sequence, or at 0 when the epoch is new; from a producer that is not known any is
   taken, because its state may have expired.
 - A batch of an older epoch comes from a producer that another has replaced.
-- A snapshot is a cache of this, taken at an offset: with it, only the batches behind it need to be looked at.
+- A snapshot is a cache of this, taken at an offset: with it, only the batches behind it need to be read.
 
 This module reads no log and writes no file: heads are handed to it, and snapshots are bytes.
 """
@@ -96,7 +96,7 @@ def last_sequence(first_sequence: int, record_count: int) -> int:
 
 @attrs.define
 class Producers:
-    """The producers of a partition, as of next_offset: all batches below it were looked at."""
+    """The producers of a partition, as of next_offset: all batches below it were read."""
 
     next_offset: int = 0
     _known: dict[int, _Producer] = attrs.Factory(dict)

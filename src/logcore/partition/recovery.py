@@ -6,7 +6,7 @@ Rules (reliability rules of recovery):
   segment unless it is all zeros, and reported.
 - A failing disk is not damage: a read error ends the opening and changes nothing.
 - Everything kept is on disk before it is served: a killed process leaves data that is only in the page cache.
-- What was on disk is not looked at: the indexes say where it ends, and the batch they point at has to bear them out.
+- What was on disk is not read: the indexes say where it ends, and the batch they point at has to bear them out.
 
 `decide` is pure and knows only TailFacts. This module handles the active segment; sealed ones were synced when they
 were sealed and are believed until they are read.

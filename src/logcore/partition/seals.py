@@ -165,7 +165,7 @@ class Finding:
 
 @attrs.frozen(kw_only=True)
 class ScrubReport:
-    """What a scrub of one partition found. segments: looked at. sealed: of these, those that got a new seal. skipped:
+    """What a scrub of one partition found. segments: checked. sealed: of these, those that got a new seal. skipped:
     those that compaction, retention or a truncation replaced meanwhile. checked_bytes: of .log files.
     """
 
@@ -325,7 +325,7 @@ class _Scrub:
         if crc != known.crc32c:
             found, _ = yield from self._walk(segment, next_base, place)  # says where, if a batch shows it
             return found or Finding(segment.path, None, base, next_base, "bytes that no CRC of a batch covers changed")
-        reason = follows(self.fs, self.directory, base, known, 0)  # what lies below the log start is not looked at
+        reason = follows(self.fs, self.directory, base, known, 0)  # what lies below the log start is not checked
         return Finding(segment.path, known.size_bytes, known.end_offset, place.next_base, reason) if reason else None
 
     def _walk(

@@ -110,7 +110,7 @@ class Turn:
         self._known_note: tuple[bytes, Note] = b"", Note(0, 0, 0)
         self._known_synced: tuple[bytes, Synced] = b"", Synced(0, 0)
         self._note_handle = self._fs.open(os.path.join(path, TURN), write=True, create=True)
-        # Not before nobody refers to it: a thread that reads may be about to look at the note.
+        # Only once no thread refers to it: a reader may be about to look at the note.
         weakref.finalize(self, self._fs.close, self._note_handle).atexit = False
         self.publishing = ByteLock(self._fs, handle, self._byte + 1, path)
 

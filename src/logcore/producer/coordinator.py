@@ -273,7 +273,7 @@ class TransactionCoordinator:
                     answer.result = result
                     answer.is_there = True
                 case Reply():  # to a request of an _Answer alone
-                    raise AssertionError("a reply to nobody")
+                    raise AssertionError("a reply without a request")
                 case Store() as store:
                     self._store(self._machine, store)
                 case WriteMarkers() as markers:

@@ -621,7 +621,7 @@ class FileRegistry:
         return new.version
 
     def _sync(self, handle: int, head: Head, new: Slot) -> None:
-        """Syncs a version that was just written. After a failure it is taken back: nobody could tell later that it is
+        """Syncs a version that was just written. After a failure it is taken back: no one could tell later that it is
         not on disk, and the next writer would overwrite the version before it.
         """
         try:

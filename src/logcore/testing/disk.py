@@ -855,7 +855,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return cls(files, **options)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes what programs see now into a real directory, to be looked at with other tools."""
+        """Writes what programs see now into a real directory, for other tools."""
         self._read_all()
         for path, content in sorted(self.view().items()):
             target = Path(directory, path.lstrip("/"))

@@ -7,7 +7,7 @@
     explore(run, recover, judge)
 
 Rules:
-- Each disk is opened once: equal ones are the same disk. One that differs only in what recovery never looked at, as the
+- Each disk is opened once: equal ones are the same disk. One that differs only in what recovery never read, as the
   content of a file that it removes unread, is not opened either: the same would be found (known.Known).
 - What was found is judged again when more was promised.
 - For some of the disks the power goes again, at every moment of their recovery.
@@ -152,7 +152,7 @@ class Explorer(Generic[Found]):
         self._is_stale = False
 
     def attach(self, disk: SimulatedDisk) -> None:
-        """From now on, and until finish(), each moment of this disk is looked at."""
+        """From now on, and until finish(), each moment of this disk is explored."""
         self._disk = disk
         self._live = None
         self._is_stale = True
@@ -176,7 +176,7 @@ class Explorer(Generic[Found]):
             self._look_at(operation, is_done)
         except BaseException:
             assert self._disk is not None
-            self._disk.observer = None  # what the program does about this error is not looked at any more
+            self._disk.observer = None  # what the program does about this error is not explored any more
             raise
 
     def _look_at(self, operation: str, is_done: bool) -> None:
@@ -184,7 +184,7 @@ class Explorer(Generic[Found]):
             if self._is_stale:
                 self._look_again()
         elif operation in SYNCS:
-            self._live = None  # less may be lost than before; looked at when it matters
+            self._live = None  # less may be lost than before; explored when it matters
         elif self._live is None:
             self._look(newest=False)
         else:
@@ -303,7 +303,7 @@ def explore(
     run(disk, promise): works on the disk, and calls promise(value) as soon as somebody may rely on something.
     recover(disk): starts again on what a crash left, and returns what it finds; called once for each disk, so what it
     finds must come from the disk alone. judge(promised, found): asserts that what had been promised by then is in what
-    was found, and nothing that must not be. files: what is on the disk at first. limit: disks looked at for one moment,
+    was found, and nothing that must not be. files: what is on the disk at first. limit: disks explored for one moment,
     None for all. again_every: one in so many recoveries is crashed too, and what it did outside the disk is then
     forgotten; 0 for none. names: see SimulatedDisk. seed: of what is random.
     """

@@ -233,7 +233,7 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
     if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
     size = len(records)
-    # Most are exactly one batch of magic 2; only others are looked at closely.
+    # Most are exactly one batch of magic 2; only others are checked closely.
     if size < HEADER_SIZE or records[MAGIC_POSITION] != 2 or int.from_bytes(records[8:12], "big") + 12 != size:
         refusal = _why_not_one_batch(records)
         if refusal is not None:
