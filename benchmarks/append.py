@@ -30,6 +30,7 @@ from logcore.kernels import kernel
 
 CALL_ROWS: Final = 1_000
 THREADS: Final = 64
+APPENDERS: Final = 8
 
 
 def run(settings: Settings) -> Iterator[Result]:
@@ -84,14 +85,55 @@ def one_by_one(settings: Settings) -> Iterator[Result]:
         if "lmdb" in sides:
             yield common.speed(
                 "append, 1 a call, level os", 1, lambda: log.append(value, key=key), {"lmdb": sides.pop("lmdb")},
-                settings, target=1.5, method="One transaction a record in lmdb, sync=False.",
+                settings, target=3, method="One transaction a record in lmdb, sync=False.",
+            )  # fmt: skip
+        if "lmdb (writemap)" in sides:
+            yield common.speed(
+                "append, 1 a call, beside lmdb with writemap", 1, lambda: log.append(value, key=key),
+                {"lmdb (writemap)": sides.pop("lmdb (writemap)")}, settings, target=1.2,
+                method="As before; lmdb makes no system call for a record.",
             )  # fmt: skip
         yield common.speed(
             "append, 1 a call, beside other stores", 1, lambda: log.append(value, key=key), sides, settings,
-            method="One auto-committed insert (sqlite3), put (rocksdict) or transaction (lmdb with writemap) a record.",
+            method="One auto-committed insert (sqlite3) or put (rocksdict) a record.",
         )  # fmt: skip
         for store in stores.values():
             store.close()
+        yield by_threads(settings, log)
+
+
+def by_threads(settings: Settings, log: logcore.Log) -> Result:
+    """Threads that append to one log take turns: what does the change from one to the next cost?"""
+    key, value = common.make_rows(1)[0]
+    appends = 10_000
+
+    def work() -> None:
+        for _ in range(appends):
+            log.append(value, key=key)
+
+    def together() -> None:
+        threads = [threading.Thread(target=work) for _ in range(APPENDERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def alone() -> None:
+        for _ in range(APPENDERS):
+            work()
+
+    seconds = common.measure({"together": together, "alone": alone}, settings.repeats)
+    records = APPENDERS * appends
+    return Result(
+        question=f"append, 1 a call, level os, {APPENDERS} threads on one log",
+        unit="records/s",
+        ours=records / seconds["together"],
+        peer_name="one thread",
+        peer=records / seconds["alone"],
+        ratio=seconds["alone"] / seconds["together"],
+        target=0.8,
+        method=f"{APPENDERS} threads with {appends} appends each, beside one thread with all of them.",
+    )
 
 
 def to_disk(settings: Settings, policy: str) -> Result:

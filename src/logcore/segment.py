@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from logcore.config import LogConfig
+from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptBatchError,
     LogcoreError,
@@ -31,7 +31,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS, opened
 from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, rises
-from logcore.kernels import Record, kernel, layout
+from logcore.kernels import Record, SegmentFields, kernel, layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX, file_name
 from logcore.recordbatch import RecordBatch, are_markers
@@ -47,8 +47,8 @@ _REREAD_BYTES: Final = 1 << 20
 #: How much of a mapping is read at once before it is sent for the first time.
 _TOUCHED_BYTES: Final = 256 << 10
 _UNREADABLE: Final = "a part of the file cannot be read: another program shortened it, or the disk fails"
-#: Later than every timestamp.
-_NEVER: Final = 1 << 64
+#: Later than every other timestamp.
+_NEVER: Final = INT64_MAX
 
 
 @attrs.frozen
@@ -475,8 +475,11 @@ def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes
     return data[: min(-(-used // kind.entry_size) * kind.entry_size, len(data) - len(data) % kind.entry_size)]
 
 
-class ActiveSegment(GrowingSegment):
-    """The segment that is written, with what appends need to know of it in plain attributes."""
+class ActiveSegment(GrowingSegment, SegmentFields):
+    """The segment that is written, with what appends need to know of it in plain attributes.
+
+    Those that each append looks at or changes are SegmentFields, which the compiled kernels reach without Python.
+    """
 
     def __init__(
         self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool, state: str = ""
@@ -484,6 +487,7 @@ class ActiveSegment(GrowingSegment):
         Segment.__init__(self, fs, directory, base_offset, state)
         self._hold(fs.open(self.path, write=True, create=create, exclusive=create))
         self.config = config
+        self.index_interval_bytes = config.index_interval_bytes
         self._mapping: memoryview | None = None
         self.created_ms = fs.now_ms()
         self.is_own = create  # whether all of its bytes were written through this object
@@ -605,27 +609,18 @@ class ActiveSegment(GrowingSegment):
     def _begin_at(self, timestamp: int) -> None:
         """Notes the largest timestamp of the first batch, by whose age the segment is rolled."""
         self.first_timestamp = timestamp
-        self.limit_timestamp = timestamp + self.config.max_segment_ms if timestamp >= 0 else _NEVER
+        self.limit_timestamp = _NEVER
+        if timestamp >= 0:
+            self.limit_timestamp = min(timestamp + self.config.max_segment_ms, _NEVER)
 
     def reconfigure(self, config: LogConfig) -> None:
         """Other limits from now on; a segment that is full for its index stays full."""
         self.config = config
+        self.index_interval_bytes = config.index_interval_bytes
         if self.limit_bytes >= 0:
             self.limit_bytes = config.segment_bytes
         if self.first_timestamp >= 0:
-            self.limit_timestamp = self.first_timestamp + config.max_segment_ms
-
-    def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
-        """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
-        if max_timestamp > self.largest_timestamp:
-            self.largest_timestamp = max_timestamp
-            self.largest_timestamp_offset = last_offset
-        if position == 0:
-            self._begin_at(max_timestamp)
-        if self.since_entry_bytes > self.config.index_interval_bytes:
-            self._add_entries(position, last_offset)
-        self.since_entry_bytes += size
-        self.last_offset = last_offset
+            self.limit_timestamp = min(self.first_timestamp + config.max_segment_ms, _NEVER)
 
     def _add_entries(self, position: int, last_offset: int) -> None:
         self._indexes.add(
@@ -708,17 +703,20 @@ class ActiveSegment(GrowingSegment):
         except BaseException:
             # Also for KeyboardInterrupt: a batch without a receipt must not stay behind.
             self._size = start
-            self.was_cut_back = True
-            try:
-                self.fs.truncate(self.handle, start)
-            except LogcoreError as error:
-                raise StorageWriteError("a failed write could not be cut back", path=self.path) from error
+            self.cut_back()
             raise
         if batches is None:
             self.note(start, size, last_offset, max_timestamp)
         else:
-            for at, batch_size, batch_last, batch_newest in batches:
-                self.note(start + at, batch_size, batch_last, batch_newest)
+            self.note_each(start, batches)
+
+    def cut_back(self) -> None:
+        """Removes what a failed write has left behind the end. Raises StorageWriteError when that fails too."""
+        self.was_cut_back = True
+        try:
+            self.fs.truncate(self.handle, self._size)
+        except LogcoreError as error:
+            raise StorageWriteError("a failed write could not be cut back", path=self.path) from error
 
     def set_aborted(self, entries: Iterable[AbortedTransaction], *, writes: bool = False) -> None:
         """All aborted transactions whose markers stand in this segment; a file that says otherwise goes. writes: the
@@ -770,14 +768,6 @@ class ActiveSegment(GrowingSegment):
             self.fs.sync_dir(self.directory)
         return Segment(self.fs, self.directory, self.base_offset, self.state)
 
-    def is_full(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
-        """Whether an append needs a new segment first (storage format section 3.2)."""
-        if self._size == 0:
-            return last_offset > self.limit_offset
-        if self.first_timestamp < 0 and now_ms - self.created_ms > self.config.max_segment_ms:
-            return True
-        return (
-            self._size + size > self.limit_bytes
-            or max_timestamp > self.limit_timestamp
-            or last_offset > self.limit_offset
-        )
+    def is_too_old(self, now_ms: int) -> bool:
+        """Whether a segment whose first batch has no timestamp is to be rolled for its age."""
+        return now_ms - self.created_ms > self.config.max_segment_ms

@@ -6,7 +6,8 @@ Rules:
 - The buffers given are held only during the call; results own their memory.
 - Byte layouts come from layout.py; the constants below are checked against it at import.
 
-This module does not decide anything: which batches to read, when to check a CRC, what to do about damage.
+This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick way
+to append, which knows the rules of the writer, is in _appending.pxi and a part of this module when it is compiled.
 """
 
 cimport cython
@@ -25,6 +26,7 @@ from libc.string cimport memcpy
 import numpy as np
 
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from logcore.kernels import appending as _appending
 from logcore.kernels import layout as _layout
 
 cdef extern from *:
@@ -372,6 +374,7 @@ cdef enum:
     HEADER_SIZE = 61
     LOG_OVERHEAD = 12
     PREFIX_SIZE = 17
+    CRC_FIELD = 17
     CRC_START = 21
     MIN_LENGTH = 14
     MIN_RECORD_SIZE = 7
@@ -609,9 +612,47 @@ def place_records(topic, int32_t partition, list records not None):
     return found
 
 
+cdef extern from *:
+    """
+    /* CRC-32C of short pieces, by the instruction of the processor, eight bytes at a time: 25 ns for 165 bytes where the
+       call of the crc32c module takes 180. That one does three stretches at once, so it wins from LC_CRC_SHORT on. */
+    enum { LC_CRC_SHORT = 1024 };
+    #if defined(__x86_64__) && defined(__GNUC__)
+    __attribute__((target("sse4.2")))
+    static uint32_t lc_crc_fast(const unsigned char *p, size_t size) {
+        uint64_t crc = 0xffffffffu;
+        for (; size >= 8; p += 8, size -= 8) { uint64_t word; memcpy(&word, p, 8); crc = __builtin_ia32_crc32di(crc, word); }
+        for (; size; p++, size--) crc = __builtin_ia32_crc32qi((uint32_t)crc, *p);
+        return ~(uint32_t)crc;
+    }
+    static int lc_has_fast_crc(void) { return __builtin_cpu_supports("sse4.2"); }
+    #elif defined(__ARM_FEATURE_CRC32)
+    #include <arm_acle.h>
+    static uint32_t lc_crc_fast(const unsigned char *p, size_t size) {
+        uint32_t crc = 0xffffffffu;
+        for (; size >= 8; p += 8, size -= 8) { uint64_t word; memcpy(&word, p, 8); crc = __crc32cd(crc, word); }
+        for (; size; p++, size--) crc = __crc32cb(crc, *p);
+        return ~crc;
+    }
+    static int lc_has_fast_crc(void) { return 1; }
+    #else
+    static uint32_t lc_crc_fast(const unsigned char *p, size_t size) { (void)p; (void)size; return 0; }
+    static int lc_has_fast_crc(void) { return 0; }
+    #endif
+    """
+    enum:
+        LC_CRC_SHORT
+    uint32_t lc_crc_fast(const uint8_t *p, size_t size) noexcept nogil
+    int lc_has_fast_crc() noexcept nogil
+
+cdef bint _has_fast_crc = lc_has_fast_crc()
+
+
 cdef uint32_t crc_of(const uint8_t *data, Py_ssize_t size) except? 0:
     # crc32c is loaded at first use: importing it takes 40-70 ms, as long as the rest of the package together.
     global _crc32c
+    if size <= LC_CRC_SHORT and _has_fast_crc:
+        return lc_crc_fast(data, size)
     if _crc32c is None:
         from crc32c import crc32c as loaded
         _crc32c = loaded
@@ -1413,6 +1454,13 @@ cdef struct Head:
 
 cdef int write_head(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count) except -1:
     """The head of the batch at p, whose records stand behind it, and its CRC."""
+    write_fields(p, head, size, count)
+    lc_put32(p + CRC_FIELD, crc_of(p + CRC_START, size - CRC_START))
+    return 0
+
+
+cdef void write_fields(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count) noexcept nogil:
+    """The head of the batch at p without its CRC."""
     lc_put64(p, <uint64_t>head.base_offset)
     lc_put32(p + 8, <uint32_t>(size - LOG_OVERHEAD))
     lc_put32(p + 12, <uint32_t>head.leader_epoch)
@@ -1425,8 +1473,6 @@ cdef int write_head(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count
     lc_put16(p + 51, <uint16_t>head.producer_epoch)
     lc_put32(p + 53, <uint32_t>head.base_sequence)
     lc_put32(p + 57, <uint32_t>count)
-    lc_put32(p + 17, crc_of(p + CRC_START, size - CRC_START))
-    return 0
 
 
 cdef class _Writer:
@@ -1811,6 +1857,9 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
     size, batches = encode_records(out, ((key, value, headers, timestamp_ms),), base_offset, leader_epoch, now_ms,
                                    INT32_LIMIT, max_bytes, attributes, -1, -1, -1, compress, require_key)
     return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), size), batches[0][3]
+
+
+include "_appending.pxi"
 
 
 def hash_keys(data, positions, sizes, coefficients):
