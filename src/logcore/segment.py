@@ -42,6 +42,8 @@ _WALK_BATCHES: Final = 4096
 _WALK_BYTES: Final = 4 << 20
 #: From this size on a mapping of the growing segment is cheaper than a copy: 0.02 ms a MB instead of 0.25.
 _MAPPED_BYTES: Final = 128 << 10
+#: How much of the segment that is written single reads take with system calls before it is mapped again.
+_UNMAPPED_BYTES: Final = 64 << 10
 #: How much a segment may grow until its index is worth reading again.
 _REREAD_BYTES: Final = 1 << 20
 #: How much of a mapping is read at once before it is sent for the first time.
@@ -62,7 +64,7 @@ class Piece:
     path: str
 
 
-class Segment:
+class Segment(SegmentFields):
     """A segment that is read. Its end is given with each call: what lies behind it may still be growing.
 
     state: what is appended to the names of its files, ".cleaned" or ".swap" for one that is to replace others.
@@ -72,6 +74,8 @@ class Segment:
         self.fs = fs
         self.directory = directory
         self.base_offset = base_offset
+        self.held = None
+        self.handle = -1  # of a file that is kept open
         self.state = state
         self._plain = os.path.join(directory, file_name(base_offset, ""))
         self.path = self.file(LOG)
@@ -164,6 +168,8 @@ class Segment:
         index = self.offset_index
         size = len(view)
         base_offset = self.base_offset
+        if self.held is None and size:
+            self.held = kernel.hold(view, index, INT64_MAX)
         return kernel.get_one(index.data, len(index), view, size, base_offset, offset, self.path, end_offset, dense)
 
     def head(self, position: int) -> tuple[memoryview, int, int]:
@@ -475,7 +481,7 @@ def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes
     return data[: min(-(-used // kind.entry_size) * kind.entry_size, len(data) - len(data) % kind.entry_size)]
 
 
-class ActiveSegment(GrowingSegment, SegmentFields):
+class ActiveSegment(GrowingSegment):
     """The segment that is written, with what appends need to know of it in plain attributes.
 
     Those that each append looks at or changes are SegmentFields, which the compiled kernels reach without Python.
@@ -491,12 +497,14 @@ class ActiveSegment(GrowingSegment, SegmentFields):
         self._mapping: memoryview | None = None
         self.created_ms = fs.now_ms()
         self.is_own = create  # whether all of its bytes were written through this object
+        self._own_from = self._size  # from where on they were
         self.limit_offset = base_offset + layout.INT32_MAX
         self.reset()
         self._indexes.offers = create
 
     def reset(self, *, is_synced: bool = False) -> None:
         """Forgets the indexes and all that was learnt from the batches. is_synced: the indexes' files are on disk."""
+        self.held = None
         self._indexes = IndexWriter(self.fs, [self.file(suffix) for suffix in INDEXES], is_synced=is_synced)
         self._offset_index = self._indexes.offsets
         self._time_index = self._indexes.times
@@ -647,9 +655,20 @@ class ActiveSegment(GrowingSegment, SegmentFields):
         """
         if size < _MAPPED_BYTES:
             return self.piece(position, size)
-        if self._mapping is None or len(self._mapping) < position + size:
+        return Piece(self._mapped(position + size), position, position + size, 0, self.path)
+
+    def _mapped(self, size: int) -> memoryview:
+        """The first size bytes at least."""
+        if self._mapping is None or len(self._mapping) < size:
             self._mapping = self.fs.map(self.handle, self._size)
-        return Piece(self._mapping, position, position + size, 0, self.path)
+        return self._mapping
+
+    def read_one(self, offset: int, end_offset: int, dense: bool) -> Record | int:
+        """As GrowingSegment.read_one; later calls may find what is there now in a mapping (kernel.get_quickly)."""
+        held = self.held
+        if held is None or self._size - held.size_bytes > max(_UNMAPPED_BYTES, held.size_bytes // 8):
+            self.held = kernel.hold(self._mapped(self._size), self._indexes.offsets, self._own_from)
+        return super().read_one(offset, end_offset, dense)
 
     def start_position(self, offset: int) -> int:
         index = self.offset_index
@@ -662,6 +681,8 @@ class ActiveSegment(GrowingSegment, SegmentFields):
         """Takes in what another process has appended up to a size: whole batches. Gives their heads."""
         start = self._size
         self._size = size
+        self._own_from = size
+        self.held = None
         parts: Iterable[layout.Facts]
         if size - start < _WALK_BYTES:  # one read, and no look at where it ends
             data = self.fs.pread(self.handle, size - start, start)
@@ -734,6 +755,7 @@ class ActiveSegment(GrowingSegment, SegmentFields):
         """Goes on with the file that stands under the name now, of the same batches. No other thread holds the
         segment."""
         close = self._closing
+        self.held = None
         self._hold(self.fs.open(self.path, write=True))
         close()
 
@@ -742,6 +764,7 @@ class ActiveSegment(GrowingSegment, SegmentFields):
         that no mapping that was handed out reaches there.
         """
         self._mapping = None
+        self.held = None
         if self.checked[0] > size:
             self.checked = (0, self.base_offset)
         self.fs.truncate(self.handle, size)

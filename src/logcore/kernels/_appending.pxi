@@ -160,11 +160,16 @@ cdef class PartitionFields:
     cdef public bint is_closed
     cdef public tuple listeners
     cdef public object lock
+    cdef public list segments
+    cdef public int64_t log_start
+    cdef public object gaps
 
 
 cdef class SegmentFields:
     """See appending.SegmentFields."""
 
+    cdef public int64_t base_offset
+    cdef public object held
     cdef public int handle
     cdef public int64_t _size
     cdef public int64_t since_entry_bytes

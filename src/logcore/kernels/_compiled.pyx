@@ -6,8 +6,9 @@ Rules:
 - The buffers given are held only during the call; results own their memory.
 - Byte layouts come from layout.py; the constants below are checked against it at import.
 
-This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick way
-to append, which knows the rules of the writer, is in _appending.pxi and a part of this module when it is compiled.
+This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick
+ways to append and to get a record, which know rules of the writer and the reader, are in _appending.pxi and
+_getting.pxi, and parts of this module when it is compiled.
 """
 
 cimport cython
@@ -21,6 +22,7 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_Decode
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 import numpy as np
@@ -54,6 +56,29 @@ cdef extern from *:
             if (byte < 0x80) { *out = (int32_t)(value >> 1) ^ -(int32_t)(value & 1); return p; }
         }
         return NULL;
+    }
+    /* Skips over records by their lengths; NULL when one is malformed or runs past end. Where the next one lies is known
+       only when this one has come from memory, so what lies ahead is fetched before it is asked for: 6 ns instead of 11
+       for each record of 130 bytes. */
+    enum { LC_AHEAD = 1024, LC_LINE = 64 };
+    static const unsigned char *lc_skip(const unsigned char *p, const unsigned char *end, int64_t count) {
+        const unsigned char *fetched = p;
+        for (; count > 0; count--) {
+            int32_t length;
+            if (fetched < p) fetched = p;
+            for (; fetched < p + LC_AHEAD; fetched += LC_LINE) __builtin_prefetch(fetched, 0);
+            if (end - p >= 2 && p[0] >= 0x80 && p[1] < 0x80) {
+                uint32_t two = (uint32_t)(p[0] & 0x7f) | (uint32_t)p[1] << 7;
+                length = (int32_t)(two >> 1) ^ -(int32_t)(two & 1);
+                p += 2;
+            } else {
+                p = lc_read32(p, end, &length);
+                if (p == NULL) return NULL;
+            }
+            if (length < 0 || length > end - p) return NULL;
+            p += length;
+        }
+        return p;
     }
     /* As lc_read32; strict: also NULL when the last of five bytes has bits that a reader of 64-bit varints would count. */
     static inline const unsigned char *lc_read_size(const unsigned char *p, const unsigned char *end, int32_t *out, int strict) {
@@ -219,6 +244,7 @@ cdef extern from *:
     void lc_put32(uint8_t *p, uint32_t v) noexcept nogil
     void lc_put64(uint8_t *p, uint64_t v) noexcept nogil
     const uint8_t *lc_read32(const uint8_t *p, const uint8_t *end, int32_t *out) noexcept nogil
+    const uint8_t *lc_skip(const uint8_t *p, const uint8_t *end, int64_t count) noexcept nogil
     const uint8_t *lc_read_size(const uint8_t *p, const uint8_t *end, int32_t *out, int strict) noexcept nogil
     const uint8_t *lc_read64(const uint8_t *p, const uint8_t *end, int64_t *out) noexcept nogil
     uint64_t lc_zigzag(int64_t n) noexcept nogil
@@ -256,6 +282,7 @@ cdef extern from *:
     static struct sigaction lc_before;
     static uintptr_t lc_page;
     static int lc_installed;
+    static volatile long lc_fault_count;  /* of all mappings */
 
     /* Up to so many pages are replaced one by one, so that what lies behind a bad sector is still read; then all that is
        left of the mapping, because each page makes the kernel's list of mappings longer. */
@@ -270,6 +297,7 @@ cdef extern from *:
             size_t size = guard->faults < LC_SINGLE_PAGES ? lc_page : end - at;
             if (mmap((void *)at, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
             guard->faults++;
+            lc_fault_count++;
             errno = error;
             return;
         }
@@ -316,6 +344,8 @@ cdef extern from *:
         return 0;
     }
 
+    static long lc_all_faults(void) { return lc_fault_count; }
+
     static void lc_touch(const unsigned char *p, size_t size) {
         size_t step = lc_page ? lc_page : 4096;
         for (size_t at = 0; at < size; at += step) (void)*(volatile const unsigned char *)(p + at);
@@ -326,6 +356,7 @@ cdef extern from *:
     static lc_guard *lc_guard_mapping(uintptr_t start, size_t size) { return NULL; }
     static void lc_release(lc_guard *guard) {}
     static long lc_faults(uintptr_t at) { return 0; }
+    static long lc_all_faults(void) { return 0; }
     static void lc_touch(const unsigned char *p, size_t size) {}
     #endif
     """
@@ -334,6 +365,7 @@ cdef extern from *:
     lc_guard *lc_guard_mapping(size_t start, size_t size) nogil
     void lc_release(lc_guard *guard) nogil
     long lc_faults(size_t at) nogil
+    long lc_all_faults() noexcept nogil
     void lc_touch(const uint8_t *p, size_t size) nogil
 
 
@@ -1253,20 +1285,26 @@ cdef bint is_followed(const uint8_t *base, Py_ssize_t behind, Py_ssize_t limit, 
 
 
 cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path, int64_t end_offset,
-                bint dense):
+                bint dense, Held held=None):
+    """read_one() without its buffer. held: knows which batches were checked before."""
     cdef Facts facts
     cdef Row row
     cdef const uint8_t *p
     cdef const uint8_t *end
     cdef int64_t before
-    cdef int32_t left, length
+    cdef int32_t left
     cdef int wrong
     position = seek(base, position, limit, offset)
     if position >= limit or check_head(base + position, limit - position) != WALK_END or base[position + 16] != 2:
         return position
     if lc_be16(base + position + CRC_START) & (CODEC_MASK | CONTROL_BIT):
         return position
-    check_whole(base, position, limit, &facts, path)
+    if held is not None and held.is_checked(position):
+        read_facts(base + position, position, &facts)
+    else:
+        check_whole(base, position, limit, &facts, path)
+        if held is not None:
+            held.note_checked(position)
     if facts.record_count < 0 or facts.record_count > (facts.size_bytes - HEADER_SIZE) // MIN_RECORD_SIZE:
         raise bad_body(BODY_COUNT, path, position)
     if not is_followed(base, position + facts.size_bytes, limit, facts.last_offset, end_offset, dense):
@@ -1277,13 +1315,8 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
     # A batch of n records whose last delta is n - 1 has no gaps, so the record wanted is found by skipping over the
     # others: of 120 records, that is 60 lengths instead of 360 varints on average.
     if 0 < before < facts.record_count and <int32_t>lc_be32(base + position + 23) == facts.record_count - 1:
-        while before > 0:
-            p = lc_read32(p, end, &length)
-            if p == NULL or length < 0 or length > end - p:
-                break
-            p += length
-            before -= 1
-        if before == 0 and read_row(&p, end, &row, False) == BODY_OK and offset_of(&facts, &row) == offset:
+        p = lc_skip(p, end, before)
+        if p != NULL and read_row(&p, end, &row, False) == BODY_OK and offset_of(&facts, &row) == offset:
             return build_record(&row, &facts, p)
         p = base + position + HEADER_SIZE
     left = facts.record_count
@@ -1860,6 +1893,9 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
 
 
 include "_appending.pxi"
+
+
+include "_getting.pxi"
 
 
 def hash_keys(data, positions, sizes, coefficients):

@@ -28,14 +28,20 @@ class PartitionFields:
     is_closed: bool
     listeners: tuple[Callable[[], None], ...]
     lock: Any
+    segments: list[Any]
+    log_start: int
+    gaps: Any
 
 
 class SegmentFields:
-    """The base of segment.ActiveSegment, which documents its fields. Each fits into 64 bits.
+    """The base of segment.Segment and its kinds, which document its fields. Each number fits into 64 bits.
 
-    What is done here for each batch is compiled too: for a call of 1,000 records, 0.3 of 8 us.
+    held: what get_quickly() reads the segment with, None where it may not. What is done here for each batch is compiled
+    too: of 8 us that a call of 1,000 records spends beside its write and its encoding, 0.6.
     """
 
+    base_offset: int
+    held: Any
     handle: int
     _size: int
     since_entry_bytes: int

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
+import types
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -28,6 +29,7 @@ from logcore.errors import (
     LogcoreError,
     RecordTooLargeError,
 )
+from logcore.kernels.appending import PartitionFields
 from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
@@ -852,6 +854,22 @@ def get_one(
     """start_position and then read_one from there, with the arguments, results and errors of both."""
     position = start_position(index, entries, data, limit, base_offset, offset)
     return read_one(data, position, limit, offset, path, end_offset, dense)
+
+
+def hold(data: Buffer, index: Any, own_from: int) -> Any:
+    """What get_quickly() reads a segment with, to be kept as Segment.held; it has the attribute size_bytes.
+
+    data: its mapping. index: its OffsetIndex. own_from: the position from which on this process has appended the
+    batches itself, so that none of them needs a check of its CRC; the others are checked when they are first read.
+    """
+    return types.SimpleNamespace(size_bytes=len(data))
+
+
+def get_quickly(state: PartitionFields, offset: int) -> Record | None:
+    """The record at an offset of a partition, where it lies in a plain batch of a segment that is held and there are no
+    gaps; else None. See _getting.pxi for its rules.
+    """
+    return None
 
 
 def search_offsets(data: Buffer, count: int, target: int) -> int:

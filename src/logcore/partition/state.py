@@ -43,11 +43,13 @@ class PartitionState(PartitionFields):
     """The shared fields of one open log. Those that each append changes are where the kernels reach them."""
 
     lock: Turns
+    segments: list[Segment]
+    gaps: Gaps
 
     def __init__(self, config: LogConfig, gaps: Gaps) -> None:
         self.config = config
         self.gaps = gaps
-        self.segments: list[Segment] = []  # in order; the last one is growing
+        self.segments = []  # in order; the last one is growing
         self.log_start = 0
         self.end = 0
         self.visible = 0
