@@ -631,29 +631,31 @@ class ActiveSegment(GrowingSegment):
             self.limit_timestamp = min(self.first_timestamp + config.max_segment_ms, _NEVER)
 
     def _add_entries(self, position: int, last_offset: int) -> None:
-        self._indexes.add(
-            last_offset - self.base_offset,
+        indexes = self._indexes
+        base_offset = self.base_offset
+        indexes.add(
+            last_offset - base_offset,
             position,
             self.largest_timestamp,
-            self.largest_timestamp_offset - self.base_offset,
+            self.largest_timestamp_offset - base_offset,
         )
         self.since_entry_bytes = 0
-        if self._indexes.is_look_due:
-            if self._indexes.look(self.config.segment_index_bytes) <= 0:
+        if indexes.until_look <= 0:
+            if indexes.look(self.config.segment_index_bytes) <= 0:
                 self.limit_bytes = -1
-            self._indexes.offer()
+            indexes.offer()
 
     def offer_indexes(self) -> None:
         """Writes waiting index entries, for readers in other processes and for an opening after a crash."""
         self._indexes.offer()
 
     def lasting_piece(self, position: int, size: int) -> Piece:
-        """Mapped when there is much of it, which costs a fraction of a copy.
+        """Mapped when there is much of it, or when single reads have had it mapped, which costs a fraction of a copy.
 
         Only the writer may do so: what is visible is never cut from this file, and no other process writes it, so that
         no page of the mapping that is looked at can vanish.
         """
-        if size < _MAPPED_BYTES:
+        if size < _MAPPED_BYTES and (self._mapping is None or len(self._mapping) < position + size):
             return self.piece(position, size)
         return Piece(self._mapped(position + size), position, position + size, 0, self.path)
 

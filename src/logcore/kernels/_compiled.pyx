@@ -1898,6 +1898,22 @@ include "_appending.pxi"
 include "_getting.pxi"
 
 
+def longest_piece(edges, int64_t size):
+    """The length of the longest piece between edges; -1 when these are none. See plain.longest_piece."""
+    cdef const int64_t[::1] at = edges
+    cdef Py_ssize_t count = at.shape[0], row
+    cdef int64_t longest = 0
+    if not count or at[0] < 0 or at[count - 1] > size:
+        return -1
+    with nogil:
+        for row in range(1, count):
+            if at[row] < at[row - 1] or at[row] > size:
+                longest = -1
+                break
+            longest = max(longest, at[row] - at[row - 1])
+    return longest
+
+
 def hash_keys(data, positions, sizes, coefficients):
     """128 bits of each key. See plain.hash_keys."""
     cdef Py_buffer view

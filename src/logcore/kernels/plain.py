@@ -1346,6 +1346,19 @@ def encode_columns(
     return writer.result(out)
 
 
+def longest_piece(edges: npt.NDArray[np.int64], size: int) -> int:
+    """The length of the longest piece of a column of bytes whose pieces lie between its edges; -1 when these do not
+    rise from 0 on or above, or reach behind size.
+
+    edges: int64, shape (n + 1,), contiguous.
+    """
+    # A step back is a huge number when read as unsigned, so one maximum finds both it and a value that is too large.
+    longest = int(np.diff(edges).view(np.uint64).max(initial=0))
+    if edges[0] < 0 or edges[-1] > size or longest > size:
+        return -1
+    return longest
+
+
 def hash_keys(
     data: Buffer,
     positions: npt.NDArray[np.int32],
