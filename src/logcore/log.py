@@ -576,19 +576,22 @@ class Log(LogReader):
         come, for copies of other logs.
         """
         writer = self.writer
-        with self._state.lock:
+        state = self._state
+        with state.lock:
             writer.check_writable_locked()
             now_ms = self._fs.now_ms()
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise InvalidRecordError("append_batch takes the bytes of batches", found=type(data).__name__)
+            config = state.config
+            first = state.end
             raw, batches = prepare_append(
-                data, base_offset=self._state.end, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=self.config
+                data, base_offset=first, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=config
             )
             largest = max(size for _, size, _, _ in batches)
-            if largest > self.config.segment_bytes:
+            if largest > config.segment_bytes:
                 raise SegmentTooSmallError(
                     "batch is larger than segment.bytes",
-                    expected=f"at most {self.config.segment_bytes} bytes",
+                    expected=f"at most {config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
             if not writer.notes.producers and any(raw[position + 43] < 0x80 for position, _, _, _ in batches):
@@ -599,10 +602,9 @@ class Log(LogReader):
                 last = sequenced.last_offset
                 now_ms = sequenced.timestamp_ms
             else:
-                first = self._state.end
                 with writer.producers.storing(sequenced, is_judged=check_sequence):
                     writer.store_locked(memoryview(raw), batches, now_ms, durability)
-                last = self._state.end - 1
+                last = state.end - 1
         return writer.acknowledge(first, last, now_ms, durability)
 
     def append_as_follower(

@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
+from logcore.fs import OsFS
 from logcore.kernels import kernel, layout
+from logcore.kernels.checksum import crc32c
+from logcore.segment import ActiveSegment
 from logcore.testing import SimulatedDisk
 from support.kernels import needs_compiler
 
@@ -184,3 +187,83 @@ def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
             assert log.get(300 + 7) == log_record(307)
             with pytest.raises(logcore.CorruptBatchError):
                 log.get(0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [0, 1, 20, 100, 1000, 20_000])
+def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
+    """By where they would be if all were as long: here they are, or each is longer than all before, or only one is."""
+    shapes = (
+        [size] * 300,
+        [size * number // 300 for number in range(300)],
+        [size if number == 7 else 0 for number in range(300)],
+        [size if number > 290 else 1 for number in range(300)],
+    )
+    expected = []
+    with logcore.open(tmp_path / PATH, create=True, durability="os", config={"batch.size": "1000000"}) as log:
+        for shape in shapes:
+            log.append_many([(b"%d" % number, bytes(length)) for number, length in enumerate(shape)])
+            expected += [(b"%d" % number, length) for number, length in enumerate(shape)]
+        for _ in range(2):
+            found = [log.get(offset) for offset in range(len(expected))]
+            assert [(record.key, len(record.value or b"")) for record in found] == expected
+            assert sum(kernel.get_quickly(log._state, offset) is not None for offset in range(1200)) == 1200
+            log.roll()
+
+
+@needs_compiler
+def test_what_was_taken_back_is_not_found(log: logcore.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt behind the write of a batch; others are appended in its place, over the same bytes of the file."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert agree(log) == 300
+    with monkeypatch.context() as patch:
+        patch.setattr(ActiveSegment, "note_each", lambda segment, *_: (segment.read_one(0, 0, True), interrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            log.append_many(rows(2, 400))
+    log.append_many(rows(2, 300))
+    assert agree(log) == 302
+
+
+def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
+    """A writer of a shared log believes only what it has appended since another did."""
+    how: Any = {"create": True, "shared": True, "durability": "os"}
+    with (
+        logcore.open(tmp_path / PATH, fs=OsFS(), **how) as mine,
+        logcore.open(tmp_path / PATH, fs=OsFS(), **how) as other,
+    ):
+        mine.append_many(rows(20))
+        assert mine.get(7) == log_record(7)
+        other.append_many(rows(20, 20))
+        mine.append_many(rows(20, 40))
+        path = tmp_path / FIRST
+        data = bytearray(path.read_bytes())
+        data[next(iter(mine.batches(20))).position + 80] ^= 1
+        path.write_bytes(data)
+        for _ in range(2):
+            with pytest.raises(logcore.CorruptBatchError):
+                mine.get(25)
+            assert mine.get(45) == log_record(45)
+
+
+@needs_compiler
+def test_records_whose_offsets_are_not_in_order_go_the_slow_way(tmp_path: Path) -> None:
+    """The head says that there are no gaps, and two of the records have changed places."""
+    with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
+        log.append_many([(None, b"%d" % number) for number in range(30)])
+        log.roll()
+    path = tmp_path / FIRST
+    data = bytearray(path.read_bytes())
+    at = [layout.HEADER_SIZE]
+    while at[-1] < len(data):
+        at.append(at[-1] + 1 + (data[at[-1]] >> 1))
+    data[at[12] + 3], data[at[13] + 3] = data[at[13] + 3], data[at[12] + 3]
+    data[17:21] = crc32c(bytes(data[layout.CRC_START :])).to_bytes(4, "big")
+    path.write_bytes(data)
+    with logcore.open(tmp_path / PATH, read_only=True) as log:
+        assert log.get(5).value == b"5"
+        for offset in (12, 13):
+            assert kernel.get_quickly(log._state, offset) is None
+        assert kernel.get_quickly(log._state, 14) == log.get(14)

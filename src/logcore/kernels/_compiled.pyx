@@ -1285,8 +1285,7 @@ cdef bint is_followed(const uint8_t *base, Py_ssize_t behind, Py_ssize_t limit, 
 
 
 cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path, int64_t end_offset,
-                bint dense, Held held=None):
-    """read_one() without its buffer. held: knows which batches were checked before."""
+                bint dense):
     cdef Facts facts
     cdef Row row
     cdef const uint8_t *p
@@ -1299,12 +1298,7 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
         return position
     if lc_be16(base + position + CRC_START) & (CODEC_MASK | CONTROL_BIT):
         return position
-    if held is not None and held.is_checked(position):
-        read_facts(base + position, position, &facts)
-    else:
-        check_whole(base, position, limit, &facts, path)
-        if held is not None:
-            held.note_checked(position)
+    check_whole(base, position, limit, &facts, path)
     if facts.record_count < 0 or facts.record_count > (facts.size_bytes - HEADER_SIZE) // MIN_RECORD_SIZE:
         raise bad_body(BODY_COUNT, path, position)
     if not is_followed(base, position + facts.size_bytes, limit, facts.last_offset, end_offset, dense):
