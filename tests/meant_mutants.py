@@ -112,8 +112,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
-        "        close = self._closing\n        self.held = None\n        self._hold(self.fs.open(self.path, write=True))\n"
-        "        close()",
+        "        close = self._closing\n        self.held = None\n"
+        "        self._hold(self.fs.open(self.path, write=True))\n        close()",
         "        self.held = None\n        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
         "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
