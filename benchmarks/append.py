@@ -35,6 +35,7 @@ APPENDERS: Final = 8
 
 def run(settings: Settings) -> Iterator[Result]:
     yield from in_bulk(settings)
+    yield columns_beside_rows(settings)
     yield from one_by_one(settings)
     for policy in ("group", "always"):
         yield to_disk(settings, policy)
@@ -70,6 +71,21 @@ def in_bulk(settings: Settings) -> Iterator[Result]:
                 yield common.speed(question, CALL_ROWS, ours, sides, settings, target=target, method=method)
             for store in stores.values():
                 store.close()
+
+
+def columns_beside_rows(settings: Settings) -> Result:
+    rows = common.make_rows(CALL_ROWS)
+    keys, values = common.columns_of(rows)
+    with (
+        common.scratch(settings, "append") as path,
+        open_log(path, "columns") as by_columns,
+        open_log(path, "rows") as by_rows,
+    ):
+        common.settle()
+        return common.speed(
+            "append_columns, beside append_many", CALL_ROWS, _columns(by_columns, keys, values),
+            {"append_many": _rows(by_rows, rows)}, settings, target=1.1, method="The same records, 1,000 a call.",
+        )  # fmt: skip
 
 
 def open_log(path: Path, name: str, durability: str = "os") -> logcore.Log:

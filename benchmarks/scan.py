@@ -84,6 +84,10 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
                     settings, method="The peer does not split its value into key and value.",
                 )  # fmt: skip
                 yield from random_reads(settings, log, lmdb, count)
+            yield common.speed(
+                "columns of batch after batch", count, lambda: [len(batch.columns()) for batch in log.batches(0)],
+                {"log.scan": to_columns}, settings, method="RecordBatch.columns of batches of 16 KiB.",
+            )  # fmt: skip
         for store in stores.values():
             store.close()
         yield from active_reads(settings, path, rows)
@@ -122,6 +126,7 @@ def active_reads(settings: Settings, path: Path, rows: list[peers.Row]) -> Itera
         for at in range(0, len(rows), CALL_ROWS):
             log.append_many(rows[at : at + CALL_ROWS])
             store.append_many(rows[at : at + CALL_ROWS])
+        yield growing_scan(settings, path, log, rows)
         offsets = random.Random(4).sample(range(len(rows)), READS)
 
         def ours() -> None:
@@ -135,6 +140,24 @@ def active_reads(settings: Settings, path: Path, rows: list[peers.Row]) -> Itera
             method="log.get while the log is open for writing; lmdb in one long-lived transaction.",
         )  # fmt: skip
     store.close()
+
+
+def growing_scan(settings: Settings, path: Path, growing: logcore.Log, rows: list[peers.Row]) -> Result:
+    """Is the segment that is being written read as fast as one that is not?"""
+    with logcore.open(path / "sealed-0", create=True, durability="os") as sealed:
+        for at in range(0, len(rows), CALL_ROWS):
+            sealed.append_many(rows[at : at + CALL_ROWS])
+        sealed.roll()
+
+        def scan(log: logcore.Log) -> None:
+            for _columns in log.scan():
+                pass
+
+        return common.speed(
+            "scan to columns, active segment", len(rows), lambda: scan(growing),
+            {"sealed segment": lambda: scan(sealed)}, settings, target=0.95,
+            method="log.scan in the process that writes, beside the same records in a sealed segment.",
+        )  # fmt: skip
 
 
 def beside_memory(settings: Settings) -> Iterator[Result]:

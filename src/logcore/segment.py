@@ -26,6 +26,7 @@ from logcore.errors import (
     CorruptBatchError,
     LogcoreError,
     OffsetOutOfRangeError,
+    ResourceError,
     StorageReadError,
     StorageWriteError,
 )
@@ -487,6 +488,8 @@ class ActiveSegment(GrowingSegment):
     Those that each append looks at or changes are SegmentFields, which the compiled kernels reach without Python.
     """
 
+    _indexes: IndexWriter
+
     def __init__(
         self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool, state: str = ""
     ) -> None:
@@ -630,20 +633,11 @@ class ActiveSegment(GrowingSegment):
         if self.first_timestamp >= 0:
             self.limit_timestamp = min(self.first_timestamp + config.max_segment_ms, _NEVER)
 
-    def _add_entries(self, position: int, last_offset: int) -> None:
+    def _look_at_indexes(self) -> None:
         indexes = self._indexes
-        base_offset = self.base_offset
-        indexes.add(
-            last_offset - base_offset,
-            position,
-            self.largest_timestamp,
-            self.largest_timestamp_offset - base_offset,
-        )
-        self.since_entry_bytes = 0
-        if indexes.until_look <= 0:
-            if indexes.look(self.config.segment_index_bytes) <= 0:
-                self.limit_bytes = -1
-            indexes.offer()
+        if indexes.look(self.config.segment_index_bytes) <= 0:
+            self.limit_bytes = -1
+        indexes.offer()
 
     def offer_indexes(self) -> None:
         """Writes waiting index entries, for readers in other processes and for an opening after a crash."""
@@ -669,7 +663,8 @@ class ActiveSegment(GrowingSegment):
         """As GrowingSegment.read_one; later calls may find what is there now in a mapping (kernel.get_quickly)."""
         held = self.held
         if held is None or self._size - held.size_bytes > max(_UNMAPPED_BYTES, held.size_bytes // 8):
-            self.held = kernel.hold(self._mapped(self._size), self._indexes.offsets, self._own_from)
+            with contextlib.suppress(StorageReadError, ResourceError):  # too many mappings: the file can still be read
+                self.held = kernel.hold(self._mapped(self._size), self._indexes.offsets, self._own_from)
         return super().read_one(offset, end_offset, dense)
 
     def start_position(self, offset: int) -> int:

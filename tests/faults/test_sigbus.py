@@ -22,6 +22,7 @@ import pytest
 
 import logcore
 from logcore import fs
+from support.kernels import runs_compiled
 
 pytestmark = pytest.mark.skipif(fs._guard is None, reason="only the compiled module can catch the signal")
 
@@ -172,6 +173,7 @@ def test_a_broker_serves_all_other_partitions(tmp_path: Path) -> None:
         assert answers == {"bad": [storage_error, 0], "good": before["good"]}
 
 
+@runs_compiled
 def test_a_checked_batch_whose_pages_vanish_is_an_error(tmp_path: Path) -> None:
     """It is not checked again when one record of it is read; what lies in the lost pages must not be read as zeros."""
     rows = [(b"%d" % number, b"v" * 120) for number in range(100)]

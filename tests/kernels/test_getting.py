@@ -17,7 +17,7 @@ from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
 from logcore.segment import ActiveSegment
 from logcore.testing import SimulatedDisk
-from support.kernels import needs_compiler
+from support.kernels import runs_compiled
 
 T0 = 1_700_000_000_000
 PATH = "t-0"
@@ -57,7 +57,7 @@ def log() -> Iterator[logcore.Log]:
         yield log
 
 
-@needs_compiler
+@runs_compiled
 def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
     assert len(log._state.segments) > 5
     assert agree(log) == 300
@@ -66,7 +66,7 @@ def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
         assert agree(reader) == in_sealed, "a reader does not map what another process writes"
 
 
-@needs_compiler
+@runs_compiled
 def test_what_has_no_answer_yet_goes_the_slow_way(log: logcore.Log) -> None:
     assert kernel.get_quickly(log._state, 0) is None, "no segment is held before it was read from"
     log.get(0)
@@ -135,7 +135,7 @@ def test_records_are_the_same_one_by_one(program: list[tuple[Any, ...]], durabil
         log.close()
 
 
-@needs_compiler
+@runs_compiled
 def test_damage_is_met_by_each_look(log: logcore.Log) -> None:
     log.close()
     disk = SimulatedDisk(log._fs.files())
@@ -152,7 +152,7 @@ def log_record(offset: int) -> logcore.Record:
     return logcore.Record(offset, timestamp_ms, key, value, headers)
 
 
-@needs_compiler
+@runs_compiled
 def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
     """Small batches that begin near each other: of the second the CRC is wrong, of the first it was checked."""
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
@@ -172,7 +172,7 @@ def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
                 log.get(2)
 
 
-@needs_compiler
+@runs_compiled
 def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
     """A writer believes only the batches that it has appended itself in this life of the segment."""
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
@@ -189,7 +189,7 @@ def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
                 log.get(0)
 
 
-@needs_compiler
+@runs_compiled
 @pytest.mark.parametrize("size", [0, 1, 20, 100, 1000, 20_000])
 def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
     """By where they would be if all were as long: here they are, or each is longer than all before, or only one is."""
@@ -211,7 +211,7 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
             log.roll()
 
 
-@needs_compiler
+@runs_compiled
 def test_what_was_taken_back_is_not_found(log: logcore.Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt behind the write of a batch; others are appended in its place, over the same bytes of the file."""
 
@@ -248,7 +248,7 @@ def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
             assert mine.get(45) == log_record(45)
 
 
-@needs_compiler
+@runs_compiled
 def test_records_whose_offsets_are_not_in_order_go_the_slow_way(tmp_path: Path) -> None:
     """The head says that there are no gaps, and two of the records have changed places."""
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:

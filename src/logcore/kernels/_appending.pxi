@@ -181,6 +181,7 @@ cdef class SegmentFields:
     cdef public int64_t limit_bytes
     cdef public int64_t limit_timestamp
     cdef public int64_t limit_offset
+    cdef public object _indexes
 
     def is_full(self, int64_t size, int64_t max_timestamp, int64_t last_offset, int64_t now_ms):
         """Whether an append needs a new segment first. See appending.SegmentFields."""
@@ -211,9 +212,33 @@ cdef class SegmentFields:
         if position == 0:
             self._begin_at(max_timestamp)
         if self.since_entry_bytes > self.index_interval_bytes:
-            self._add_entries(position, last_offset)
+            self.add_entries(position, last_offset)
         self.since_entry_bytes += size
         self.last_offset = last_offset
+        return 0
+
+    cdef int add_entries(self, int64_t position, int64_t last_offset) except -1:
+        """appending.SegmentFields._add_entries, with IndexWriter.add in it: 0.2 us instead of 0.6."""
+        cdef bytearray offsets
+        cdef Py_ssize_t size
+        cdef uint8_t *at
+        cdef int64_t newest, until_look
+        indexes = self._indexes
+        offsets = indexes.offsets.data
+        size = PyByteArray_GET_SIZE(offsets)
+        PyByteArray_Resize(offsets, size + 8)
+        at = <uint8_t *>PyByteArray_AS_STRING(offsets) + size
+        lc_put32(at, <uint32_t>(last_offset - self.base_offset))
+        lc_put32(at + 4, <uint32_t>position)
+        times = indexes.times
+        newest = times.last_timestamp
+        if self.largest_timestamp > newest:
+            times.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+        until_look = indexes.until_look - 1
+        indexes.until_look = until_look
+        self.since_entry_bytes = 0
+        if until_look <= 0:
+            self._look_at_indexes()
         return 0
 
 

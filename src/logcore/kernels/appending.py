@@ -53,6 +53,7 @@ class SegmentFields:
     limit_bytes: int
     limit_timestamp: int
     limit_offset: int
+    _indexes: Any
 
     def is_full(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
         """Whether an append needs a new segment first (storage format section 3.2)."""
@@ -90,6 +91,15 @@ class SegmentFields:
         raise NotImplementedError
 
     def _add_entries(self, position: int, last_offset: int) -> None:
+        indexes = self._indexes
+        base_offset = self.base_offset
+        its_offset = self.largest_timestamp_offset - base_offset
+        indexes.add(last_offset - base_offset, position, self.largest_timestamp, its_offset)
+        self.since_entry_bytes = 0
+        if indexes.until_look <= 0:
+            self._look_at_indexes()
+
+    def _look_at_indexes(self) -> None:
         raise NotImplementedError
 
 

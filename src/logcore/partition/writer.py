@@ -551,6 +551,10 @@ class Writer(Appender):
     def settle_locked(self, durability: Level | None) -> None:
         """What the policy asks for once an append is written."""
         self.appends += 1
+        state = self.state
+        if self.is_os and durability is None:
+            state.show(state.end)
+            return
         kind = self.durability.kind
         if kind == "group":
             return
@@ -559,13 +563,13 @@ class Writer(Appender):
                 self.sync_locked()
             return
         if not self.is_replicated:
-            self.state.show(self.state.end)
-        unsynced = self.state.end - self.commit.durable_end
+            state.show(state.end)
+        unsynced = state.end - self.commit.durable_end
         if kind == "every":
             due = unsynced >= self.durability.amount
         else:
             due = kind == "interval" and self.fs.monotonic_ms() - self.last_sync_ms >= self.durability.amount
-        if due or unsynced >= self.state.config.flush_messages:
+        if due or unsynced >= state.config.flush_messages:
             self.sync_locked()
 
     @locked
@@ -593,14 +597,15 @@ class Writer(Appender):
             segment = self.active
         elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
             self.sync_locked()
+        state = self.state
         start = segment.size_bytes
-        end = self.state.end
+        end = state.end
         written_bytes = self.written_bytes
         self.is_midway = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
             self.written_bytes = written_bytes + size
-            self.state.end = last_offset + 1
+            state.end = last_offset + 1
             self.is_midway = False
             if self.is_resting:
                 self.stir_locked()
