@@ -1,7 +1,7 @@
 # One word per task. `make demo` and `make test` need Python 3.11+ and nothing else: they make .venv themselves.
 
 PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
-BUILD_INPUTS = pyproject.toml setup.py $(wildcard src/logcore/kernels/*.pyx)
+BUILD_INPUTS = pyproject.toml setup.py $(wildcard src/logcore/kernels/*.pyx src/logcore/kernels/*.pxi)
 RUN = .venv/bin/python
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

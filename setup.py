@@ -17,6 +17,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 SOURCE = Path("src/logcore/kernels/_compiled.pyx")
+INCLUDED = [Path("src/logcore/kernels/_appending.pxi"), Path("src/logcore/kernels/_getting.pxi")]
 OUTCOME = Path("build/kernels.txt")
 ON_PLAIN_KERNELS = "logcore runs on its plain kernels (slower, same results)"
 PLAIN = os.environ.get("LOGCORE_PLAIN") == "1"
@@ -51,7 +52,7 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         built = Path(self.get_ext_fullpath(ext.name))
         installed = SOURCE.with_name(built.name)  # an editable install is imported from here
-        if self.editable_mode and is_newer(installed, SOURCE, Path(__file__)):
+        if self.editable_mode and is_newer(installed, SOURCE, *INCLUDED, Path(__file__)):
             # `make demo` and then `make test` install twice; one compile is enough.
             built.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(installed), str(built))

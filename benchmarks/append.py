@@ -30,10 +30,12 @@ from logcore.kernels import kernel
 
 CALL_ROWS: Final = 1_000
 THREADS: Final = 64
+APPENDERS: Final = 8
 
 
 def run(settings: Settings) -> Iterator[Result]:
     yield from in_bulk(settings)
+    yield columns_beside_rows(settings)
     yield from one_by_one(settings)
     for policy in ("group", "always"):
         yield to_disk(settings, policy)
@@ -71,6 +73,21 @@ def in_bulk(settings: Settings) -> Iterator[Result]:
                 store.close()
 
 
+def columns_beside_rows(settings: Settings) -> Result:
+    rows = common.make_rows(CALL_ROWS)
+    keys, values = common.columns_of(rows)
+    with (
+        common.scratch(settings, "append") as path,
+        open_log(path, "columns") as by_columns,
+        open_log(path, "rows") as by_rows,
+    ):
+        common.settle()
+        return common.speed(
+            "append_columns, beside append_many", CALL_ROWS, _columns(by_columns, keys, values),
+            {"append_many": _rows(by_rows, rows)}, settings, target=1.1, method="The same records, 1,000 a call.",
+        )  # fmt: skip
+
+
 def open_log(path: Path, name: str, durability: str = "os") -> logcore.Log:
     return logcore.open(path / f"{name}-0", create=True, durability=durability)
 
@@ -84,14 +101,55 @@ def one_by_one(settings: Settings) -> Iterator[Result]:
         if "lmdb" in sides:
             yield common.speed(
                 "append, 1 a call, level os", 1, lambda: log.append(value, key=key), {"lmdb": sides.pop("lmdb")},
-                settings, target=1.5, method="One transaction a record in lmdb, sync=False.",
+                settings, target=3, method="One transaction a record in lmdb, sync=False.",
+            )  # fmt: skip
+        if "lmdb (writemap)" in sides:
+            yield common.speed(
+                "append, 1 a call, beside lmdb with writemap", 1, lambda: log.append(value, key=key),
+                {"lmdb (writemap)": sides.pop("lmdb (writemap)")}, settings, target=1.2,
+                method="As before; lmdb makes no system call for a record.",
             )  # fmt: skip
         yield common.speed(
             "append, 1 a call, beside other stores", 1, lambda: log.append(value, key=key), sides, settings,
-            method="One auto-committed insert (sqlite3), put (rocksdict) or transaction (lmdb with writemap) a record.",
+            method="One auto-committed insert (sqlite3) or put (rocksdict) a record.",
         )  # fmt: skip
         for store in stores.values():
             store.close()
+        yield by_threads(settings, log)
+
+
+def by_threads(settings: Settings, log: logcore.Log) -> Result:
+    """Threads that append to one log take turns: what does the change from one to the next cost?"""
+    key, value = common.make_rows(1)[0]
+    appends = 10_000
+
+    def work() -> None:
+        for _ in range(appends):
+            log.append(value, key=key)
+
+    def together() -> None:
+        threads = [threading.Thread(target=work) for _ in range(APPENDERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def alone() -> None:
+        for _ in range(APPENDERS):
+            work()
+
+    seconds = common.measure({"together": together, "alone": alone}, settings.repeats)
+    records = APPENDERS * appends
+    return Result(
+        question=f"append, 1 a call, level os, {APPENDERS} threads on one log",
+        unit="records/s",
+        ours=records / seconds["together"],
+        peer_name="one thread",
+        peer=records / seconds["alone"],
+        ratio=seconds["alone"] / seconds["together"],
+        target=0.8,
+        method=f"{APPENDERS} threads with {appends} appends each, beside one thread with all of them.",
+    )
 
 
 def to_disk(settings: Settings, policy: str) -> Result:

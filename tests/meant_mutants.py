@@ -112,11 +112,36 @@ MISTAKES: Final = (
     ),
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
-        "        close = self._closing\n        self._hold(self.fs.open(self.path, write=True))\n        close()",
-        "        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
+        "        close = self._closing\n        self.held = None\n"
+        "        self._hold(self.fs.open(self.path, write=True))\n        close()",
+        "        self.held = None\n        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
         "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- files that go and come
+    Mistake(
+        "batches_of_others_need_no_check", "logcore/segment.py",
+        "        self._own_from = size\n        self.held = None\n",
+        "        self.held = None\n",
+        "kernels/test_getting.py",
+    ),
+    Mistake(
+        "batches_found_at_opening_need_no_check", "logcore/segment.py",
+        "        self._own_from = self._size  # from where",
+        "        self._own_from = 0  # from where",
+        "kernels/test_getting.py",
+    ),
+    Mistake(
+        "quick_append_past_a_disk_that_looks_on", "logcore/partition/writer.py",
+        "        if is_plain and offers_descriptors(self.fs):",
+        "        if is_plain:",
+        "kernels/test_appending.py",
+    ),
+    Mistake(
+        "quick_append_that_failed_is_left", "logcore/partition/writer.py",
+        "            self.active.cut_back()\n        except StorageWriteError",
+        "            pass\n        except StorageWriteError",
+        "kernels/test_appending.py",
+    ),
     Mistake(
         "newest_retired_segment_not_kept", "logcore/partition/cutting.py",
         "    for segment in old:\n        segment.keep()\n    writer.state.segments = list(remaining)",

@@ -47,7 +47,7 @@ from logcore.errors import (
     UnsupportedCodecError,
 )
 from logcore.format.columns import RecordColumns
-from logcore.kernels import Record, TopicRecord
+from logcore.kernels import Receipt, Record, TopicRecord
 from logcore.log import Log, LogStatistics
 from logcore.log import open_log as open
 from logcore.logdir import LogDir, TopicDescription, open_dir
@@ -55,7 +55,6 @@ from logcore.notices import Incident
 from logcore.partition.recovery import RecoveryReport
 from logcore.partition.scan import Scan
 from logcore.partition.seals import ScrubReport
-from logcore.partition.writer import Receipt
 from logcore.recordbatch import RecordBatch
 from logcore.table import Table, TopicTable
 from logcore.topic import Topic

@@ -853,5 +853,12 @@ def _unmap(address: int, size: int, guard: int) -> None:
     libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
+def offers_descriptors(fs: FS) -> bool:
+    """Whether the handles of fs are descriptors that compiled code may write to by itself. Not those of a subclass of
+    OsFS, which wants to see each call.
+    """
+    return type(fs) is OsFS
+
+
 #: The operating system's files, shared by all logs of this process: record locks belong to the process as a whole.
 OS: Final = OsFS()

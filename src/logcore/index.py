@@ -216,7 +216,8 @@ class IndexWriter:
     """The indexes of a segment that is being written: entries in memory, which reach the files in pieces.
 
     offsets, times: the entries. believed: how many of the offset entries come from the file; later ones are of batches
-    that were seen. offers: whether the files go on where these entries do, so that new ones may be written behind. All
+    that were seen. until_look: how many entries may come before look(), since there may be no room for more. offers:
+    whether the files go on where these entries do, so that new ones may be written behind. All
     is called by the writer, under the lock of its log; readers in this process look at offsets and times without it.
     """
 
@@ -228,7 +229,7 @@ class IndexWriter:
         self._aborted = TransactionIndex(paths[2], bytearray())
         self.believed = 0
         self.offers = False
-        self._until_look = 1
+        self.until_look = 1
 
     def resume(self, offsets: OffsetIndex, offset_count: int, times: TimeIndex, time_count: int) -> None:
         """Takes the first entries that were read from the files."""
@@ -249,20 +250,21 @@ class IndexWriter:
         return True
 
     def add(self, relative_offset: int, position: int, largest_timestamp: int, its_relative_offset: int) -> None:
-        """Adds an entry to both indexes, for the batch at a position whose last offset this is."""
-        self.offsets.add(relative_offset, position)
-        self.times.add(largest_timestamp, its_relative_offset)
-        self._until_look -= 1
-
-    @property
-    def is_look_due(self) -> bool:
-        """Whether so many entries came since the last look that there may be no room for more."""
-        return self._until_look <= 0
+        """Adds an entry to both indexes, for the batch at a position whose last offset this is. The compiled kernels do
+        this by themselves (kernels/_appending.pxi).
+        """
+        offsets = self.offsets.data
+        times = self.times
+        assert isinstance(offsets, bytearray), "only an active index grows"
+        offsets += _OFFSET.pack(relative_offset, position)
+        if largest_timestamp > times.last_timestamp:
+            times.add(largest_timestamp, its_relative_offset)
+        self.until_look -= 1
 
     def look(self, most_bytes: int) -> int:
         """Says how many more entries have room, and when that is to be asked again."""
         left = self.room(most_bytes)
-        self._until_look = max(1, min(left, _LOOK_ENTRIES))
+        self.until_look = max(1, min(left, _LOOK_ENTRIES))
         return left
 
     def room(self, most_bytes: int) -> int:

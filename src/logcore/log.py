@@ -46,8 +46,8 @@ from logcore.errors import (
 from logcore.format.columns import ColumnInput, TimesInput, input_column, input_timestamps
 from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
-from logcore.kernels import kernel, layout
-from logcore.kernels.layout import Buffer, HeadersInput, Piece, RecordInput, Time
+from logcore.kernels import Receipt, kernel, layout
+from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
 from logcore.names import (
     parse_partition_name,
 )
@@ -61,7 +61,7 @@ from logcore.partition.scan import slot_of
 from logcore.partition.sharing import SharedLock
 from logcore.partition.state import PartitionState
 from logcore.partition.upkeep import Upkeep
-from logcore.partition.writer import Level, Receipt, Writer, check_level
+from logcore.partition.writer import Writer, check_level
 from logcore.reader import Isolation, LogReader, open_reader, transactions_of
 from logcore.recordbatch import (
     check_timestamps,
@@ -441,12 +441,16 @@ class Log(LogReader):
         DiskFullError after the write was cut back, so that it may be repeated; LogFailedError once the log is poisoned;
         DurabilityUnknownError when its sync failed.
         """
+        writer = self._writer
+        if writer is not None:
+            receipt = writer.append_quickly(value, key, headers, timestamp_ms, durability, expected_offset)
+            if receipt is not None:
+                return receipt
         if durability is not None:
             check_level(durability)
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
             headers = tuple(headers)  # before the lock: what makes them may be slow, or append itself
         state = self._state
-        writer = self._writer
         if writer is None:
             self._refuse_reader()
         with state.lock:
@@ -474,7 +478,7 @@ class Log(LogReader):
                 state.visible = offset + 1
                 if state.listeners:
                     state.wake()
-                return tuple.__new__(Receipt, (offset, offset, now_ms, "os", *writer.key))
+                return Receipt(offset, offset, now_ms, "os", *writer.key)
             writer.settle_locked(durability)
         return writer.acknowledge(offset, offset, now_ms, durability)
 
@@ -572,19 +576,22 @@ class Log(LogReader):
         come, for copies of other logs.
         """
         writer = self.writer
-        with self._state.lock:
+        state = self._state
+        with state.lock:
             writer.check_writable_locked()
             now_ms = self._fs.now_ms()
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise InvalidRecordError("append_batch takes the bytes of batches", found=type(data).__name__)
+            config = state.config
+            first = state.end
             raw, batches = prepare_append(
-                data, base_offset=self._state.end, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=self.config
+                data, base_offset=first, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=config
             )
             largest = max(size for _, size, _, _ in batches)
-            if largest > self.config.segment_bytes:
+            if largest > config.segment_bytes:
                 raise SegmentTooSmallError(
                     "batch is larger than segment.bytes",
-                    expected=f"at most {self.config.segment_bytes} bytes",
+                    expected=f"at most {config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
             if not writer.notes.producers and any(raw[position + 43] < 0x80 for position, _, _, _ in batches):
@@ -595,10 +602,9 @@ class Log(LogReader):
                 last = sequenced.last_offset
                 now_ms = sequenced.timestamp_ms
             else:
-                first = self._state.end
                 with writer.producers.storing(sequenced, is_judged=check_sequence):
                     writer.store_locked(memoryview(raw), batches, now_ms, durability)
-                last = self._state.end - 1
+                last = state.end - 1
         return writer.acknowledge(first, last, now_ms, durability)
 
     def append_as_follower(

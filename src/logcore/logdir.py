@@ -60,8 +60,8 @@ from logcore.format.transactionrecords import TRANSACTIONS_TOPIC, StoredTransact
 from logcore.fs import FS, OS
 from logcore.glance import directory_html, topic_html
 from logcore.groupoffsets import committed_in
-from logcore.kernels import TopicRecord
-from logcore.kernels.layout import HeadersInput, Piece, Time
+from logcore.kernels import Receipt, TopicRecord
+from logcore.kernels.layout import HeadersInput, Level, Piece, Time
 from logcore.log import (
     Log,
     OnCorruption,
@@ -78,7 +78,6 @@ from logcore.notices import INFO, Incident, tell
 from logcore.partition.scan import Scan
 from logcore.partition.seals import Progress, ScrubReport, finish, unopened
 from logcore.partition.segmentfiles import list_bases
-from logcore.partition.writer import Level, Receipt
 from logcore.partitioner import Partitioner
 from logcore.reader import Isolation, LogReader
 from logcore.recordbatch import time_ms

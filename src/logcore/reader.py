@@ -34,7 +34,7 @@ from logcore.errors import (
 )
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns
 from logcore.fs import FS
-from logcore.kernels import Record, layout
+from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import Time
 from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, partition_of
 from logcore.partition.gaps import Gaps, check_growing
@@ -331,6 +331,9 @@ class LogReader:
 
         Raises OffsetOutOfRangeError when there is none before the high watermark.
         """
+        record = kernel.get_quickly(self._state, offset)
+        if record is not None:
+            return record
         visible = self._state.visible
         if self._state.log_start <= offset < visible and not self._state.is_closed:
             segments = self._state.segments

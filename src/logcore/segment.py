@@ -21,17 +21,18 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from logcore.config import LogConfig
+from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptBatchError,
     LogcoreError,
     OffsetOutOfRangeError,
+    ResourceError,
     StorageReadError,
     StorageWriteError,
 )
 from logcore.fs import FS, opened
 from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, rises
-from logcore.kernels import Record, kernel, layout
+from logcore.kernels import Record, SegmentFields, kernel, layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX, file_name
 from logcore.recordbatch import RecordBatch, are_markers
@@ -42,13 +43,15 @@ _WALK_BATCHES: Final = 4096
 _WALK_BYTES: Final = 4 << 20
 #: From this size on a mapping of the growing segment is cheaper than a copy: 0.02 ms a MB instead of 0.25.
 _MAPPED_BYTES: Final = 128 << 10
+#: How much of the segment that is written single reads take with system calls before it is mapped again.
+_UNMAPPED_BYTES: Final = 64 << 10
 #: How much a segment may grow until its index is worth reading again.
 _REREAD_BYTES: Final = 1 << 20
 #: How much of a mapping is read at once before it is sent for the first time.
 _TOUCHED_BYTES: Final = 256 << 10
 _UNREADABLE: Final = "a part of the file cannot be read: another program shortened it, or the disk fails"
-#: Later than every timestamp.
-_NEVER: Final = 1 << 64
+#: Later than every other timestamp.
+_NEVER: Final = INT64_MAX
 
 
 @attrs.frozen
@@ -62,7 +65,7 @@ class Piece:
     path: str
 
 
-class Segment:
+class Segment(SegmentFields):
     """A segment that is read. Its end is given with each call: what lies behind it may still be growing.
 
     state: what is appended to the names of its files, ".cleaned" or ".swap" for one that is to replace others.
@@ -72,6 +75,8 @@ class Segment:
         self.fs = fs
         self.directory = directory
         self.base_offset = base_offset
+        self.held = None
+        self.handle = -1  # of a file that is kept open
         self.state = state
         self._plain = os.path.join(directory, file_name(base_offset, ""))
         self.path = self.file(LOG)
@@ -164,6 +169,8 @@ class Segment:
         index = self.offset_index
         size = len(view)
         base_offset = self.base_offset
+        if self.held is None and size:
+            self.held = kernel.hold(view, index, INT64_MAX)
         return kernel.get_one(index.data, len(index), view, size, base_offset, offset, self.path, end_offset, dense)
 
     def head(self, position: int) -> tuple[memoryview, int, int]:
@@ -476,7 +483,12 @@ def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes
 
 
 class ActiveSegment(GrowingSegment):
-    """The segment that is written, with what appends need to know of it in plain attributes."""
+    """The segment that is written, with what appends need to know of it in plain attributes.
+
+    Those that each append looks at or changes are SegmentFields, which the compiled kernels reach without Python.
+    """
+
+    _indexes: IndexWriter
 
     def __init__(
         self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool, state: str = ""
@@ -484,15 +496,18 @@ class ActiveSegment(GrowingSegment):
         Segment.__init__(self, fs, directory, base_offset, state)
         self._hold(fs.open(self.path, write=True, create=create, exclusive=create))
         self.config = config
+        self.index_interval_bytes = config.index_interval_bytes
         self._mapping: memoryview | None = None
         self.created_ms = fs.now_ms()
         self.is_own = create  # whether all of its bytes were written through this object
+        self._own_from = self._size  # from where on they were
         self.limit_offset = base_offset + layout.INT32_MAX
         self.reset()
         self._indexes.offers = create
 
     def reset(self, *, is_synced: bool = False) -> None:
         """Forgets the indexes and all that was learnt from the batches. is_synced: the indexes' files are on disk."""
+        self.held = None
         self._indexes = IndexWriter(self.fs, [self.file(suffix) for suffix in INDEXES], is_synced=is_synced)
         self._offset_index = self._indexes.offsets
         self._time_index = self._indexes.times
@@ -605,56 +620,52 @@ class ActiveSegment(GrowingSegment):
     def _begin_at(self, timestamp: int) -> None:
         """Notes the largest timestamp of the first batch, by whose age the segment is rolled."""
         self.first_timestamp = timestamp
-        self.limit_timestamp = timestamp + self.config.max_segment_ms if timestamp >= 0 else _NEVER
+        self.limit_timestamp = _NEVER
+        if timestamp >= 0:
+            self.limit_timestamp = min(timestamp + self.config.max_segment_ms, _NEVER)
 
     def reconfigure(self, config: LogConfig) -> None:
         """Other limits from now on; a segment that is full for its index stays full."""
         self.config = config
+        self.index_interval_bytes = config.index_interval_bytes
         if self.limit_bytes >= 0:
             self.limit_bytes = config.segment_bytes
         if self.first_timestamp >= 0:
-            self.limit_timestamp = self.first_timestamp + config.max_segment_ms
+            self.limit_timestamp = min(self.first_timestamp + config.max_segment_ms, _NEVER)
 
-    def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
-        """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
-        if max_timestamp > self.largest_timestamp:
-            self.largest_timestamp = max_timestamp
-            self.largest_timestamp_offset = last_offset
-        if position == 0:
-            self._begin_at(max_timestamp)
-        if self.since_entry_bytes > self.config.index_interval_bytes:
-            self._add_entries(position, last_offset)
-        self.since_entry_bytes += size
-        self.last_offset = last_offset
-
-    def _add_entries(self, position: int, last_offset: int) -> None:
-        self._indexes.add(
-            last_offset - self.base_offset,
-            position,
-            self.largest_timestamp,
-            self.largest_timestamp_offset - self.base_offset,
-        )
-        self.since_entry_bytes = 0
-        if self._indexes.is_look_due:
-            if self._indexes.look(self.config.segment_index_bytes) <= 0:
-                self.limit_bytes = -1
-            self._indexes.offer()
+    def _look_at_indexes(self) -> None:
+        indexes = self._indexes
+        if indexes.look(self.config.segment_index_bytes) <= 0:
+            self.limit_bytes = -1
+        indexes.offer()
 
     def offer_indexes(self) -> None:
         """Writes waiting index entries, for readers in other processes and for an opening after a crash."""
         self._indexes.offer()
 
     def lasting_piece(self, position: int, size: int) -> Piece:
-        """Mapped when there is much of it, which costs a fraction of a copy.
+        """Mapped when there is much of it, or when single reads have had it mapped, which costs a fraction of a copy.
 
         Only the writer may do so: what is visible is never cut from this file, and no other process writes it, so that
         no page of the mapping that is looked at can vanish.
         """
-        if size < _MAPPED_BYTES:
+        if size < _MAPPED_BYTES and (self._mapping is None or len(self._mapping) < position + size):
             return self.piece(position, size)
-        if self._mapping is None or len(self._mapping) < position + size:
+        return Piece(self._mapped(position + size), position, position + size, 0, self.path)
+
+    def _mapped(self, size: int) -> memoryview:
+        """The first size bytes at least."""
+        if self._mapping is None or len(self._mapping) < size:
             self._mapping = self.fs.map(self.handle, self._size)
-        return Piece(self._mapping, position, position + size, 0, self.path)
+        return self._mapping
+
+    def read_one(self, offset: int, end_offset: int, dense: bool) -> Record | int:
+        """As GrowingSegment.read_one; later calls may find what is there now in a mapping (kernel.get_quickly)."""
+        held = self.held
+        if held is None or self._size - held.size_bytes > max(_UNMAPPED_BYTES, held.size_bytes // 8):
+            with contextlib.suppress(StorageReadError, ResourceError):  # too many mappings: the file can still be read
+                self.held = kernel.hold(self._mapped(self._size), self._indexes.offsets, self._own_from)
+        return super().read_one(offset, end_offset, dense)
 
     def start_position(self, offset: int) -> int:
         index = self.offset_index
@@ -667,6 +678,8 @@ class ActiveSegment(GrowingSegment):
         """Takes in what another process has appended up to a size: whole batches. Gives their heads."""
         start = self._size
         self._size = size
+        self._own_from = size
+        self.held = None
         parts: Iterable[layout.Facts]
         if size - start < _WALK_BYTES:  # one read, and no look at where it ends
             data = self.fs.pread(self.handle, size - start, start)
@@ -708,17 +721,20 @@ class ActiveSegment(GrowingSegment):
         except BaseException:
             # Also for KeyboardInterrupt: a batch without a receipt must not stay behind.
             self._size = start
-            self.was_cut_back = True
-            try:
-                self.fs.truncate(self.handle, start)
-            except LogcoreError as error:
-                raise StorageWriteError("a failed write could not be cut back", path=self.path) from error
+            self.cut_back()
             raise
         if batches is None:
             self.note(start, size, last_offset, max_timestamp)
         else:
-            for at, batch_size, batch_last, batch_newest in batches:
-                self.note(start + at, batch_size, batch_last, batch_newest)
+            self.note_each(start, batches)
+
+    def cut_back(self) -> None:
+        """Removes what a failed write has left behind the end. Raises StorageWriteError when that fails too."""
+        self.was_cut_back = True
+        try:
+            self.fs.truncate(self.handle, self._size)
+        except LogcoreError as error:
+            raise StorageWriteError("a failed write could not be cut back", path=self.path) from error
 
     def set_aborted(self, entries: Iterable[AbortedTransaction], *, writes: bool = False) -> None:
         """All aborted transactions whose markers stand in this segment; a file that says otherwise goes. writes: the
@@ -736,6 +752,7 @@ class ActiveSegment(GrowingSegment):
         """Goes on with the file that stands under the name now, of the same batches. No other thread holds the
         segment."""
         close = self._closing
+        self.held = None
         self._hold(self.fs.open(self.path, write=True))
         close()
 
@@ -744,6 +761,7 @@ class ActiveSegment(GrowingSegment):
         that no mapping that was handed out reaches there.
         """
         self._mapping = None
+        self.held = None
         if self.checked[0] > size:
             self.checked = (0, self.base_offset)
         self.fs.truncate(self.handle, size)
@@ -770,14 +788,6 @@ class ActiveSegment(GrowingSegment):
             self.fs.sync_dir(self.directory)
         return Segment(self.fs, self.directory, self.base_offset, self.state)
 
-    def is_full(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
-        """Whether an append needs a new segment first (storage format section 3.2)."""
-        if self._size == 0:
-            return last_offset > self.limit_offset
-        if self.first_timestamp < 0 and now_ms - self.created_ms > self.config.max_segment_ms:
-            return True
-        return (
-            self._size + size > self.limit_bytes
-            or max_timestamp > self.limit_timestamp
-            or last_offset > self.limit_offset
-        )
+    def is_too_old(self, now_ms: int) -> bool:
+        """Whether a segment whose first batch has no timestamp is to be rolled for its age."""
+        return now_ms - self.created_ms > self.config.max_segment_ms

@@ -20,11 +20,10 @@ from typing import Literal, Protocol
 
 from logcore.errors import InvalidConfigError, TopicNotFoundError
 from logcore.format.columns import TOPIC_COLUMNS
-from logcore.kernels import Record, TopicRecord, kernel
-from logcore.kernels.layout import HeadersInput, Piece, Time
+from logcore.kernels import Receipt, Record, TopicRecord, kernel
+from logcore.kernels.layout import HeadersInput, Level, Piece, Time
 from logcore.log import Log
 from logcore.partition.scan import Scan
-from logcore.partition.writer import Level, Receipt
 from logcore.reader import Isolation, span_of, tail_together
 
 #: Where a reading of a topic begins or ends: a time, or an offset for each partition that does not begin at its start.

@@ -22,6 +22,7 @@ import pytest
 
 import logcore
 from logcore import fs
+from support.kernels import runs_compiled
 
 pytestmark = pytest.mark.skipif(fs._guard is None, reason="only the compiled module can catch the signal")
 
@@ -70,6 +71,7 @@ def test_a_file_that_was_shortened_is_an_error(tmp_path: Path, name: str, read_o
     def child() -> int:
         with logcore.open(tmp_path / "t-0", read_only=read_only) as log:
             list(log.read(0))  # all of it is mapped now
+            READINGS["get"](log)  # and each batch was checked once
             os.truncate(first, 4096)
             with pytest.raises(logcore.StorageReadError) as met:
                 READINGS[name](log)
@@ -169,3 +171,28 @@ def test_a_broker_serves_all_other_partitions(tmp_path: Path) -> None:
     assert before["bad"][0] == before["good"][0] == 0
     for answers in (after, again):
         assert answers == {"bad": [storage_error, 0], "good": before["good"]}
+
+
+@runs_compiled
+def test_a_checked_batch_whose_pages_vanish_is_an_error(tmp_path: Path) -> None:
+    """It is not checked again when one record of it is read; what lies in the lost pages must not be read as zeros."""
+    rows = [(b"%d" % number, b"v" * 120) for number in range(100)]
+    with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
+        log.append_many(rows)
+        log.roll()
+    (first,) = (path for path in (tmp_path / "t-0").glob("*.log") if path.stat().st_size)
+    content = first.read_bytes()
+    starts = [content.index(key + b"\xf0\1" + value) for key, value in rows]
+    (torn,) = (number for number, at in enumerate(starts) if at + 10 < 4096 < at + 120)
+
+    def child() -> int:
+        with logcore.open(tmp_path / "t-0") as log:
+            assert [log.get(offset).key for offset in range(100)] == [key for key, _ in rows]
+            os.truncate(first, 4096)
+            assert log.get(5).key == rows[5][0], "of what is there still, and was checked"
+            for offset in (torn, 5):
+                with pytest.raises(logcore.StorageReadError):
+                    log.get(offset)
+        return 0
+
+    assert outcome(child) == 0

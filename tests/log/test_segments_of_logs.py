@@ -199,6 +199,7 @@ def test_an_append_that_failed_leaves_no_trace(calls: list[tuple[str, int]], pol
                         disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
                     else:
                         patch.setattr(ActiveSegment, "note", interrupt)
+                        patch.setattr(ActiveSegment, "note_each", interrupt)
                     with pytest.raises(logcore.DiskFullError if failing == 1 else KeyboardInterrupt):
                         do()
                     assert attrs.evolve(log.statistics(), appends=before.appends) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logcore.kernels import plain
+from logcore.kernels import kernel, plain
 
 try:
     from logcore.kernels import _compiled as compiled
@@ -13,3 +13,5 @@ except ImportError:
 
 needs_compiler = pytest.mark.skipif(compiled is None, reason="no C compiler built the compiled kernels")
 KERNELS = [plain] if compiled is None else [plain, compiled]
+#: For tests of what only logs on the compiled kernels do.
+runs_compiled = pytest.mark.skipif(kernel.NAME != "compiled", reason="this run is on the plain kernels")

@@ -42,11 +42,11 @@ from logcore.errors import LogcoreError, TopicExistsError
 from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
-from logcore.kernels.layout import RecordInput
+from logcore.kernels import Receipt
+from logcore.kernels.layout import Level, RecordInput
 from logcore.log import Log
 from logcore.notices import ERROR, tell
 from logcore.partition.coordinated import append_to_transaction, append_whole
-from logcore.partition.writer import Level, Receipt
 from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1

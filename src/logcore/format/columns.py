@@ -377,9 +377,8 @@ def _checked_column(
     if edges.ndim != 1 or len(edges) < 1 or edges.dtype.kind not in "iu":
         raise InvalidRecordError(f"{what}: offsets must be one row of integers, one more than there are records")
     edges = np.ascontiguousarray(edges, np.int64)
-    # A step back is a huge number when read as unsigned, so one maximum finds both it and a value that is too large.
-    longest = int(np.diff(edges).view(np.uint64).max(initial=0))
-    if edges[0] < 0 or edges[-1] > data.size or longest > data.size:
+    longest = kernel.longest_piece(edges, data.size)
+    if longest < 0:
         raise InvalidRecordError(
             f"{what}: offsets must rise and stay inside the data",
             expected=f"0 to {data.size}",

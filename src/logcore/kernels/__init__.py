@@ -14,18 +14,28 @@ from logcore.kernels import layout
 
 if TYPE_CHECKING:
     from logcore.kernels import plain as kernel
-    from logcore.kernels.layout import Record, TopicRecord
+    from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
+    from logcore.kernels.layout import Receipt, Record, TopicRecord
 else:
     try:
         if os.environ.get("LOGCORE_KERNELS") == "plain":
             raise ImportError("plain kernels asked for")
         from logcore.kernels import _compiled as kernel
-        from logcore.kernels._compiled import Record, TopicRecord
+        from logcore.kernels._compiled import (
+            Appender,
+            PartitionFields,
+            Receipt,
+            Record,
+            SegmentFields,
+            TopicRecord,
+        )
     except ImportError:
         from logcore.kernels import plain as kernel
-        from logcore.kernels.layout import Record, TopicRecord
+        from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
+        from logcore.kernels.layout import Receipt, Record, TopicRecord
     # As a named tuple is: `match` takes one apart, and pandas.DataFrame(records) has columns with names.
     Sequence.register(Record)
     Sequence.register(TopicRecord)
+    Sequence.register(Receipt)
 
-__all__ = ["Record", "TopicRecord", "kernel", "layout"]
+__all__ = ["Appender", "PartitionFields", "Receipt", "Record", "SegmentFields", "TopicRecord", "kernel", "layout"]

@@ -6,7 +6,9 @@ Rules:
 - The buffers given are held only during the call; results own their memory.
 - Byte layouts come from layout.py; the constants below are checked against it at import.
 
-This module does not decide anything: which batches to read, when to check a CRC, what to do about damage.
+This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick
+ways to append and to get a record, which know rules of the writer and the reader, are in _appending.pxi and
+_getting.pxi, and parts of this module when it is compiled.
 """
 
 cimport cython
@@ -20,11 +22,13 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_Decode
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 import numpy as np
 
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from logcore.kernels import appending as _appending
 from logcore.kernels import layout as _layout
 
 cdef extern from *:
@@ -52,6 +56,29 @@ cdef extern from *:
             if (byte < 0x80) { *out = (int32_t)(value >> 1) ^ -(int32_t)(value & 1); return p; }
         }
         return NULL;
+    }
+    /* Skips over records by their lengths; NULL when one is malformed or runs past end. Where the next one lies is known
+       only when this one has come from memory, so what lies ahead is fetched before it is asked for: 6 ns instead of 11
+       for each record of 130 bytes. */
+    enum { LC_AHEAD = 1024, LC_LINE = 64 };
+    static const unsigned char *lc_skip(const unsigned char *p, const unsigned char *end, int64_t count) {
+        const unsigned char *fetched = p;
+        for (; count > 0; count--) {
+            int32_t length;
+            if (fetched < p) fetched = p;
+            for (; fetched < p + LC_AHEAD; fetched += LC_LINE) __builtin_prefetch(fetched, 0);
+            if (end - p >= 2 && p[0] >= 0x80 && p[1] < 0x80) {
+                uint32_t two = (uint32_t)(p[0] & 0x7f) | (uint32_t)p[1] << 7;
+                length = (int32_t)(two >> 1) ^ -(int32_t)(two & 1);
+                p += 2;
+            } else {
+                p = lc_read32(p, end, &length);
+                if (p == NULL) return NULL;
+            }
+            if (length < 0 || length > end - p) return NULL;
+            p += length;
+        }
+        return p;
     }
     /* As lc_read32; strict: also NULL when the last of five bytes has bits that a reader of 64-bit varints would count. */
     static inline const unsigned char *lc_read_size(const unsigned char *p, const unsigned char *end, int32_t *out, int strict) {
@@ -217,6 +244,7 @@ cdef extern from *:
     void lc_put32(uint8_t *p, uint32_t v) noexcept nogil
     void lc_put64(uint8_t *p, uint64_t v) noexcept nogil
     const uint8_t *lc_read32(const uint8_t *p, const uint8_t *end, int32_t *out) noexcept nogil
+    const uint8_t *lc_skip(const uint8_t *p, const uint8_t *end, int64_t count) noexcept nogil
     const uint8_t *lc_read_size(const uint8_t *p, const uint8_t *end, int32_t *out, int strict) noexcept nogil
     const uint8_t *lc_read64(const uint8_t *p, const uint8_t *end, int64_t *out) noexcept nogil
     uint64_t lc_zigzag(int64_t n) noexcept nogil
@@ -254,6 +282,7 @@ cdef extern from *:
     static struct sigaction lc_before;
     static uintptr_t lc_page;
     static int lc_installed;
+    static volatile long lc_fault_count;  /* of all mappings */
 
     /* Up to so many pages are replaced one by one, so that what lies behind a bad sector is still read; then all that is
        left of the mapping, because each page makes the kernel's list of mappings longer. */
@@ -268,6 +297,7 @@ cdef extern from *:
             size_t size = guard->faults < LC_SINGLE_PAGES ? lc_page : end - at;
             if (mmap((void *)at, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
             guard->faults++;
+            lc_fault_count++;
             errno = error;
             return;
         }
@@ -314,6 +344,8 @@ cdef extern from *:
         return 0;
     }
 
+    static long lc_all_faults(void) { return lc_fault_count; }
+
     static void lc_touch(const unsigned char *p, size_t size) {
         size_t step = lc_page ? lc_page : 4096;
         for (size_t at = 0; at < size; at += step) (void)*(volatile const unsigned char *)(p + at);
@@ -324,6 +356,7 @@ cdef extern from *:
     static lc_guard *lc_guard_mapping(uintptr_t start, size_t size) { return NULL; }
     static void lc_release(lc_guard *guard) {}
     static long lc_faults(uintptr_t at) { return 0; }
+    static long lc_all_faults(void) { return 0; }
     static void lc_touch(const unsigned char *p, size_t size) {}
     #endif
     """
@@ -332,6 +365,7 @@ cdef extern from *:
     lc_guard *lc_guard_mapping(size_t start, size_t size) nogil
     void lc_release(lc_guard *guard) nogil
     long lc_faults(size_t at) nogil
+    long lc_all_faults() noexcept nogil
     void lc_touch(const uint8_t *p, size_t size) nogil
 
 
@@ -372,6 +406,7 @@ cdef enum:
     HEADER_SIZE = 61
     LOG_OVERHEAD = 12
     PREFIX_SIZE = 17
+    CRC_FIELD = 17
     CRC_START = 21
     MIN_LENGTH = 14
     MIN_RECORD_SIZE = 7
@@ -609,9 +644,47 @@ def place_records(topic, int32_t partition, list records not None):
     return found
 
 
+cdef extern from *:
+    """
+    /* CRC-32C of short pieces, by the instruction of the processor, eight bytes at a time: 25 ns for 165 bytes where the
+       call of the crc32c module takes 180. That one does three stretches at once, so it wins from LC_CRC_SHORT on. */
+    enum { LC_CRC_SHORT = 1024 };
+    #if defined(__x86_64__) && defined(__GNUC__)
+    __attribute__((target("sse4.2")))
+    static uint32_t lc_crc_fast(const unsigned char *p, size_t size) {
+        uint64_t crc = 0xffffffffu;
+        for (; size >= 8; p += 8, size -= 8) { uint64_t word; memcpy(&word, p, 8); crc = __builtin_ia32_crc32di(crc, word); }
+        for (; size; p++, size--) crc = __builtin_ia32_crc32qi((uint32_t)crc, *p);
+        return ~(uint32_t)crc;
+    }
+    static int lc_has_fast_crc(void) { return __builtin_cpu_supports("sse4.2"); }
+    #elif defined(__ARM_FEATURE_CRC32)
+    #include <arm_acle.h>
+    static uint32_t lc_crc_fast(const unsigned char *p, size_t size) {
+        uint32_t crc = 0xffffffffu;
+        for (; size >= 8; p += 8, size -= 8) { uint64_t word; memcpy(&word, p, 8); crc = __crc32cd(crc, word); }
+        for (; size; p++, size--) crc = __crc32cb(crc, *p);
+        return ~crc;
+    }
+    static int lc_has_fast_crc(void) { return 1; }
+    #else
+    static uint32_t lc_crc_fast(const unsigned char *p, size_t size) { (void)p; (void)size; return 0; }
+    static int lc_has_fast_crc(void) { return 0; }
+    #endif
+    """
+    enum:
+        LC_CRC_SHORT
+    uint32_t lc_crc_fast(const uint8_t *p, size_t size) noexcept nogil
+    int lc_has_fast_crc() noexcept nogil
+
+cdef bint _has_fast_crc = lc_has_fast_crc()
+
+
 cdef uint32_t crc_of(const uint8_t *data, Py_ssize_t size) except? 0:
     # crc32c is loaded at first use: importing it takes 40-70 ms, as long as the rest of the package together.
     global _crc32c
+    if size <= LC_CRC_SHORT and _has_fast_crc:
+        return lc_crc_fast(data, size)
     if _crc32c is None:
         from crc32c import crc32c as loaded
         _crc32c = loaded
@@ -1218,7 +1291,7 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
     cdef const uint8_t *p
     cdef const uint8_t *end
     cdef int64_t before
-    cdef int32_t left, length
+    cdef int32_t left
     cdef int wrong
     position = seek(base, position, limit, offset)
     if position >= limit or check_head(base + position, limit - position) != WALK_END or base[position + 16] != 2:
@@ -1236,13 +1309,8 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
     # A batch of n records whose last delta is n - 1 has no gaps, so the record wanted is found by skipping over the
     # others: of 120 records, that is 60 lengths instead of 360 varints on average.
     if 0 < before < facts.record_count and <int32_t>lc_be32(base + position + 23) == facts.record_count - 1:
-        while before > 0:
-            p = lc_read32(p, end, &length)
-            if p == NULL or length < 0 or length > end - p:
-                break
-            p += length
-            before -= 1
-        if before == 0 and read_row(&p, end, &row, False) == BODY_OK and offset_of(&facts, &row) == offset:
+        p = lc_skip(p, end, before)
+        if p != NULL and read_row(&p, end, &row, False) == BODY_OK and offset_of(&facts, &row) == offset:
             return build_record(&row, &facts, p)
         p = base + position + HEADER_SIZE
     left = facts.record_count
@@ -1413,6 +1481,13 @@ cdef struct Head:
 
 cdef int write_head(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count) except -1:
     """The head of the batch at p, whose records stand behind it, and its CRC."""
+    write_fields(p, head, size, count)
+    lc_put32(p + CRC_FIELD, crc_of(p + CRC_START, size - CRC_START))
+    return 0
+
+
+cdef void write_fields(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count) noexcept nogil:
+    """The head of the batch at p without its CRC."""
     lc_put64(p, <uint64_t>head.base_offset)
     lc_put32(p + 8, <uint32_t>(size - LOG_OVERHEAD))
     lc_put32(p + 12, <uint32_t>head.leader_epoch)
@@ -1425,8 +1500,6 @@ cdef int write_head(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count
     lc_put16(p + 51, <uint16_t>head.producer_epoch)
     lc_put32(p + 53, <uint32_t>head.base_sequence)
     lc_put32(p + 57, <uint32_t>count)
-    lc_put32(p + 17, crc_of(p + CRC_START, size - CRC_START))
-    return 0
 
 
 cdef class _Writer:
@@ -1811,6 +1884,28 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
     size, batches = encode_records(out, ((key, value, headers, timestamp_ms),), base_offset, leader_epoch, now_ms,
                                    INT32_LIMIT, max_bytes, attributes, -1, -1, -1, compress, require_key)
     return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), size), batches[0][3]
+
+
+include "_appending.pxi"
+
+
+include "_getting.pxi"
+
+
+def longest_piece(edges, int64_t size):
+    """The length of the longest piece between edges; -1 when these are none. See plain.longest_piece."""
+    cdef const int64_t[::1] at = edges
+    cdef Py_ssize_t count = at.shape[0], row
+    cdef int64_t longest = 0
+    if not count or at[0] < 0 or at[count - 1] > size:
+        return -1
+    with nogil:
+        for row in range(1, count):
+            if at[row] < at[row - 1] or at[row] > size:
+                longest = -1
+                break
+            longest = max(longest, at[row] - at[row - 1])
+    return longest
 
 
 def hash_keys(data, positions, sizes, coefficients):

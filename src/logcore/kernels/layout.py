@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -132,6 +132,8 @@ Buffer = bytes | bytearray | memoryview
 #: An array of BATCH_FACTS.
 Facts = npt.NDArray[Any]
 Headers = tuple[tuple[str, bytes | None], ...]
+#: How safe an append is: in the page cache, or on the disk.
+Level = Literal["os", "disk"]
 
 
 class Record(NamedTuple):
@@ -179,6 +181,31 @@ class TopicRecord(NamedTuple):
 def topic_record_of(*fields: Any) -> TopicRecord:
     """As record_of(), for a record of a topic."""
     from logcore.kernels import TopicRecord as kind
+
+    return kind(*fields)
+
+
+class Receipt(NamedTuple):
+    """What an append did: offsets of its first and last record, its time, and how safe it is.
+
+    durability: "disk" when an fdatasync that began after the write has returned, else "os": a killed process keeps it,
+    a power cut may not. timestamp_ms: the clock when it was appended. topic, partition: where they are.
+    """
+
+    offset: int
+    last_offset: int
+    timestamp_ms: int
+    durability: Level
+    topic: str
+    partition: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return receipt_of, tuple(self)
+
+
+def receipt_of(*fields: Any) -> Receipt:
+    """As record_of(), for a receipt."""
+    from logcore.kernels import Receipt as kind
 
     return kind(*fields)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
+import types
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -28,6 +29,7 @@ from logcore.errors import (
     LogcoreError,
     RecordTooLargeError,
 )
+from logcore.kernels.appending import PartitionFields
 from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
@@ -854,6 +856,22 @@ def get_one(
     return read_one(data, position, limit, offset, path, end_offset, dense)
 
 
+def hold(data: Buffer, index: Any, own_from: int) -> Any:
+    """What get_quickly() reads a segment with, to be kept as Segment.held; it has the attribute size_bytes.
+
+    data: its mapping. index: its OffsetIndex. own_from: the position from which on this process has appended the
+    batches itself, so that none of them needs a check of its CRC; the others are checked when they are first read.
+    """
+    return types.SimpleNamespace(size_bytes=len(data))
+
+
+def get_quickly(state: PartitionFields, offset: int) -> Record | None:
+    """The record at an offset of a partition, where it lies in a plain batch of a segment that is held and there are no
+    gaps; else None. See _getting.pxi for its rules.
+    """
+    return None
+
+
 def search_offsets(data: Buffer, count: int, target: int) -> int:
     """Slot of the greatest entry at or below target, a relative offset, among the first count of an offset index;
     else -1.
@@ -1326,6 +1344,19 @@ def encode_columns(
     else:
         writer.extend(zip(*cells, itertools.repeat(()), timestamps_ms.tolist(), strict=False), require_key)
     return writer.result(out)
+
+
+def longest_piece(edges: npt.NDArray[np.int64], size: int) -> int:
+    """The length of the longest piece of a column of bytes whose pieces lie between its edges; -1 when these do not
+    rise from 0 on or above, or reach behind size.
+
+    edges: int64, shape (n + 1,), contiguous.
+    """
+    # A step back is a huge number when read as unsigned, so one maximum finds both it and a value that is too large.
+    longest = int(np.diff(edges).view(np.uint64).max(initial=0))
+    if edges[0] < 0 or edges[-1] > size or longest > size:
+        return -1
+    return longest
 
 
 def hash_keys(

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from logcore.kernels.layout import RecordInput
+from logcore.kernels import Receipt
+from logcore.kernels.layout import Level, RecordInput
 from logcore.partition.producers import ProducerFacts, SequencedBatch
-from logcore.partition.writer import Level, Receipt, Writer
+from logcore.partition.writer import Writer
 from logcore.recordbatch import RecordBatch, encode
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from logcore.invariants import locked
 from logcore.kernels import layout
-from logcore.kernels.layout import Buffer
+from logcore.kernels.layout import Buffer, Level
 from logcore.partition import epochs, transactions
 from logcore.partition.following import control_types_in, encoded, follow, is_marker
-from logcore.partition.writer import Level, Writer
+from logcore.partition.writer import Writer
 
 
 @locked

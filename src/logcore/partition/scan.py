@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 #: Records decoded at once: few enough that they are still in the cache when they are used.
 _OBJECT_BYTES: Final = 64 << 10
-#: Rows and bytes of one chunk of columns.
-_COLUMN_ROWS: Final = 32_768
-_COLUMN_BYTES: Final = 4 << 20
+#: Rows and bytes of one chunk of columns. The memory of larger ones comes from the system for each and goes back, and
+#: its pages are made anew: with a third more, a scan takes 36 instead of 21 ns for each record.
+_COLUMN_ROWS: Final = 24_576
+_COLUMN_BYTES: Final = 3 << 20
 #: Read at once from a segment that is not mapped: little first, because many readings want one record.
 _FIRST_PIECE_BYTES: Final = 32 << 10
 _PIECE_BYTES: Final = 1 << 20
@@ -297,7 +298,7 @@ class Stretch:
             while position < size:
                 if ran and expected >= end:  # the file may have been cut behind it since its size was looked at
                     return
-                piece = segment.piece(position, want)
+                piece = segment.lasting_piece(position, min(want, size - position))
                 want = _PIECE_BYTES
                 data = piece.data
                 at = piece.at

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Protocol
 
 from logcore.config import LogConfig
+from logcore.kernels import PartitionFields
 from logcore.partition.gaps import Gaps
 from logcore.partition.transactions import Transactions
 from logcore.segment import Segment
@@ -38,13 +39,17 @@ def _stays() -> bool:
     return False
 
 
-class PartitionState:
-    """The shared fields of one open log."""
+class PartitionState(PartitionFields):
+    """The shared fields of one open log. Those that each append changes are where the kernels reach them."""
+
+    lock: Turns
+    segments: list[Segment]
+    gaps: Gaps
 
     def __init__(self, config: LogConfig, gaps: Gaps) -> None:
         self.config = config
         self.gaps = gaps
-        self.segments: list[Segment] = []  # in order; the last one is growing
+        self.segments = []  # in order; the last one is growing
         self.log_start = 0
         self.end = 0
         self.visible = 0
@@ -58,11 +63,11 @@ class PartitionState:
 
     def make_locks(self) -> None:
         """Also for a forked child, where no other thread is left to release a lock or to end what it was about."""
-        self.lock: Turns = threading.Lock()
+        self.lock = threading.Lock()
         # Reentrant: the collector may end an abandoned tail() while this thread holds it.
         self.listening = threading.RLock()
         #: Called when the visible end moves, or the log is closed; they may not wait. Replaced whole under listening.
-        self.listeners: tuple[Callable[[], None], ...] = ()
+        self.listeners = ()
         self.scanning = threading.RLock()
 
     def check(self, active: Segment) -> None:

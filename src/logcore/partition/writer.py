@@ -19,7 +19,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 import attrs
 import numpy as np
@@ -43,9 +43,11 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.format.compression import Codec
-from logcore.fs import FS
+from logcore.fs import FS, offers_descriptors
 from logcore.invariants import keeps_order, locked
-from logcore.kernels.layout import APPEND_TIME_BIT, EncodedBatch
+from logcore.kernels import Appender, Receipt
+from logcore.kernels.appending import QUICK_BYTES
+from logcore.kernels.layout import APPEND_TIME_BIT, EncodedBatch, Level
 from logcore.names import LOG, file_name, parse_partition_name
 from logcore.notices import ERROR, tell
 from logcore.partition import epochs, gaps, recovery, seals, transactions
@@ -61,27 +63,10 @@ from logcore.partition.transactions import Transactions
 from logcore.recordbatch import compressor, target_codec
 from logcore.segment import ActiveSegment
 
-Level = Literal["os", "disk"]
-
 #: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 RECOVERY_LAG_MS: Final = 5_000
 _NO_LIMIT: Final = 1 << 63
-
-
-class Receipt(NamedTuple):
-    """What an append did: offsets of its first and last record, its time, and how safe it is.
-
-    durability: "disk" when an fdatasync that began after the write has returned, else "os": a killed process keeps it,
-    a power cut may not. timestamp_ms: the clock when it was appended. topic, partition: where they are.
-    """
-
-    offset: int
-    last_offset: int
-    timestamp_ms: int
-    durability: Level
-    topic: str
-    partition: int
 
 
 def check_level(durability: object) -> None:
@@ -90,7 +75,7 @@ def check_level(durability: object) -> None:
         raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
 
 
-class Writer:
+class Writer(Appender):
     """One partition, open for writing. Users meet it as Log.
 
     commit: syncs, the durable end, and why the log refuses writes, if it does. notes: as they are on disk. epochs: the
@@ -99,7 +84,15 @@ class Writer:
     leader, or of another process, was stored. lacks_aborted: whether other processes have appended markers of which the
     index of aborted transactions here does not know. rewriter: who has .cleaned files in the directory. sharing: the
     lock of a log that several processes write; None where this one is alone.
+
+    The state, the active segment and what else each append changes are where the kernels reach them: the quick way of
+    Log.append() is append_quickly(), of Appender.
     """
+
+    fs: FS
+    state: PartitionState
+    active: ActiveSegment
+    commit: GroupCommit
 
     def __init__(
         self,
@@ -145,7 +138,7 @@ class Writer:
         self.is_resting = False
         self.is_midway = False
         self._durable_handle = -1
-        self._forks = fs.forks
+        self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"
         # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
@@ -200,6 +193,11 @@ class Writer:
         self.is_os = self.durability.kind == "os" and config.flush_messages == INT64_MAX and not self.is_replicated
         limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
         self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
+        self.requires_key = require_key
+        is_plain = self.is_os and self.sharing is None and attributes == 0 and not self.checks_times
+        self.quick_bytes = 0
+        if is_plain and offers_descriptors(self.fs):
+            self.quick_bytes = min(max_bytes, QUICK_BYTES)
 
     @locked
     def start_locked(self, opened: Opened) -> None:
@@ -335,7 +333,7 @@ class Writer:
             if state.is_closed:
                 return
             state.is_closed = True
-            if self.fs.forks != self._forks:
+            if self.fs.forks != self.forks:
                 state.segments = []
                 return
             try:
@@ -413,7 +411,7 @@ class Writer:
     @locked
     def check_writable_locked(self) -> None:
         """Raises what says why nothing may be written: LogClosedError, LogFailedError, ForkedWriterError."""
-        if self.state.is_closed or self.commit.failure or self.fs.forks != self._forks:
+        if self.state.is_closed or self.commit.failure or self.fs.forks != self.forks:
             self.refuse_locked()
         if self.is_midway:
             self._refuse_midway_locked()
@@ -553,6 +551,10 @@ class Writer:
     def settle_locked(self, durability: Level | None) -> None:
         """What the policy asks for once an append is written."""
         self.appends += 1
+        state = self.state
+        if self.is_os and durability is None:
+            state.show(state.end)
+            return
         kind = self.durability.kind
         if kind == "group":
             return
@@ -561,13 +563,13 @@ class Writer:
                 self.sync_locked()
             return
         if not self.is_replicated:
-            self.state.show(self.state.end)
-        unsynced = self.state.end - self.commit.durable_end
+            state.show(state.end)
+        unsynced = state.end - self.commit.durable_end
         if kind == "every":
             due = unsynced >= self.durability.amount
         else:
             due = kind == "interval" and self.fs.monotonic_ms() - self.last_sync_ms >= self.durability.amount
-        if due or unsynced >= self.state.config.flush_messages:
+        if due or unsynced >= state.config.flush_messages:
             self.sync_locked()
 
     @locked
@@ -595,14 +597,15 @@ class Writer:
             segment = self.active
         elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
             self.sync_locked()
+        state = self.state
         start = segment.size_bytes
-        end = self.state.end
+        end = state.end
         written_bytes = self.written_bytes
         self.is_midway = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
             self.written_bytes = written_bytes + size
-            self.state.end = last_offset + 1
+            state.end = last_offset + 1
             self.is_midway = False
             if self.is_resting:
                 self.stir_locked()
@@ -616,6 +619,18 @@ class Writer:
             self._take_back_locked(start, end, written_bytes)
             self.is_midway = False
             raise
+
+    @locked
+    def mend_locked(self) -> None:
+        """Takes back what a write of append_quickly() has left, which failed or was short; it has set is_midway. On
+        return the log is as before the append.
+        """
+        try:
+            self.active.cut_back()
+        except StorageWriteError as error:
+            self.commit.poison(error)
+            raise
+        self.is_midway = False
 
     @locked
     def _write_parts_locked(
@@ -701,7 +716,7 @@ class Writer:
                 with self.state.lock:
                     if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                         self.save_recovery_point_locked()
-        return tuple.__new__(Receipt, (first, last, now_ms, reached, *self.key))
+        return Receipt(first, last, now_ms, reached, *self.key)
 
     # -- the durable end, and the visible one ---------------------------------------------------------------------
 

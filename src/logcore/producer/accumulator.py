@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.format.compression import Codec, codec_named
-from logcore.partition.writer import Receipt
+from logcore.kernels import Receipt
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.partitioners import Draw
 from logcore.producer.values import ProducerSettings

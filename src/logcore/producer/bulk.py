@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.errors import InvalidRecordError
-from logcore.kernels import kernel
+from logcore.kernels import Receipt, kernel
 from logcore.kernels.layout import INT32_MAX
-from logcore.partition.writer import Receipt
 from logcore.producer.accumulator import BATCH_BYTES, HEADER_BYTES, RECORD_BYTES, Columns
 
 _FIRST = operator.itemgetter(0)

@@ -23,7 +23,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, Protocol
 
 from logcore.errors import ProducerStateError
-from logcore.partition.writer import Level, Receipt
+from logcore.kernels import Receipt
+from logcore.kernels.layout import Level
 from logcore.producer.values import Interceptor, OnDelivery, RecordMetadata
 
 #: Half the time of RecordMetadata(...), which is a function in Python.

@@ -41,9 +41,9 @@ from logcore.errors import (
 )
 from logcore.format.columns import ColumnInput, TimesInput, input_column, input_timestamps
 from logcore.fs import FS
+from logcore.kernels import Receipt
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.notices import ERROR, tell
-from logcore.partition.writer import Receipt
 from logcore.producer import bulk
 from logcore.producer.accumulator import (
     HEADER_BYTES,

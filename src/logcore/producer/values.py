@@ -20,8 +20,7 @@ import attrs
 from logcore.coordination.transactions import MAX_TIMEOUT_MS
 from logcore.errors import InvalidConfigError
 from logcore.format.compression import codec_named
-from logcore.kernels.layout import Time
-from logcore.partition.writer import Level
+from logcore.kernels.layout import Level, Time
 from logcore.producer.partitioners import PARTITIONERS, Choose
 
 #: The length of a text in Kafka's records has 16 bits.

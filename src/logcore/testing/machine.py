@@ -34,10 +34,9 @@ from logcore.errors import (
     OutOfOrderSequenceError,
     StorageReadError,
 )
-from logcore.kernels import Record
+from logcore.kernels import Receipt, Record
 from logcore.log import Log, open_log
 from logcore.partition import epochs
-from logcore.partition.writer import Receipt
 from logcore.recordbatch import encode
 from logcore.testing import strategies
 from logcore.testing.disk import SimulatedCrash, SimulatedDisk

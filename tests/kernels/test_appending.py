@@ -1,0 +1,473 @@
+"""The quick way to append, compiled, against the slow way in Python: which appends it takes, and what it leaves.
+
+Two logs get the same operations, one on OsFS and one on a subclass of it, which is never offered the quick way and
+whose clock shows what the receipts of the other say. Files and fields then have to be the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import resource
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore.fs import OsFS
+from logcore.kernels import Appender, appending, layout, plain
+from logcore.kernels.checksum import crc32c
+from logcore.partition.writer import Writer
+from logcore.reader import listen_to
+from logcore.testing import SimulatedDisk
+from support.kernels import compiled, runs_compiled
+
+pytestmark = runs_compiled
+
+FIELDS = [name for name in appending.SegmentFields.__annotations__ if name not in ("handle", "held", "_indexes")]
+STATE_FIELDS = ("end", "visible", "is_closed", "log_start")
+WRITER_FIELDS = ("written_bytes", "appends", "leader_epoch", "rolls", "is_midway", "is_held", "is_resting")
+
+
+class Shown(OsFS):
+    """The operating system's files by way of Python alone, with a clock that is set."""
+
+    clock_ms: int | None = None
+
+    def now_ms(self) -> int:
+        return super().now_ms() if self.clock_ms is None else self.clock_ms
+
+
+def facts(log: logcore.Log) -> dict[str, Any]:
+    writer = log.writer
+    found = {name: getattr(writer.active, name) for name in FIELDS}
+    found |= {name: getattr(writer.state, name) for name in STATE_FIELDS}
+    found |= {name: getattr(writer, name) for name in WRITER_FIELDS}
+    found["indexes"] = [bytes(index.data) for index in (writer.active.offset_index, writer.active.time_index)]
+    return found
+
+
+def files(log: logcore.Log) -> dict[str, bytes]:
+    names = (name for name in os.listdir(log.path) if name.endswith((".log", ".index", ".timeindex")))
+    return {name: Path(log.path, name).read_bytes() for name in names}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[logcore.Log]:
+    """A log whose next plain append goes the quick way."""
+    with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
+        log.append(b"first")
+        yield log
+
+
+def quickly(log: logcore.Log, value: object = b"v", key: object = b"k", **given: object) -> logcore.Receipt | None:
+    """What the quick way alone makes of an append."""
+    names = ("headers", "timestamp_ms", "durability", "expected_offset")
+    found = {"headers": (), **given}
+    return log.writer.append_quickly(value, key, *(found.get(name) for name in names))
+
+
+# -- what it takes --------------------------------------------------------------------------
+
+
+def test_a_plain_append_goes_the_quick_way(log: logcore.Log) -> None:
+    began_ms = OsFS().now_ms()
+    receipt = quickly(log, b"value", b"key")
+    assert receipt is not None
+    assert receipt == (1, 1, receipt.timestamp_ms, "os", "t", 0)
+    assert began_ms <= receipt.timestamp_ms <= OsFS().now_ms()
+    assert quickly(log, None, b"key") is not None
+    assert quickly(log, b"", None) is not None
+    assert [(one.key, one.value) for one in log.read(1)] == [(b"key", b"value"), (b"key", None), (None, b"")]
+    assert log.get(1).timestamp_ms == receipt.timestamp_ms
+
+
+def test_of_plain_appends_only_those_with_an_index_entry_go_the_slow_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bool] = []
+
+    def noted(writer: Writer, *given: object) -> logcore.Receipt | None:
+        receipt = Appender.append_quickly(writer, *given)
+        taken.append(receipt is not None)
+        return receipt
+
+    monkeypatch.setattr(Writer, "append_quickly", noted)
+    with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
+        for _ in range(100):
+            log.append(bytes(100), key=bytes(16))
+        assert len(log.writer.active.offset_index) == 4
+    assert len(taken) == 100
+    assert taken.count(False) == 1 + 4
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"headers": [("a", b"b")]},
+        {"headers": (("a", b"b"),)},
+        {"headers": None},
+        {"timestamp_ms": 5},
+        {"durability": "os"},
+        {"durability": "disk"},
+        {"expected_offset": 1},
+        {"value": bytearray(b"v")},
+        {"value": "v"},
+        {"key": memoryview(b"k")},
+        {"key": 7},
+        {"value": bytes(5000)},
+        {"key": bytes(5000)},
+        {"value": bytes(2000), "key": bytes(2100)},
+    ],
+    ids=str,
+)
+def test_what_is_unusual_about_a_record_goes_the_slow_way(log: logcore.Log, given: dict[str, Any]) -> None:
+    refused(log, lambda: quickly(log, **given))
+
+
+def refused(log: logcore.Log, append: Callable[[], object]) -> None:
+    """The quick way declines, and nothing has changed."""
+    before = facts(log), files(log)
+    assert append() is None
+    assert (facts(log), files(log)) == before
+
+
+@pytest.mark.parametrize(
+    ("owner", "field", "value"),
+    [
+        ("writer", "is_held", True),
+        ("writer", "is_midway", True),
+        ("writer", "is_resting", True),
+        ("writer", "quick_bytes", 0),
+        ("writer", "forks", 7),
+        ("writer", "slow_until_ns", 2**62),
+        ("state", "is_closed", True),
+        ("state", "listeners", (print,)),
+        ("active", "limit_bytes", 100),
+        ("active", "limit_bytes", -1),
+        ("active", "limit_timestamp", 5),
+        ("active", "limit_offset", 0),
+        ("active", "first_timestamp", -1),
+        ("active", "since_entry_bytes", 4097),
+        ("active", "_size", 0),
+        ("commit", "failure", logcore.LogFailedError("it failed")),
+    ],
+)
+def test_what_is_unusual_about_the_log_goes_the_slow_way(
+    log: logcore.Log, owner: str, field: str, value: object
+) -> None:
+    writer = log.writer
+    holder: Any = {"writer": writer, "state": writer.state, "active": writer.active, "commit": writer.commit}[owner]
+    before = getattr(holder, field)
+    setattr(holder, field, value)
+    try:
+        assert quickly(log) is None
+        assert getattr(holder, field) == value
+    finally:
+        setattr(holder, field, before)
+    assert log.log_end_offset == 1
+    assert quickly(log) is not None
+
+
+def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(log: logcore.Log) -> None:
+    active = log.writer.active
+    log.append(b"v", key=b"k")
+    size = active.size_bytes - len(b"first") - 68
+    active.limit_bytes = active.size_bytes + size
+    active.limit_offset = 2
+    assert quickly(log) is not None
+    refused(log, lambda: quickly(log))
+
+
+def test_an_append_waits_for_who_has_the_lock(log: logcore.Log) -> None:
+    with log.writer.state.lock:
+        refused(log, lambda: quickly(log))
+    assert quickly(log) is not None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"compression.type": "lz4"},
+        {"message.timestamp.type": "LogAppendTime"},
+        {"message.timestamp.after.max.ms": "1000"},
+        {"flush.messages": "2"},
+        {"max.message.bytes": "60"},
+    ],
+    ids=str,
+)
+def test_settings_that_ask_for_more_go_the_slow_way(tmp_path: Path, config: dict[str, str]) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
+        log.append(b"first")
+        assert quickly(log) is not None
+        log.reconfigure(config)
+        refused(log, lambda: quickly(log))
+        log.reconfigure({})
+        assert quickly(log) is not None
+
+
+def test_a_compacted_topic_takes_keys_alone(tmp_path: Path) -> None:
+    config = {"cleanup.policy": "compact"}
+    with logcore.open(tmp_path / "t-0", create=True, durability="os", config=config, fs=OsFS()) as log:
+        log.append(b"first", key=b"k")
+        assert quickly(log) is not None
+        refused(log, lambda: quickly(log, key=None))
+
+
+@pytest.mark.parametrize("durability", ["group", "always", logcore.every(3), logcore.interval(5)])
+def test_other_policies_go_the_slow_way(tmp_path: Path, durability: Any) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, durability=durability, fs=OsFS()) as log:
+        log.append(b"first")
+        refused(log, lambda: quickly(log))
+
+
+@pytest.mark.parametrize("how", [{"shared": True}, {"replicated": True}, {"fs": Shown()}], ids=str)
+def test_logs_that_others_write_copy_or_watch_go_the_slow_way(tmp_path: Path, how: Any) -> None:
+    with logcore.open(tmp_path / "t-0", create=True, durability="os", **how) as log:
+        log.append(b"first")
+        assert quickly(log) is None
+        assert log.append(b"second").offset == 1
+
+
+def test_a_simulated_disk_sees_each_append() -> None:
+    with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
+        log.append(b"first")
+        assert log.writer.quick_bytes == 0
+        assert quickly(log) is None
+
+
+def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
+    ends: list[int] = []
+    forget = listen_to(log, lambda: ends.append(log.high_watermark))
+    for _ in range(3):
+        log.append(b"x")
+    forget()
+    log.append(b"x")
+    assert ends == [2, 3, 4]
+
+
+# -- what it leaves --------------------------------------------------------------------------
+
+pieces = st.none() | st.binary(max_size=30) | st.integers(0, 5000).map(bytes)
+steps = st.one_of(
+    st.tuples(st.just("append"), pieces, pieces),
+    st.tuples(st.just("append"), pieces, pieces),
+    st.tuples(st.just("headers"), pieces),
+    st.tuples(st.just("time"), st.sampled_from([-1, 0, 5, 2**42, 2**62])),
+    st.tuples(st.just("disk"), pieces),
+    st.tuples(st.just("expected"), st.integers(0, 5)),
+    st.tuples(st.just("many"), st.integers(0, 40)),
+    st.tuples(st.just("burst"), st.integers(1, 60)),
+    st.tuples(st.just("roll")),
+    st.tuples(st.just("flush")),
+    st.tuples(st.just("truncate"), st.integers(0, 60)),
+    st.tuples(st.just("delete"), st.integers(0, 60)),
+    st.tuples(st.just("epoch")),
+    st.tuples(st.just("reopen")),
+    st.tuples(
+        st.just("reconfigure"),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "segment.bytes": st.sampled_from(["1000", "3000", "100000"]),
+                "index.interval.bytes": st.sampled_from(["0", "200", "4096"]),
+                "segment.index.bytes": st.sampled_from(["24", "48", "1000"]),
+                "segment.ms": st.sampled_from(["1", "1000000"]),
+                "cleanup.policy": st.sampled_from(["compact", "delete"]),
+                "compression.type": st.sampled_from(["lz4", "producer"]),
+                "max.message.bytes": st.sampled_from(["100", "5000"]),
+            },
+        ),
+    ),
+)
+#: Where both logs would look at the clock by themselves.
+CONFIG = {"retention.ms": "-1", "segment.ms": "1000000"}
+
+
+class Twin:
+    """A log, and the steps done to it."""
+
+    def __init__(self, directory: str, fs: OsFS) -> None:
+        self.path = Path(directory, "t-0")
+        self.fs = fs
+        self.log = self.open()
+
+    def open(self) -> logcore.Log:
+        return logcore.open(self.path, create=True, durability="os", config=CONFIG, fs=self.fs)
+
+    def do(self, step: tuple[Any, ...]) -> list[Any]:
+        try:
+            return self._do(*step)
+        except logcore.LogcoreError as error:
+            return [type(error).__name__]
+
+    def _do(self, kind: str, *given: Any) -> list[Any]:
+        log = self.log
+        if kind == "append":
+            return [log.append(given[0], key=given[1])]
+        if kind == "headers":
+            return [log.append(given[0], headers=[("h", b"1")])]
+        if kind == "time":
+            return [log.append(b"t", timestamp_ms=given[0])]
+        if kind == "disk":
+            return [log.append(given[0], durability="disk")]
+        if kind == "expected":
+            return [log.append(b"e", expected_offset=log.log_end_offset + given[0] - 1)]
+        if kind == "many":
+            return [log.append_many([(b"k", b"v%d" % number) for number in range(given[0])])]
+        if kind == "truncate":
+            log.truncate(max(log.log_start_offset, log.log_end_offset - given[0]))
+        if kind == "delete":
+            log.delete_records(min(log.log_end_offset, log.log_start_offset + given[0]))
+        if kind == "epoch":
+            log.begin_epoch(log.leader_epoch + 1)
+        if kind == "reconfigure":
+            log.reconfigure({**CONFIG, **given[0]})
+        if kind == "reopen":
+            log.close()
+            self.log = self.open()
+        if kind in ("roll", "flush"):
+            getattr(log, kind)()
+        return []
+
+
+@given(st.lists(steps, max_size=30))
+def test_both_ways_leave_the_same_files(program: list[tuple[Any, ...]]) -> None:
+    directories = [tempfile.mkdtemp(), tempfile.mkdtemp()]
+    other = Shown()
+    other.clock_ms = OsFS().now_ms()
+    twins = [Twin(directories[0], OsFS()), Twin(directories[1], other)]
+    try:
+        for step in program:
+            for one in [("append", b"b", b"k")] * step[1] if step[0] == "burst" else [step]:
+                mine = twins[0].do(one)
+                other.clock_ms = mine[0].timestamp_ms if mine and not isinstance(mine[0], str) else OsFS().now_ms()
+                assert twins[1].do(one) == mine
+            assert facts(twins[0].log) == facts(twins[1].log)
+        for twin in twins:
+            twin.log.close()
+        assert files(twins[0].log) == files(twins[1].log)
+    finally:
+        for twin in twins:
+            twin.log.close()
+            shutil.rmtree(os.path.dirname(twin.path))
+
+
+def test_appends_by_threads_each_get_an_offset_of_their_own(log: logcore.Log) -> None:
+    found: list[int] = []
+
+    def work(number: int) -> None:
+        mine = []
+        for turn in range(100):
+            if turn % 10 == number:
+                mine.append(log.append_many([(None, b"m")] * 2).last_offset)
+            mine.append(log.append(b"%d" % number).offset)
+        found.extend(mine)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == len(found) == 440
+    assert [record.offset for record in log.read(0)] == list(range(1 + 4 * 120))
+    assert log.statistics().appends == 1 + 4 * 110
+
+
+# -- a disk that fails --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int], None]]:
+    """Sets how long a file of this process may get; the system then writes less, or refuses."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, 50])
+def test_a_write_that_is_short_leaves_no_byte(log: logcore.Log, file_limit: Callable[[int], None], room: int) -> None:
+    quickly(log)
+    before = facts(log), files(log)
+    file_limit(log.writer.active.size_bytes + room)
+    assert quickly(log) is None
+    assert (facts(log), files(log)) == before
+    with pytest.raises(logcore.DiskFullError):
+        log.append(b"v", key=b"k")
+    assert (facts(log), files(log)) == before
+    assert log.writer.active.was_cut_back
+    file_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert log.append(b"v").offset == 2
+    assert [record.offset for record in log.read(0)] == [0, 1, 2]
+
+
+def test_a_write_that_cannot_be_cut_back_poisons_the_log(log: logcore.Log, tmp_path: Path) -> None:
+    quickly(log)
+    handle = log.writer.active.handle
+    kept = os.dup(handle)
+    read_only = os.open(tmp_path / "t-0" / f"{0:020d}.log", os.O_RDONLY)
+    try:
+        os.dup2(read_only, handle)
+        with pytest.raises(logcore.StorageWriteError, match="could not be cut back"):
+            log.append(b"v")
+    finally:
+        os.dup2(kept, handle)
+        os.close(kept)
+        os.close(read_only)
+    assert log.has_failed
+    assert not log.writer.state.lock.locked()
+    with pytest.raises(logcore.LogFailedError):
+        log.append(b"v")
+    assert log.log_end_offset == 2
+
+
+# -- what it stands on --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [*range(40), 300, 959, 960, 961, 1000, 1023, 1024, 1025, 4000, 70_000])
+def test_a_checksum_is_the_same_by_the_processor_and_by_the_library(size: int) -> None:
+    value = bytes(number * 7 % 251 for number in range(size))
+    found = [one.encode_one(None, value, (), 5, 0, 0, 5, 1 << 20)[0] for one in (compiled, plain)]
+    assert found[0] == found[1]
+    assert int.from_bytes(found[0][17:21], "big") == crc32c(found[0][layout.CRC_START :])
+
+
+def test_a_receipt_behaves_as_a_named_tuple() -> None:
+    for kind in (layout.Receipt, compiled.Receipt):
+        one = kind(3, 4, 5, "os", "t", 1)
+        offset, last_offset, timestamp_ms, durability, topic, partition = one
+        assert (offset, last_offset, timestamp_ms, durability, topic, partition) == one
+        assert one != kind(3, 4, 5, "disk", "t", 1)
+        assert hash(one) == hash(tuple(one))
+        assert eval(repr(one), {"Receipt": kind}) == one
+        assert one._replace(offset=2).offset == 2
+        assert one._asdict() == dict(zip(one._fields, one, strict=True))
+        with pytest.raises(AttributeError):
+            one.offset = 5
+        later = kind(4, 4, 5, "os", "t", 1)
+        assert one < later and one <= one and later > tuple(one) and not one >= later
+        assert (*one, 1) == one + (1,) and (1,) + one == (1, *one)  # noqa: RUF005
+        assert (one.index("t"), one.count(4), len(one), one[-1], one[:2]) == (4, 1, 6, 1, (3, 4))
+        assert copy.copy(one) == one
+        match one:
+            case kind(offset=found):
+                assert found == 3
+            case _:
+                raise AssertionError("no match")
+        with pytest.raises(TypeError):
+            _ = one < 3
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            packed = pickle.dumps(one, protocol)
+            assert b"_compiled" not in packed
+            assert pickle.loads(packed) == one
+            assert type(pickle.loads(packed)) is logcore.Receipt

@@ -1,0 +1,269 @@
+"""The quick way to one record, compiled, against reading all: what it answers, and what it leaves to the slow way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore.fs import OsFS
+from logcore.kernels import kernel, layout
+from logcore.kernels.checksum import crc32c
+from logcore.segment import ActiveSegment
+from logcore.testing import SimulatedDisk
+from support.kernels import runs_compiled
+
+T0 = 1_700_000_000_000
+PATH = "t-0"
+FIRST = f"{PATH}/{0:020d}.log"
+CONFIG = {"batch.size": "300", "segment.bytes": "3000", "index.interval.bytes": "200"}
+
+
+def rows(count: int, at: int = 0) -> list[tuple[Any, ...]]:
+    return [(b"k%d" % number, b"v" * (number % 90), (), T0 + number) for number in range(at, at + count)]
+
+
+def agree(log: logcore.Log) -> int:
+    """Each offset is answered as reading says, the first time and later; returns how many were answered quickly."""
+    expected = {record.offset: record for record in log.read(log.log_start_offset)}
+    quick = 0
+    offsets = [*range(-1, log.log_end_offset + 2), 2**63, -(2**63), 2**70]
+    random.Random(len(expected)).shuffle(offsets)
+    for _ in range(2):
+        quick = 0
+        for offset in offsets:
+            found = kernel.get_quickly(log._state, offset)
+            if found is not None:
+                quick += 1
+                assert found == expected[offset]
+            if offset in expected:
+                assert log.get(offset) == expected[offset]
+    return quick
+
+
+@pytest.fixture
+def log() -> Iterator[logcore.Log]:
+    """A log of several segments."""
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open(PATH, create=True, durability="os", config=CONFIG, fs=disk) as log:
+        for at in range(10):
+            log.append_many(rows(30, 30 * at))
+        yield log
+
+
+@runs_compiled
+def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
+    assert len(log._state.segments) > 5
+    assert agree(log) == 300
+    with logcore.open(PATH, read_only=True, fs=log._fs) as reader:
+        in_sealed = log._state.segments[-1].base_offset
+        assert agree(reader) == in_sealed, "a reader does not map what another process writes"
+
+
+@runs_compiled
+def test_what_has_no_answer_yet_goes_the_slow_way(log: logcore.Log) -> None:
+    assert kernel.get_quickly(log._state, 0) is None, "no segment is held before it was read from"
+    log.get(0)
+    assert kernel.get_quickly(log._state, 0) is not None
+    for offset in (-1, 300, 2**63, 1.0, None, "0", True):
+        assert kernel.get_quickly(log._state, offset) is None
+    log.delete_records(1)
+    assert kernel.get_quickly(log._state, 0) is None
+    log.close()
+    assert kernel.get_quickly(log._state, 1) is None
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("rows"), st.integers(1, 60)),
+        st.tuples(st.just("one"), st.integers(0, 3)),
+        st.tuples(st.just("headers")),
+        st.tuples(st.just("lz4")),
+        st.tuples(st.just("marker")),
+        st.tuples(st.just("roll")),
+        st.tuples(st.just("sync")),
+        st.tuples(st.just("truncate"), st.integers(0, 40)),
+        st.tuples(st.just("delete"), st.integers(0, 40)),
+        st.tuples(st.just("compact")),
+        st.tuples(st.just("reopen")),
+    ),
+    max_size=12,
+)
+
+
+@given(steps, st.sampled_from(["os", "group"]))
+def test_records_are_the_same_one_by_one(program: list[tuple[Any, ...]], durability: str) -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    log = logcore.open(PATH, create=True, durability=durability, config=CONFIG, fs=disk)
+    try:
+        for kind, *given_ in program:
+            if kind == "rows":
+                log.append_many(rows(given_[0], log.log_end_offset), durability="os")
+            elif kind == "one":
+                log.append(b"x" * given_[0], key=b"k", durability="os")
+            elif kind == "headers":
+                log.append(b"x", headers=[("h", b"1")], durability="os")
+            elif kind == "lz4":
+                log.reconfigure({**CONFIG, "compression.type": "lz4"})
+                log.append_many(rows(20, log.log_end_offset), durability="os")
+                log.reconfigure(CONFIG)
+            elif kind == "marker":
+                log.end_transaction(7, 0, commit=True, durability="os")
+            elif kind == "roll":
+                log.roll()
+            elif kind == "sync":
+                log.flush()
+            elif kind == "truncate":
+                log.truncate(max(log.log_start_offset, log.log_end_offset - given_[0]))
+            elif kind == "delete":
+                log.delete_records(min(log.high_watermark, log.log_start_offset + given_[0]))
+            elif kind == "compact":
+                log.reconfigure({**CONFIG, "cleanup.policy": "compact"})
+                logcore.clean(log)
+                log.reconfigure(CONFIG)
+            else:
+                log.close()
+                log = logcore.open(PATH, durability=durability, config=CONFIG, fs=disk)
+            agree(log)
+    finally:
+        log.close()
+
+
+@runs_compiled
+def test_damage_is_met_by_each_look(log: logcore.Log) -> None:
+    log.close()
+    disk = SimulatedDisk(log._fs.files())
+    disk.flip(FIRST, layout.HEADER_SIZE + 20, 1)
+    with logcore.open(PATH, config=CONFIG, fs=disk) as damaged:
+        for _ in range(3):
+            with pytest.raises(logcore.CorruptBatchError):
+                damaged.get(0)
+        assert damaged.get(200) == log_record(200)
+
+
+def log_record(offset: int) -> logcore.Record:
+    key, value, headers, timestamp_ms = rows(1, offset)[0]
+    return logcore.Record(offset, timestamp_ms, key, value, headers)
+
+
+@runs_compiled
+def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
+    """Small batches that begin near each other: of the second the CRC is wrong, of the first it was checked."""
+    with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
+        for _ in range(4):
+            log.append(b"")
+        log.roll()
+    path = tmp_path / FIRST
+    data = bytearray(path.read_bytes())
+    size = len(data) // 4
+    assert size < 2 * 64, "they share pieces of 64 bytes with their neighbours"
+    data[2 * size + 30] ^= 1
+    path.write_bytes(data)
+    with logcore.open(tmp_path / PATH) as log:
+        for _ in range(2):
+            assert [log.get(offset).offset for offset in (0, 1, 3)] == [0, 1, 3]
+            with pytest.raises(logcore.CorruptBatchError):
+                log.get(2)
+
+
+@runs_compiled
+def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
+    """A writer believes only the batches that it has appended itself in this life of the segment."""
+    with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
+        log.append_many(rows(300))
+    path = tmp_path / FIRST
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    with logcore.open(tmp_path / PATH, durability="os") as log:
+        path.write_bytes(data)  # behind the back of its writer
+        log.append_many(rows(300, 300))
+        for _ in range(2):
+            assert log.get(300 + 7) == log_record(307)
+            with pytest.raises(logcore.CorruptBatchError):
+                log.get(0)
+
+
+@runs_compiled
+@pytest.mark.parametrize("size", [0, 1, 20, 100, 1000, 20_000])
+def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
+    """By where they would be if all were as long: here they are, or each is longer than all before, or only one is."""
+    shapes = (
+        [size] * 300,
+        [size * number // 300 for number in range(300)],
+        [size if number == 7 else 0 for number in range(300)],
+        [size if number > 290 else 1 for number in range(300)],
+    )
+    expected = []
+    with logcore.open(tmp_path / PATH, create=True, durability="os", config={"batch.size": "1000000"}) as log:
+        for shape in shapes:
+            log.append_many([(b"%d" % number, bytes(length)) for number, length in enumerate(shape)])
+            expected += [(b"%d" % number, length) for number, length in enumerate(shape)]
+        for _ in range(2):
+            found = [log.get(offset) for offset in range(len(expected))]
+            assert [(record.key, len(record.value or b"")) for record in found] == expected
+            assert sum(kernel.get_quickly(log._state, offset) is not None for offset in range(1200)) == 1200
+            log.roll()
+
+
+@runs_compiled
+def test_what_was_taken_back_is_not_found(log: logcore.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt behind the write of a batch; others are appended in its place, over the same bytes of the file."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert agree(log) == 300
+    with monkeypatch.context() as patch:
+        patch.setattr(ActiveSegment, "note_each", lambda segment, *_: (segment.read_one(0, 0, True), interrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            log.append_many(rows(2, 400))
+    log.append_many(rows(2, 300))
+    assert agree(log) == 302
+
+
+def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
+    """A writer of a shared log believes only what it has appended since another did."""
+    how: Any = {"create": True, "shared": True, "durability": "os"}
+    with (
+        logcore.open(tmp_path / PATH, fs=OsFS(), **how) as mine,
+        logcore.open(tmp_path / PATH, fs=OsFS(), **how) as other,
+    ):
+        mine.append_many(rows(20))
+        assert mine.get(7) == log_record(7)
+        other.append_many(rows(20, 20))
+        mine.append_many(rows(20, 40))
+        path = tmp_path / FIRST
+        data = bytearray(path.read_bytes())
+        data[next(iter(mine.batches(20))).position + 80] ^= 1
+        path.write_bytes(data)
+        for _ in range(2):
+            with pytest.raises(logcore.CorruptBatchError):
+                mine.get(25)
+            assert mine.get(45) == log_record(45)
+
+
+@runs_compiled
+def test_records_whose_offsets_are_not_in_order_go_the_slow_way(tmp_path: Path) -> None:
+    """The head says that there are no gaps, and two of the records have changed places."""
+    with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
+        log.append_many([(None, b"%d" % number) for number in range(30)])
+        log.roll()
+    path = tmp_path / FIRST
+    data = bytearray(path.read_bytes())
+    at = [layout.HEADER_SIZE]
+    while at[-1] < len(data):
+        at.append(at[-1] + 1 + (data[at[-1]] >> 1))
+    data[at[12] + 3], data[at[13] + 3] = data[at[13] + 3], data[at[12] + 3]
+    data[17:21] = crc32c(bytes(data[layout.CRC_START :])).to_bytes(4, "big")
+    path.write_bytes(data)
+    with logcore.open(tmp_path / PATH, read_only=True) as log:
+        assert log.get(5).value == b"5"
+        for offset in (12, 13):
+            assert kernel.get_quickly(log._state, offset) is None
+        assert kernel.get_quickly(log._state, 14) == log.get(14)
