@@ -241,7 +241,7 @@ def test_offsets_by_time(data: Path) -> None:
         0: [3, 4, 5],
         1: [5],
     }
-    with pytest.raises(OffsetOutOfRangeError, match=r"topic orders partition 1.*as young"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"topic orders partition 1.*at or after"):
         offsets(data, subscribe="orders", startingTimestamp=T0 + 25)
     late = {"startingTimestamp": T0 + 25, "startingOffsetsByTimestampStrategy": "latest"}
     assert offsets(data, subscribe="orders", **late) == {0: list(range(25, 30))}
