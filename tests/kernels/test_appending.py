@@ -127,7 +127,7 @@ def test_of_plain_appends_only_those_with_an_index_entry_go_the_slow_way(
         {"key": bytes(5000)},
         {"value": bytes(2000), "key": bytes(2100)},
     ],
-    ids=str,
+    ids=lambda given: "-".join(f"{name}:{type(value).__name__}" for name, value in given.items()),
 )
 def test_what_is_unusual_about_a_record_goes_the_slow_way(log: logcore.Log, given: dict[str, Any]) -> None:
     refused(log, lambda: quickly(log, **given))
@@ -229,7 +229,9 @@ def test_other_policies_go_the_slow_way(tmp_path: Path, durability: Any) -> None
         refused(log, lambda: quickly(log))
 
 
-@pytest.mark.parametrize("how", [{"shared": True}, {"replicated": True}, {"fs": Shown()}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"shared": True}, {"replicated": True}, {"fs": Shown()}], ids=["shared", "replicated", "watched"]
+)
 def test_logs_that_others_write_copy_or_watch_go_the_slow_way(tmp_path: Path, how: Any) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os", **how) as log:
         log.append(b"first")
