@@ -271,7 +271,7 @@ def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
     assert facts == (0, "Stable", 2, 2, "uniform")
     member = found.members[0]
     assert (member.member_id, member.member_epoch, member.client_id, member.client_host) == ("A", 2, "cli", "/10.0.0.1")
-    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (["orders"], None)
+    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (["orders"], "")
     assert member.member_type == 1
     for assignment in (member.assignment, member.target_assignment):
         assert [(topic.topic_name, topic.partitions) for topic in assignment.topic_partitions] == [("orders", [0, 1])]

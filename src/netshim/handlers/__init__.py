@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from netshim import wire
 from netshim.handlers import (
+    access,
     configs,
     consumergroup,
     fetch,
@@ -22,6 +23,7 @@ from netshim.handlers import (
     offsets,
     produce,
     producer,
+    replicas,
     topics,
     transactions,
 )
@@ -127,7 +129,13 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
             (wire.DESCRIBE_CLUSTER, metadata.describe_cluster),
             (wire.CONSUMER_GROUP_HEARTBEAT, consumergroup.consumer_group_heartbeat),
             (wire.CONSUMER_GROUP_DESCRIBE, consumergroup.consumer_group_describe),
+            (wire.LIST_CONFIG_RESOURCES, configs.list_config_resources),
             (wire.DESCRIBE_TOPIC_PARTITIONS, metadata.describe_topic_partitions),
+            (wire.ELECT_LEADERS, replicas.elect_leaders),
+            (wire.LIST_PARTITION_REASSIGNMENTS, replicas.list_partition_reassignments),
+            (wire.DESCRIBE_ACLS, access.describe_acls),
+            (wire.CREATE_ACLS, access.create_acls),
+            (wire.DELETE_ACLS, access.delete_acls),
         )
     }
 )

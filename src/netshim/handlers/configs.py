@@ -26,10 +26,15 @@ if TYPE_CHECKING:
         DescribeConfigsRequest,
         DescribeConfigsResponse,
         IncrementalAlterConfigsRequest,
+        ListConfigResourcesRequest,
+        ListConfigResourcesResponse,
     )
 
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
+_LOGGERS_RESOURCE: Final = 8
+#: Kinds of resources: those that are described; loggers, subscriptions to metrics and groups have no settings here.
+_RESOURCES: Final = frozenset((_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, 32))
 _CONFIG_TYPES: Final = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 _FROM_TOPIC: Final = 1
 _FROM_BROKER: Final = 4
@@ -237,3 +242,24 @@ def _alter(
             result.error_code = code_of(error)
             result.error_message = message_of(error)
     return response_type(responses=results)
+
+
+def list_config_resources(request: ListConfigResourcesRequest, call: Call, state: State) -> ListConfigResourcesResponse:
+    """What has settings. Version 0 asks for subscriptions to metrics alone, of which there are none."""
+    response_type = wire.LIST_CONFIG_RESOURCES.Response
+    if call.version == 0:
+        return response_type()
+    wanted = request.resource_types or sorted(_RESOURCES)
+    if not _RESOURCES.issuperset(wanted):
+        return response_type(error_code=codes.UNSUPPORTED_VERSION)
+    names: dict[int, list[str]] = {
+        _TOPIC_RESOURCE: state.logdir.topics(),
+        _BROKER_RESOURCE: [str(state.node_id)],
+        _LOGGERS_RESOURCE: [str(state.node_id)],
+    }
+    found = [
+        response_type.Resource(resource_name=name, resource_type=kind)
+        for kind in dict.fromkeys(wanted)
+        for name in names.get(kind, ())
+    ]
+    return response_type(config_resources=found)

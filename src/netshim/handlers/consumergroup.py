@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logcore.coordination.consumergroup import NOTHING, ConsumerGroup
 from logcore.coordination.effects import Beat, Beaten, BeatRefused, Result
-from logcore.coordination.group import DEAD, Group
+from logcore.coordination.group import Group
 from logcore.format.consumergrouprecords import Partitions
 from netshim import wire
 from netshim.groups import Groups
@@ -124,11 +124,13 @@ def _described(
     group_id: str, group: Group | None, operations: int, state: State
 ) -> ConsumerGroupDescribeResponse.Group:
     group_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group
+    if not group_id:
+        return group_type(group_id=group_id, error_code=codes.INVALID_GROUP_ID)
     if group is None or group.consumers is None:
         text = f"Group {group_id} not found."
         if group is not None:
             text = f"Group {group_id} is not a consumer group."
-        return group_type(group_id=group_id, error_code=codes.GROUP_ID_NOT_FOUND, error_message=text, group_state=DEAD)
+        return group_type(group_id=group_id, error_code=codes.GROUP_ID_NOT_FOUND, error_message=text)
     consumers = group.consumers
     return group_type(
         group_id=group_id,
@@ -154,7 +156,7 @@ def _described_member(
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=list(member.topic_names),
-        subscribed_topic_regex=member.pattern,
+        subscribed_topic_regex=member.pattern or "",
         assignment=_assignment(current.assigned, state),
         target_assignment=_assignment(consumers.targets.get(member_id, NOTHING), state),
         member_type=_CONSUMER_MEMBER,

@@ -155,6 +155,7 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
                 settled = True
                 continue
             log = state.log(name, partition.partition)
+            part.aborted_transactions = None
             part.error_code = check_epoch(log, partition.current_leader_epoch)
             if part.error_code:
                 settled = True
@@ -196,8 +197,6 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
                     partition_type.AbortedTransaction(producer_id=producer_id, first_offset=first)
                     for producer_id, first in (aborted_transactions(log, offset, stable) if part.records else ())
                 ]
-            else:
-                part.aborted_transactions = None
         except LogcoreError as error:
             part.error_code = code_of(error)
             settled = True

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     )
 
 _KEY_TYPES: Final = (0, 1)  # groups, transactions
-#: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE.
-GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8
+#: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
+GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 NOT_ASKED: Final = -(2**31)
 #: What a record's text can hold, whatever the settings say.
 _METADATA_BYTES_MAX: Final = 32_000
@@ -139,8 +139,6 @@ def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) 
         if request.key_type not in _KEY_TYPES:
             code = codes.INVALID_REQUEST
             text = "only groups and transactions have coordinators here: share groups are not served"
-        elif request.key_type == 0 and not key:
-            code = codes.INVALID_GROUP_ID
         if code:
             return {"error_code": code, "error_message": text, "node_id": -1, "host": "", "port": -1}
         return {"node_id": state.node_id, "host": call.session.host, "port": call.session.port}
@@ -429,6 +427,8 @@ def offset_delete(
     request: OffsetDeleteRequest, call: Call, groups: Groups, state: State
 ) -> OffsetDeleteResponse | Answer:
     response_type = wire.OFFSET_DELETE.Response
+    if not request.group_id:
+        return response_type(error_code=codes.INVALID_GROUP_ID)
     group = groups.get(request.group_id)
     if group is None:
         return response_type(error_code=codes.GROUP_ID_NOT_FOUND)

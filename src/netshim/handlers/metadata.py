@@ -37,15 +37,19 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
 _TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+#: From which version on topics are asked for by their ids.
+_IDS_SINCE: Final = 12
 _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 
 def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResponse | Answer:
     """Brokers and topics. Topics that are asked for by name and not there are made first, if that is allowed."""
     every = request.topics is None or (call.version == 0 and not request.topics)
+    if call.version < _IDS_SINCE and any(each.topic_id != NO_ID or each.name is None for each in request.topics or ()):
+        return _refused_ids(request)
     missing = []
     if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
-        names = {each.name for each in request.topics or () if call.version < 12 or each.topic_id == NO_ID}
+        names = {each.name for each in request.topics or () if call.version < _IDS_SINCE or each.topic_id == NO_ID}
         missing = sorted(name for name in names if name and name not in state.logdir)
     if not missing:
         return _metadata_when_known(request, call, state, every, {})
@@ -59,6 +63,17 @@ def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResp
 
     state.submit(lambda: _make_topics(missing, state, call), done)
     return answer
+
+
+def _refused_ids(request: MetadataRequest) -> MetadataResponse:
+    """Versions 10 and 11 have room for ids and are not to use it (KAFKA-10545). Kafka names no broker then."""
+    response_type = wire.METADATA.Response
+    code = codes.INVALID_REQUEST
+    topics = [
+        response_type.Topic(error_code=code, name=each.name or "", topic_id=each.topic_id)
+        for each in request.topics or ()
+    ]
+    return response_type(controller_id=-1, topics=topics)
 
 
 def _metadata_when_known(
@@ -121,9 +136,11 @@ def _metadata(
     results = []
     if every:
         results = [_topic_metadata(name, request, state) for name in state.logdir.topics()]
-    for asked in () if every else request.topics or ():
+    # A topic that is asked for twice is told once.
+    once = {(asked.name, asked.topic_id): asked for asked in request.topics or ()}
+    for asked in () if every else once.values():
         name = asked.name or ""
-        if call.version >= 12 and asked.topic_id != NO_ID:
+        if call.version >= _IDS_SINCE and asked.topic_id != NO_ID:
             known = state.topic_of(asked.topic_id)
             if known is None:
                 unknown = codes.UNKNOWN_TOPIC_ID
@@ -191,7 +208,6 @@ def describe_cluster(request: DescribeClusterRequest, call: Call, state: State) 
         return response_type(
             error_code=codes.MISMATCHED_ENDPOINT_TYPE if mismatched else codes.UNSUPPORTED_ENDPOINT_TYPE,
             error_message="this is a broker, not a controller" if mismatched else "unknown endpoint type",
-            endpoint_type=request.endpoint_type,
         )
     return response_type(
         cluster_id=state.logdir.cluster_id,
@@ -207,6 +223,10 @@ def describe_topic_partitions(
 ) -> DescribeTopicPartitionsResponse | Answer:
     """What newer admin clients ask instead of Metadata; empty lists where Kafka would name other replicas."""
     names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
+    if request.cursor is not None and request.cursor.partition_index < 0:
+        topic_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response.Topic
+        refused = [topic_type(error_code=codes.INVALID_REQUEST, name=topic.name) for topic in request.topics]
+        return wire.DESCRIBE_TOPIC_PARTITIONS.Response(topics=refused)
     return _when_epochs_are_known(names, lambda: _describe_topic_partitions(names, request, state), state)
 
 
@@ -228,7 +248,7 @@ def _describe_topic_partitions(
                 check_topic_name(name)
             except InvalidNameError:
                 code = codes.INVALID_TOPIC_EXCEPTION
-            topics.append(topic_type(error_code=code, name=name))
+            topics.append(topic_type(error_code=code, name=name, topic_authorized_operations=_TOPIC_OPERATIONS))
             continue
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
         described = _topic_metadata(name, _NOTHING_ASKED, state)
@@ -278,11 +298,9 @@ def describe_log_dirs(request: DescribeLogDirsRequest, call: Call, state: State)
 
 def _log_dirs(request: DescribeLogDirsRequest, state: State) -> DescribeLogDirsResponse:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
-    wanted = (
-        {name: state.logdir.partitions(name) for name in state.logdir.topics()}
-        if request.topics is None
-        else {topic.topic: topic.partitions for topic in request.topics}
-    )
+    wanted = {name: state.logdir.partitions(name) for name in state.logdir.topics()}
+    if request.topics is not None:
+        wanted = {topic.topic: tuple(topic.partitions) for topic in request.topics}
     dir_type = response_type.LogDir
     topics = []
     for name, numbers in wanted.items():
@@ -293,7 +311,8 @@ def _log_dirs(request: DescribeLogDirsRequest, state: State) -> DescribeLogDirsR
             except LogcoreError:
                 continue
             partitions.append(dir_type.Topic.Partition(partition_index=number, partition_size=size))
-        topics.append(dir_type.Topic(name=name, partitions=partitions))
+        if partitions:
+            topics.append(dir_type.Topic(name=name, partitions=partitions))
     total_bytes, free_bytes = state.logdir.space()
     return response_type(
         results=[dir_type(log_dir=state.logdir.path, topics=topics, total_bytes=total_bytes, usable_bytes=free_bytes)]

@@ -131,7 +131,7 @@ def _list_offsets(
     reads = False
     for topic in request.topics:
         results = []
-        for partition in topic.partitions:
+        for partition in {each.partition_index: each for each in topic.partitions}.values():
             result = topic_type.Partition(partition_index=partition.partition_index)
             results.append(result)
             if (topic.name, partition.partition_index) in twice:

@@ -40,6 +40,17 @@ _PRODUCER_POSITION: Final = 43
 #: From which version on Produce adds its partitions to the transaction, and knows TRANSACTION_ABORTABLE.
 _ADDS_SINCE: Final = 12
 _ABORTABLE_SINCE: Final = 11
+#: From which version on topics are named by their ids.
+_IDS_SINCE: Final = 13
+#: Refusals with which Kafka tells where the log begins: its log has looked at the batch.
+_SAYS_LOG_START: Final = frozenset(
+    (
+        codes.INVALID_RECORD,
+        codes.INVALID_TIMESTAMP,
+        codes.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        codes.INVALID_PRODUCER_EPOCH,
+    )
+)
 
 
 def produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
@@ -47,6 +58,9 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
 
     What belongs to a transaction first waits until transactions are known, and from version 12 on adds its partitions.
     """
+    if call.version >= _IDS_SINCE:
+        for topic in request.topic_data:
+            topic.name = state.topic_of(topic.topic_id) or ""
     if request.transactional_id is None or not state.transactions:
         return _produce_in_order(request, call, state)
     partitions, producers = _transactional(request)
@@ -155,6 +169,8 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
     ) -> None:
         if isinstance(receipt, Exception):
             fail(result, _code_of_batch(receipt, records), message_of(receipt))
+            if result.error_code in _SAYS_LOG_START:
+                result.log_start_offset = log.log_start_offset
             refused = getattr(receipt, "record_errors", ())
             result.record_errors = [
                 partition_type.RecordError(batch_index=at, batch_index_error_message=why) for at, why in refused
@@ -172,10 +188,17 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
         else:
             done()
 
-    def store(topic: str, asked: ProduceRequest.Topic.Partition, result: ProduceResponse.Topic.Partition) -> None:
+    def store(
+        of: ProduceRequest.Topic, asked: ProduceRequest.Topic.Partition, result: ProduceResponse.Topic.Partition
+    ) -> None:
+        topic = of.name
         try:
             if acks not in (0, 1, -1):
                 fail(result, codes.INVALID_REQUIRED_ACKS, None)
+                done()
+                return
+            if call.version >= _IDS_SINCE and not _is_still(of, state):
+                fail(result, codes.UNKNOWN_TOPIC_ID, None)
                 done()
                 return
             log = state.log(topic, asked.index)
@@ -212,10 +235,11 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
     for topic in request.topic_data:
         asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
         results = [partition_type(index=index, base_offset=-1) for index in asked_once]
-        response.responses.append(response_type.Topic(name=topic.name, partition_responses=results))
+        topic_id = topic.topic_id
+        response.responses.append(response_type.Topic(name=topic.name, topic_id=topic_id, partition_responses=results))
         for partition, result in zip(asked_once.values(), results, strict=True):
             left += 1
-            store(topic.name, partition, result)
+            store(topic, partition, result)
     done()
     if not answer.is_set:
         return answer
@@ -223,6 +247,11 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
         raise answer.value
     value: ProduceResponse | None = answer.value
     return value
+
+
+def _is_still(topic: ProduceRequest.Topic, state: State) -> bool:
+    """Whether the id still is that of the topic: it may have been deleted, and made again, while the request waited."""
+    return topic.name in state.logdir and state.topic_id(topic.name) == topic.topic_id
 
 
 def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Call) -> tuple[int, str | None]:

@@ -121,7 +121,7 @@ def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State)
             return codes.INVALID_REQUEST, "a manual assignment excludes a number of partitions and replicas"
         if sorted(each.partition_index for each in topic.assignments) != list(range(len(topic.assignments))):
             return codes.INVALID_REPLICA_ASSIGNMENT, "expected partitions 0, 1, 2, ..."
-        if any(set(each.broker_ids) != {state.node_id} for each in topic.assignments):
+        if any(each.broker_ids != [state.node_id] for each in topic.assignments):
             return codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {state.node_id}"
     else:
         if topic.num_partitions == 0 or topic.num_partitions < -1:
@@ -142,9 +142,14 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
 
     def work() -> CreatePartitionsResponse:
         results = []
-        for topic in request.topics:
+        times = Counter(topic.name for topic in request.topics)
+        for topic in {each.name: each for each in request.topics}.values():
             result = response_type.Topic(name=topic.name)
             results.append(result)
+            if times[topic.name] > 1:
+                result.error_code = codes.INVALID_REQUEST
+                result.error_message = "the topic is named twice in this request"
+                continue
             try:
                 present = len(state.logdir.partitions(topic.name))
                 if topic.name in INTERNAL_TOPICS:  # groups would be looked for in other partitions than theirs
@@ -155,7 +160,7 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
                     result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
                 elif topic.assignments is not None and (
                     len(topic.assignments) != topic.count - present
-                    or any(set(each.broker_ids) != {state.node_id} for each in topic.assignments)
+                    or any(each.broker_ids != [state.node_id] for each in topic.assignments)
                 ):
                     result.error_code = codes.INVALID_REPLICA_ASSIGNMENT
                     result.error_message = f"expected {topic.count - present} assignments to broker {state.node_id}"

@@ -20,11 +20,13 @@ class ProduceRequest:
             ) -> None: ...
 
         name: str
+        topic_id: bytes
         partition_data: list[ProduceRequest.Topic.Partition]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partition_data: list[ProduceRequest.Topic.Partition] = ...,
         ) -> None: ...
 
@@ -86,11 +88,13 @@ class ProduceResponse:
             ) -> None: ...
 
         name: str
+        topic_id: bytes
         partition_responses: list[ProduceResponse.Topic.Partition]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partition_responses: list[ProduceResponse.Topic.Partition] = ...,
         ) -> None: ...
 
@@ -139,6 +143,7 @@ class FetchRequest:
             log_start_offset: int
             partition_max_bytes: int
             replica_directory_id: bytes
+            high_watermark: int
             def __init__(
                 self,
                 *,
@@ -149,6 +154,7 @@ class FetchRequest:
                 log_start_offset: int = ...,
                 partition_max_bytes: int = ...,
                 replica_directory_id: bytes = ...,
+                high_watermark: int = ...,
             ) -> None: ...
 
         topic: str
@@ -973,6 +979,36 @@ class DescribeGroupsResponse:
         *,
         throttle_time_ms: int = ...,
         groups: list[DescribeGroupsResponse.Group] = ...,
+    ) -> None: ...
+
+class ListConfigResourcesRequest:
+    resource_types: list[int]
+    def __init__(
+        self,
+        *,
+        resource_types: list[int] = ...,
+    ) -> None: ...
+
+class ListConfigResourcesResponse:
+    class Resource:
+        resource_name: str
+        resource_type: int
+        def __init__(
+            self,
+            *,
+            resource_name: str = ...,
+            resource_type: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    config_resources: list[ListConfigResourcesResponse.Resource]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        config_resources: list[ListConfigResourcesResponse.Resource] = ...,
     ) -> None: ...
 
 class ListGroupsRequest:

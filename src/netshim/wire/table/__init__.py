@@ -20,6 +20,7 @@ from netshim.wire.table.admin import (
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
     INCREMENTAL_ALTER_CONFIGS,
+    LIST_CONFIG_RESOURCES,
 )
 from netshim.wire.table.cluster import (
     API_VERSIONS,
@@ -98,6 +99,7 @@ __all__ = [
     "LEAVE_GROUP",
     "SYNC_GROUP",
     "DESCRIBE_GROUPS",
+    "LIST_CONFIG_RESOURCES",
     "LIST_GROUPS",
     "SASL_HANDSHAKE",
     "API_VERSIONS",

@@ -75,6 +75,8 @@ from netshim.wire.messages import (
     JoinGroupResponse,
     LeaveGroupRequest,
     LeaveGroupResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
     ListGroupsRequest,
     ListGroupsResponse,
     ListOffsetsRequest,
@@ -122,6 +124,7 @@ HEARTBEAT: Final[Api[HeartbeatRequest, HeartbeatResponse]]
 LEAVE_GROUP: Final[Api[LeaveGroupRequest, LeaveGroupResponse]]
 SYNC_GROUP: Final[Api[SyncGroupRequest, SyncGroupResponse]]
 DESCRIBE_GROUPS: Final[Api[DescribeGroupsRequest, DescribeGroupsResponse]]
+LIST_CONFIG_RESOURCES: Final[Api[ListConfigResourcesRequest, ListConfigResourcesResponse]]
 LIST_GROUPS: Final[Api[ListGroupsRequest, ListGroupsResponse]]
 SASL_HANDSHAKE: Final[Api[SaslHandshakeRequest, SaslHandshakeResponse]]
 API_VERSIONS: Final[Api[ApiVersionsRequest, ApiVersionsResponse]]
@@ -178,6 +181,7 @@ __all__ = [
     "LEAVE_GROUP",
     "SYNC_GROUP",
     "DESCRIBE_GROUPS",
+    "LIST_CONFIG_RESOURCES",
     "LIST_GROUPS",
     "SASL_HANDSHAKE",
     "API_VERSIONS",

@@ -173,3 +173,20 @@ INCREMENTAL_ALTER_CONFIGS = api(
           resource_name   string
     """,
 )
+
+LIST_CONFIG_RESOURCES = api(
+    74,
+    "ListConfigResources",
+    served=(0, 1),
+    flexible=0,
+    request="""
+        resource_types  []int8  1+
+    """,
+    response="""
+        throttle_time_ms  int32
+        error_code        int16
+        config_resources  []Resource
+          resource_name   string
+          resource_type   int8        1+ = 16
+    """,
+)

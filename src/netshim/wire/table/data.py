@@ -10,7 +10,7 @@ from netshim.wire.codec import api
 PRODUCE = api(
     0,
     "Produce",
-    served=(3, 12),
+    served=(3, 13),
     advertised_min=0,
     flexible=9,
     request="""
@@ -19,6 +19,7 @@ PRODUCE = api(
         timeout_ms        int32
         topic_data        []Topic
           name            string       0-12
+          topic_id        uuid         13+
           partition_data  []Partition
             index         int32
             records       records?
@@ -26,6 +27,7 @@ PRODUCE = api(
     response="""
         responses                        []Topic
           name                           string          0-12
+          topic_id                       uuid            13+
           partition_responses            []Partition
             index                        int32
             error_code                   int16
@@ -51,7 +53,7 @@ PRODUCE = api(
 FETCH = api(
     1,
     "Fetch",
-    served=(4, 17),
+    served=(4, 18),
     flexible=12,
     request="""
         cluster_id                string?           12+ tag 0 = null
@@ -76,6 +78,7 @@ FETCH = api(
             log_start_offset      int64             5+ = -1
             partition_max_bytes   int32
             replica_directory_id  uuid              17+ tag 0
+            high_watermark        int64             18+ tag 1 = 9223372036854775807
         forgotten_topics_data     []ForgottenTopic  7+
           topic                   string            7-12
           topic_id                uuid              13+

@@ -1,0 +1,42 @@
+"""Lists of who may do what: there is no authorizer, everybody may do everything, and who asks is told so.
+
+Kafka answers the same where `authorizer.class.name` is not set.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from netshim import wire
+from netshim.state import Call, State
+from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        CreateAclsRequest,
+        CreateAclsResponse,
+        DeleteAclsRequest,
+        DeleteAclsResponse,
+        DescribeAclsRequest,
+        DescribeAclsResponse,
+    )
+
+_TEXT: Final = "no authorizer is configured: everybody may do everything"
+
+
+def describe_acls(request: DescribeAclsRequest, call: Call, state: State) -> DescribeAclsResponse:
+    return wire.DESCRIBE_ACLS.Response(error_code=codes.SECURITY_DISABLED, error_message=_TEXT)
+
+
+def create_acls(request: CreateAclsRequest, call: Call, state: State) -> CreateAclsResponse:
+    response_type = wire.CREATE_ACLS.Response
+    refused = [response_type.Result(error_code=codes.SECURITY_DISABLED, error_message=_TEXT) for _ in request.creations]
+    return response_type(results=refused)
+
+
+def delete_acls(request: DeleteAclsRequest, call: Call, state: State) -> DeleteAclsResponse:
+    response_type = wire.DELETE_ACLS.Response
+    refused = [
+        response_type.FilterResult(error_code=codes.SECURITY_DISABLED, error_message=_TEXT) for _ in request.filters
+    ]
+    return response_type(filter_results=refused)

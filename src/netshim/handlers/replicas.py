@@ -1,0 +1,50 @@
+"""Elections of leaders and moves of replicas. Each partition has one replica: nothing is to be elected or moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from netshim import wire
+from netshim.state import Call, State
+from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        ElectLeadersRequest,
+        ElectLeadersResponse,
+        ListPartitionReassignmentsRequest,
+        ListPartitionReassignmentsResponse,
+    )
+
+#: The preferred leader, and any that lives.
+_ELECTIONS: Final = (0, 1)
+
+
+def elect_leaders(request: ElectLeadersRequest, call: Call, state: State) -> ElectLeadersResponse:
+    """Each partition has its leader. Who asks for all hears of none, as from Kafka where none needs an election."""
+    response_type = wire.ELECT_LEADERS.Response
+    is_known = request.election_type in _ELECTIONS
+    topics = []
+    for topic in request.topic_partitions or ():
+        numbers: tuple[int, ...] = ()
+        if topic.topic in state.logdir:
+            numbers = state.logdir.partitions(topic.topic)
+        results = []
+        for number in topic.partitions:
+            code = codes.ELECTION_NOT_NEEDED
+            if not is_known:
+                code = codes.INVALID_REQUEST
+            elif number not in numbers:
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            results.append(response_type.Topic.Partition(partition_id=number, error_code=code, error_message=None))
+        topics.append(response_type.Topic(topic=topic.topic, partition_result=results))
+    code = codes.NONE
+    if not is_known:
+        code = codes.INVALID_REQUEST
+    return response_type(error_code=code, replica_election_results=topics)
+
+
+def list_partition_reassignments(
+    request: ListPartitionReassignmentsRequest, call: Call, state: State
+) -> ListPartitionReassignmentsResponse:
+    return wire.LIST_PARTITION_REASSIGNMENTS.Response(error_message=None)

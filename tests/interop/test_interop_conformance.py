@@ -1,0 +1,33 @@
+"""Raw requests of every API and version to our broker and to one of Kafka's: the answers are compared.
+
+Needs Java 17 or later and Maven. Run by `make interop`; writes docs/conformance.md, and Kafka's answers, with which
+tests/netshim/test_conformance.py compares where there is no Java.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from netshim.testing import start
+from support import kafka_jvm
+from support.conformance import report
+
+pytestmark = pytest.mark.interop
+
+
+def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
+    with kafka_jvm.Broker(tmp_path) as broker:
+        theirs = report.ask_all(int(broker.address.rpartition(":")[2]), report.served())
+    kafka = start(tmp_path / "ours", **report.SETTINGS)
+    try:
+        ours = report.ask_all(int(kafka.bootstrap_servers.rpartition(":")[2]), report.served())
+    finally:
+        kafka.stop()
+    found = report.differences(ours, theirs)
+    assert [each for each in found if report.reason_of(each[0], each[2]) is None] == []
+    used = {report.reason_of(api, step) for api, _, step, _ in found}
+    assert used == set(report.REASONS)
+    report.keep(theirs)
+    report.PAGE.write_text(report.page(ours, theirs), encoding="utf-8")

@@ -1,0 +1,311 @@
+"""What is asked of produce, fetch, and of offsets of logs."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from logcore import recordbatch
+from netshim import wire
+from support.conformance import Asker, Script
+
+#: Fixed, so that both logs hold the same bytes: 2026-01-01.
+NOW_MS = 1_767_225_600_000
+#: From which version on of Produce and of Fetch topics are named by their ids.
+_TOPIC_IDS_SINCE = 13
+_CRC_POSITION = 17
+
+
+def batch(*values: bytes, time_ms: int = NOW_MS, **more: Any) -> bytes:
+    """A batch whose records are a millisecond apart."""
+    rows = [(b"k%d" % number, value, (), time_ms + number) for number, value in enumerate(values)]
+    return recordbatch.encode(rows, **more)
+
+
+def _with(records: bytes, position: int, form: str, value: int) -> bytes:
+    """A batch with another number at a position behind its CRC, and the CRC that then fits."""
+    from crc32c import crc32c
+
+    changed = bytearray(records)
+    struct.pack_into(form, changed, position, value)
+    struct.pack_into(">I", changed, _CRC_POSITION, crc32c(bytes(changed[_CRC_POSITION + 4 :])))
+    return bytes(changed)
+
+
+def _old(value: bytes) -> bytes:
+    """A message of the format before batches, magic 1."""
+    from zlib import crc32
+
+    body = struct.pack(">bbqi", 1, 0, NOW_MS, -1) + struct.pack(">i", len(value)) + value
+    message = struct.pack(">I", crc32(body)) + body
+    return struct.pack(">qi", 0, len(message)) + message
+
+
+def produce(asker: Asker) -> None:
+    name = asker.topic(max_message_bytes="2000")
+    short = asker.topic("-create-time", message_timestamp_after_max_ms="1000")
+    stamped = asker.topic("-append-time", message_timestamp_type="LogAppendTime")
+    compacted = asker.topic("-compacted", cleanup_policy="compact")
+
+    ids_of = {each: asker.wait_for(each, 2) for each in (name, short, stamped, compacted)}
+
+    def place(topic: str) -> dict[str, Any]:
+        if asker.version >= _TOPIC_IDS_SINCE:
+            return {"topic_id": ids_of.get(topic, b"\1" * 16)}
+        return {"name": topic}
+
+    def ask(step: str, records: bytes | None, topic: str = name, partition: int = 0, **more: Any) -> None:
+        part = {"index": partition, "records": records}
+        fields = {"acks": -1, "timeout_ms": 30_000, **more}
+        asker.ask(step, topic_data=[{**place(topic), "partition_data": [part]}], **fields)
+
+    ask("a batch", batch(b"a", b"b"))
+    ask("acks=1", batch(b"c"), acks=1)
+    ask("acks=2", batch(b"c"), acks=2)
+    ask("no such topic", batch(b"a"), topic=f"{name}-none")
+    ask("no such partition", batch(b"a"), partition=7)
+    ask("a partition below zero", batch(b"a"), partition=-1)
+    ask("no records", None)
+    ask("empty records", b"")
+    ask("a batch without records", _with(batch(b"a"), 57, ">i", 0)[:61])
+    ask("two batches", batch(b"a") + batch(b"b"))
+    ask("a wrong CRC", batch(b"a")[:-1] + b"\xff")
+    ask("a cut batch", batch(b"a", b"b")[:-3])
+    ask("a few bytes", b"\0" * 5)
+    ask("a message of magic 1", _old(b"v"))
+    ask("magic 3", _with(batch(b"a"), 16, ">b", 3))
+    ask("a base offset that is not 0", struct.pack(">q", 7) + batch(b"a")[8:])
+    ask("a count that does not fit", _with(batch(b"a", b"b"), 57, ">i", 5))
+    ask("a last offset delta that does not fit", _with(batch(b"a", b"b"), 23, ">i", 9))
+    ask("a control batch", _with(batch(b"a"), 21, ">h", 0x20))
+    ask("too large", batch(b"x" * 3_000))
+    ask("no key in a compacted topic", recordbatch.encode([(None, b"v", (), NOW_MS)]), topic=compacted)
+    ask("a time far from now", batch(b"a", time_ms=4_000_000_000_000), topic=short)
+    ask("the time of append", batch(b"a"), topic=stamped)
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        ask(f"a batch in {codec}", batch(b"a" * 100, b"b" * 100, codec=codec))
+    ids = {"producer_id": 700, "producer_epoch": 3}
+    ask("a producer's first batch", batch(b"p", base_sequence=0, **ids))
+    ask("the same again", batch(b"p", base_sequence=0, **ids))
+    ask("its next batch", batch(b"p", base_sequence=1, **ids))
+    ask("a gap in its sequence", batch(b"p", base_sequence=7, **ids))
+    ask("an older epoch", batch(b"p", base_sequence=2, producer_id=700, producer_epoch=2))
+    ask("a newer epoch, not at 0", batch(b"p", base_sequence=5, producer_id=700, producer_epoch=4))
+    ask("a newer epoch", batch(b"p", base_sequence=0, producer_id=700, producer_epoch=4))
+    ask("an unknown producer, not at 0", batch(b"p", base_sequence=4, producer_id=701, producer_epoch=0))
+    ask(
+        "without a transactional id",
+        batch(b"t", base_sequence=0, transactional=True, producer_id=702, producer_epoch=0),
+    )
+    asker.ask("no topics", acks=-1, timeout_ms=30_000, topic_data=[])
+    both = [{"index": 0, "records": batch(b"a")}, {"index": 9, "records": batch(b"a")}]
+    asker.ask("one of two fails", acks=-1, timeout_ms=30_000, topic_data=[{**place(name), "partition_data": both}])
+
+
+def fetch(asker: Asker) -> None:
+    name = asker.topic()
+    topic_id = asker.wait_for(name, 2)
+    asker.produce(name, batch(b"a", b"b"))
+    asker.produce(name, batch(b"c"))
+    asker.produce(name, batch(b"d" * 500, b"e" * 500, codec="gzip"))
+    has_ids = asker.version >= _TOPIC_IDS_SINCE
+
+    def place(topic: str = name, partition_id: bytes = topic_id) -> dict[str, Any]:
+        return {"topic_id": partition_id} if has_ids else {"topic": topic}
+
+    def ask(step: str, offset: int, where: dict[str, Any] | None = None, **more: Any) -> Any:
+        part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+        of_request = {"max_wait_ms": 0, "max_bytes": 1 << 20, "session_epoch": -1}
+        for key, value in more.items():
+            (of_request if key in of_request or key in ("isolation_level", "session_id") else part)[key] = value
+        topics = [{**(place() if where is None else where), "partitions": [part]}]
+        return asker.ask(step, topics=topics, **of_request)
+
+    ask("from the start", 0)
+    ask("inside a batch", 1)
+    ask("at the end", 5)
+    ask("behind the end", 6)
+    ask("below zero", -1)
+    ask("one byte of a partition", 0, partition_max_bytes=1)
+    ask("one byte in all", 0, max_bytes=1)
+    ask("two batches by their size", 0, partition_max_bytes=170)
+    ask("read committed", 0, isolation_level=1)
+    ask("no such topic", 0, place(f"{name}-none", b"\1" * 16))
+    ask("no such partition", 0, partition=7)
+    ask("the epoch of the leader", 0, current_leader_epoch=0)
+    ask("an epoch to come", 0, current_leader_epoch=5)
+    ask("last fetched epoch", 5, last_fetched_epoch=0)
+    ask("a last fetched epoch to come", 5, last_fetched_epoch=3)
+    ask("a session that is not there", 0, session_id=12_345, session_epoch=3)
+    ask("closing a session that is not there", 0, session_id=12_345)
+    asker.ask("nothing asked", max_wait_ms=0, max_bytes=1000, session_epoch=-1, topics=[])
+
+
+def fetch_session(asker: Asker) -> None:
+    """A session of its own, where a broker gives one."""
+    name = asker.topic("-session")
+    topic_id = asker.wait_for(name, 2)
+    asker.produce(name, batch(b"a", b"b"))
+    where = {"topic_id": topic_id} if asker.version >= _TOPIC_IDS_SINCE else {"topic": name}
+
+    def ask(step: str, session_id: int, epoch: int, offsets: dict[int, int]) -> Any:
+        parts = [
+            {"partition": number, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+            for number, offset in offsets.items()
+        ]
+        topics = [{**where, "partitions": parts}] if parts else []
+        return asker.ask(
+            f"session: {step}",
+            topics=topics, max_wait_ms=0, max_bytes=1 << 20, session_id=session_id, session_epoch=epoch,
+        )  # fmt: skip
+
+    made = ask("a new one", 0, 0, {0: 0, 1: 0})
+    if not made.session_id:
+        return
+    ask("the next epoch", made.session_id, 1, {0: 2})
+    ask("nothing new", made.session_id, 2, {})
+    asker.produce(name, batch(b"c"), partition=1)
+    ask("news of one partition", made.session_id, 3, {})
+    ask("an epoch again", made.session_id, 3, {})
+    ask("closed", made.session_id, -1, {0: 0})
+
+
+def list_offsets(asker: Asker) -> None:
+    name = asker.topic()
+    asker.produce(name, batch(b"a", b"b"))
+    asker.produce(name, batch(b"c", time_ms=NOW_MS + 60_000))
+    asker.other(wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)])
+
+    def ask(step: str, timestamp: int, topic: str = name, **more: Any) -> None:
+        isolation_level = more.pop("isolation_level", 0)
+        part = {"partition_index": 0, "timestamp": timestamp, **more}
+        topics = [{"name": topic, "partitions": [part]}]
+        asker.ask(step, replica_id=-1, isolation_level=isolation_level, topics=topics)
+
+    ask("the end", -1)
+    ask("the start", -2)
+    ask("the largest time", -3)
+    ask("the local start", -4)
+    ask("what was last tiered", -5)
+    ask("the earliest that is pending", -6)
+    ask("below all of these", -9)
+    ask("a time before all", 0)
+    ask("a time between", NOW_MS + 10_000)
+    ask("the time of a record", NOW_MS + 60_000)
+    ask("a time after all", NOW_MS + 70_000)
+    ask("no such topic", -1, topic=f"{name}-none")
+    ask("no such partition", -1, partition_index=7)
+    ask("the epoch of the leader", -1, current_leader_epoch=0)
+    ask("an epoch to come", -1, current_leader_epoch=5)
+    ask("read committed", -1, isolation_level=1)
+    twice = {"name": name, "partitions": [{"partition_index": 0, "timestamp": -1}] * 2}
+    asker.ask("a partition twice", replica_id=-1, topics=[twice])
+
+
+def _cut(name: str, offset: int) -> dict[str, Any]:
+    return {"name": name, "partitions": [{"partition_index": 0, "offset": offset}]}
+
+
+def offset_for_leader_epoch(asker: Asker) -> None:
+    name = asker.topic()
+    asker.produce(name, batch(b"a", b"b"))
+
+    def ask(step: str, leader_epoch: int, topic: str = name, partition: int = 0, current: int = -1) -> None:
+        part = {"partition": partition, "leader_epoch": leader_epoch, "current_leader_epoch": current}
+        asker.ask(step, replica_id=-1, topics=[{"topic": topic, "partitions": [part]}])
+
+    ask("the epoch", 0)
+    ask("an epoch to come", 5)
+    ask("no epoch", -1)
+    ask("no such topic", 0, f"{name}-none")
+    ask("no such partition", 0, partition=7)
+    ask("the leader's epoch is another", 0, current=4)
+
+
+def delete_records(asker: Asker) -> None:
+    name = asker.topic()
+    compacted = asker.topic("-compacted", cleanup_policy="compact")
+    asker.produce(name, batch(b"a", b"b", b"c"))
+
+    def ask(step: str, offset: int, topic: str = name, partition: int = 0) -> None:
+        part = {"partition_index": partition, "offset": offset}
+        asker.ask(step, timeout_ms=30_000, topics=[{"name": topic, "partitions": [part]}])
+
+    ask("some", 1)
+    ask("fewer than are gone", 0)
+    ask("more than there are", 9)
+    ask("all", -1)
+    ask("below zero", -5)
+    ask("no such topic", 0, f"{name}-none")
+    ask("no such partition", 0, partition=7)
+    ask("of a compacted topic", 0, topic=compacted)
+
+
+def metadata(asker: Asker) -> None:
+    name = asker.topic()
+    topic_id = asker.wait_for(name, 2)
+    has_flag = asker.version >= 4
+    has_ids = asker.version >= 10
+
+    def ask(step: str, topics: list[dict[str, Any]] | None, **more: Any) -> None:
+        flags = {"allow_auto_topic_creation": False} if has_flag else {}
+        asker.ask(step, topics=topics, **flags, **more)
+
+    ask("a topic", [{"name": name}])
+    ask("no topic", [])
+    ask("an impossible name", [{"name": "a b"}])
+    ask("a name of 250 characters", [{"name": "x" * 250}])
+    ask("a topic twice", [{"name": name}, {"name": name}])
+    if has_flag:
+        ask("no such topic", [{"name": f"{name}-none"}])
+    if has_ids:
+        ask("by its id", [{"topic_id": topic_id, "name": None}])
+        ask("by no id", [{"topic_id": b"\1" * 16, "name": None}])
+        ask("by id and name", [{"topic_id": topic_id, "name": name}])
+    if asker.version >= 8:
+        ask("with operations", [{"name": name}], include_topic_authorized_operations=True)
+
+
+def describe_topic_partitions(asker: Asker) -> None:
+    name = asker.topic(partitions=3)
+    limit = {"response_partition_limit": 2000}
+    asker.ask("a topic", topics=[{"name": name}], **limit)
+    asker.ask("no such topic", topics=[{"name": f"{name}-none"}], **limit)
+    asker.ask("an impossible name", topics=[{"name": "a b"}], **limit)
+    asker.ask("two partitions at a time", topics=[{"name": name}], response_partition_limit=2)
+    cursor = {"topic_name": name, "partition_index": 2}
+    asker.ask("from a cursor", topics=[{"name": name}], cursor=cursor, **limit)
+    outside = {"topic_name": name, "partition_index": -1}
+    asker.ask("from a cursor below zero", topics=[{"name": name}], cursor=outside, **limit)
+
+
+def write_markers(asker: Asker) -> None:
+    name = asker.topic()
+    id_and_epoch = {"producer_id": 9_000, "producer_epoch": 1}
+    asker.produce(name, batch(b"a"))
+
+    def ask(step: str, topic: str = name, partition: int = 0, coordinator_epoch: int = 0) -> None:
+        topics = [{"name": topic, "partition_indexes": [partition]}]
+        marker = {**id_and_epoch, "transaction_result": True, "topics": topics, "coordinator_epoch": coordinator_epoch}
+        asker.ask(step, markers=[marker])
+
+    ask("of a producer that never wrote")
+    ask("a later coordinator", coordinator_epoch=4)
+    ask("an earlier coordinator", coordinator_epoch=1)
+    ask("no such topic", f"{name}-none")
+    ask("no such partition", partition=7)
+    id_and_epoch["producer_epoch"] = 0
+    ask("an older epoch", coordinator_epoch=5)
+    asker.ask("no markers", markers=[])
+
+
+SCRIPTS: dict[Any, list[Script]] = {
+    wire.PRODUCE: [produce],
+    wire.FETCH: [fetch, fetch_session],
+    wire.LIST_OFFSETS: [list_offsets],
+    wire.OFFSET_FOR_LEADER_EPOCH: [offset_for_leader_epoch],
+    wire.DELETE_RECORDS: [delete_records],
+    wire.METADATA: [metadata],
+    wire.DESCRIBE_TOPIC_PARTITIONS: [describe_topic_partitions],
+    wire.WRITE_TXN_MARKERS: [write_markers],
+}

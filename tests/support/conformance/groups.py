@@ -1,0 +1,330 @@
+"""What is asked of groups of both protocols, and of their offsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netshim import wire
+from netshim.wire import codes
+from support.conformance import Asker, Script
+
+#: A subscription to a topic "t", version 0, as members hand it to one another.
+SUBSCRIPTION = b"\0\0\0\0\0\1\0\1t\0\0\0\0"
+_SESSION = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 30_000, "protocol_type": "consumer"}
+_BASIC_JOIN = 5
+
+
+def coordinator(asker: Asker, group_id: str) -> None:
+    """Waits until the broker answers for a group."""
+
+    def ask() -> tuple[int, Any]:
+        answer = asker.other(wire.HEARTBEAT, 4, group_id=group_id, generation_id=1, member_id="nobody")
+        return answer.error_code, answer
+
+    asker.other(wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0)
+    asker.until_ready(ask)
+
+
+def join(asker: Asker, group_id: str, **more: Any) -> Any:
+    """A member of the classic protocol that has joined; in a group of its own it leads."""
+    fields = {**_SESSION, "protocols": [{"name": "range", "metadata": SUBSCRIPTION}], "group_id": group_id, **more}
+    first = asker.other(wire.JOIN_GROUP, _BASIC_JOIN, **fields)
+    if first.error_code != codes.MEMBER_ID_REQUIRED:
+        return first
+    return asker.other(wire.JOIN_GROUP, _BASIC_JOIN, **{**fields, "member_id": first.member_id})
+
+
+def stable(asker: Asker, suffix: str = "") -> tuple[str, str]:
+    """(group id, member id) of a group with one member that has its assignment."""
+    group_id = f"{asker.name}{suffix}"
+    coordinator(asker, group_id)
+    joined = join(asker, group_id)
+    mine = {"member_id": joined.member_id, "assignment": b"mine"}
+    done = asker.other(
+        wire.SYNC_GROUP, 3,
+        group_id=group_id, generation_id=joined.generation_id, member_id=joined.member_id, assignments=[mine],
+    )  # fmt: skip
+    assert done.error_code == 0, done
+    return group_id, joined.member_id
+
+
+def find_coordinator(asker: Asker) -> None:
+    coordinator(asker, asker.name)
+    has_list = asker.version >= 4
+
+    def ask(step: str, key: str, key_type: int) -> None:
+        keys = {"coordinator_keys": [key]} if has_list else {"key": key}
+        asker.ask(step, key_type=key_type, **keys)
+
+    ask("of a group", asker.name, 0)
+    ask("of an empty group id", "", 0)
+    if asker.version >= 1:
+        ask("of a type that is not there", asker.name, 9)
+        ask("of share groups", asker.name, 2)
+    if has_list:
+        asker.ask("of two", key_type=0, coordinator_keys=[asker.name, f"{asker.name}-other"])
+        asker.ask("of none", key_type=0, coordinator_keys=[])
+
+
+def join_group(asker: Asker) -> None:
+    group_id = asker.name
+    coordinator(asker, group_id)
+    fields = {**_SESSION, "protocols": [{"name": "range", "metadata": SUBSCRIPTION}], "group_id": group_id}
+    asker.ask("an empty group id", **{**fields, "group_id": ""})
+    asker.ask("a session that is too short", **{**fields, "session_timeout_ms": 1})
+    asker.ask("a session that is too long", **{**fields, "session_timeout_ms": 2_000_000_000})
+    asker.ask("no protocols", **{**fields, "protocols": []})
+    asker.ask("no type of protocol", **{**fields, "protocol_type": ""})
+    asker.ask("an unknown member", **{**fields, "member_id": "nobody"})
+    first = asker.ask("the first member", **fields)
+    member_id = first.member_id
+    if first.error_code == codes.MEMBER_ID_REQUIRED:
+        asker.ask("the first member, by its id", **{**fields, "member_id": member_id})
+    asker.ask("another type of protocol", **{**fields, "protocol_type": "connect"})
+    other = [{"name": "roundrobin", "metadata": b""}]
+    asker.ask("no protocol in common", **{**fields, "protocols": other})
+    asker.ask("the first member again", **{**fields, "member_id": member_id})
+    if asker.version >= 5:
+        static = {**fields, "group_id": f"{group_id}-static", "group_instance_id": "i"}
+        made = asker.ask("a static member", **static)
+        asker.ask("a static member by its id", **{**static, "member_id": made.member_id})
+        asker.ask("a static member by another id", **{**static, "member_id": "nobody"})
+
+
+def heartbeat(asker: Asker) -> None:
+    group_id, member_id = stable(asker)
+    fields = {"group_id": group_id, "member_id": member_id, "generation_id": 1}
+    asker.ask("a member", **fields)
+    asker.ask("another generation", **{**fields, "generation_id": 7})
+    asker.ask("an unknown member", **{**fields, "member_id": "nobody"})
+    asker.ask("an unknown group", **{**fields, "group_id": f"{group_id}-none"})
+    asker.ask("an empty group id", **{**fields, "group_id": ""})
+    if asker.version >= 3:
+        asker.ask("an unknown static member", **fields, group_instance_id="i")
+
+
+def sync_group(asker: Asker) -> None:
+    group_id = asker.name
+    coordinator(asker, group_id)
+    joined = join(asker, group_id)
+    member_id = joined.member_id
+    fields = {"group_id": group_id, "member_id": member_id, "generation_id": joined.generation_id}
+    mine = [{"member_id": member_id, "assignment": b"mine"}]
+    if asker.version >= 5:
+        fields |= {"protocol_type": "consumer", "protocol_name": "range"}
+        asker.ask("another protocol", **{**fields, "protocol_name": "roundrobin"}, assignments=mine)
+        asker.ask("another type of protocol", **{**fields, "protocol_type": "connect"}, assignments=mine)
+    asker.ask("another generation", **{**fields, "generation_id": 7}, assignments=mine)
+    asker.ask("an unknown member", **{**fields, "member_id": "nobody"}, assignments=mine)
+    asker.ask("an unknown group", **{**fields, "group_id": f"{group_id}-none"}, assignments=mine)
+    asker.ask("an empty group id", **{**fields, "group_id": ""}, assignments=mine)
+    asker.ask("the leader", **fields, assignments=mine)
+    asker.ask("the leader again", **fields, assignments=[])
+
+
+def leave_group(asker: Asker) -> None:
+    group_id, member_id = stable(asker)
+
+    def ask(step: str, group_id: str, member_id: str) -> None:
+        if asker.version >= 3:
+            asker.ask(step, group_id=group_id, members=[{"member_id": member_id}])
+        else:
+            asker.ask(step, group_id=group_id, member_id=member_id)
+
+    ask("an unknown member", group_id, "nobody")
+    ask("an unknown group", f"{group_id}-none", "nobody")
+    ask("an empty group id", "", "nobody")
+    if asker.version >= 3:
+        unknown = {"member_id": "", "group_instance_id": "i"}
+        asker.ask("an unknown static member", group_id=group_id, members=[unknown])
+        asker.ask("nobody", group_id=group_id, members=[])
+    ask("a member", group_id, member_id)
+    ask("the same again", group_id, member_id)
+
+
+def describe_groups(asker: Asker) -> None:
+    group_id, _ = stable(asker)
+    asker.ask("a group", groups=[group_id])
+    asker.ask("an unknown group", groups=[f"{group_id}-none"])
+    asker.ask("an empty group id", groups=[""])
+    asker.ask("no group", groups=[])
+    if asker.version >= 3:
+        asker.ask("with operations", groups=[group_id], include_authorized_operations=True)
+
+
+def list_groups(asker: Asker) -> None:
+    group_id, _ = stable(asker)
+    filters: list[tuple[str, dict[str, Any]]] = [("all", {})]
+    if asker.version >= 4:
+        filters += [(state, {"states_filter": [state]}) for state in ("Stable", "stable", "Dead", "no state")]
+    if asker.version >= 5:
+        filters += [(kind, {"types_filter": [kind]}) for kind in ("classic", "Consumer", "no type")]
+    for step, fields in filters:
+        answer = asker.ask(step, **fields)
+        _, noted = asker.noted.pop()
+        if answer is not None:
+            noted["groups"] = [each for each in noted["groups"] if each["group_id"] == group_id]
+        asker.noted.append((step, noted))
+
+
+def offset_commit(asker: Asker) -> None:
+    name = asker.topic()
+    group_id, member_id = stable(asker, "-group")
+    simple = f"{asker.name}-simple"
+
+    def ask(step: str, group_id: str, topic: str = name, partition: int = 0, **more: Any) -> None:
+        fields = {"generation_id_or_member_epoch": -1, "member_id": "", "retention_time_ms": -1}
+        part = {"partition_index": partition, "committed_offset": 5, "committed_metadata": "m"}
+        for key, value in more.items():
+            (part if key.startswith("committed") else fields)[key] = value
+        if asker.version > 4:
+            fields.pop("retention_time_ms")
+        asker.ask(step, group_id=group_id, topics=[{"name": topic, "partitions": [part]}], **fields)
+
+    ask("without a member", simple)
+    ask("no text", simple, committed_metadata=None)
+    ask("a long text", simple, committed_metadata="x" * 5_000)
+    ask("an offset below zero", simple, committed_offset=-1)
+    ask("no such topic", simple, f"{name}-none")
+    ask("no such partition", simple, partition=7)
+    ask("an empty group id", "")
+    ask("a generation without a group", f"{simple}-none", generation_id_or_member_epoch=3, member_id="nobody")
+    ask("a member", group_id, generation_id_or_member_epoch=1, member_id=member_id)
+    ask("another generation", group_id, generation_id_or_member_epoch=7, member_id=member_id)
+    ask("an unknown member", group_id, generation_id_or_member_epoch=1, member_id="nobody")
+    ask("without a member, in a group that has some", group_id)
+    asker.ask("no topics", group_id=simple, generation_id_or_member_epoch=-1, topics=[])
+
+
+def _commit(asker: Asker, group_id: str, topic: str, offset: int = 5) -> None:
+    part = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": 0, "committed_metadata": "m"}
+    answer = asker.other(
+        wire.OFFSET_COMMIT, 8,
+        group_id=group_id, generation_id_or_member_epoch=-1, topics=[{"name": topic, "partitions": [part]}],
+    )  # fmt: skip
+    assert answer.topics[0].partitions[0].error_code == 0, answer
+
+
+def offset_fetch(asker: Asker) -> None:
+    name = asker.topic()
+    group_id = f"{asker.name}-simple"
+    coordinator(asker, group_id)
+    _commit(asker, group_id, name)
+    has_groups = asker.version >= 8
+
+    def ask(step: str, group_id: str, topics: list[dict[str, Any]] | None, **more: Any) -> None:
+        if has_groups:
+            asker.ask(step, groups=[{"group_id": group_id, "topics": topics}], **more)
+        else:
+            asker.ask(step, group_id=group_id, topics=topics, **more)
+
+    both = [{"name": name, "partition_indexes": [0, 1]}]
+    ask("committed and not", group_id, both)
+    ask("no such topic", group_id, [{"name": f"{name}-none", "partition_indexes": [0]}])
+    ask("no such partition", group_id, [{"name": name, "partition_indexes": [7]}])
+    ask("an unknown group", f"{group_id}-none", both)
+    ask("an empty group id", "", both)
+    ask("no topics", group_id, [])
+    if asker.version >= 2:
+        ask("all topics", group_id, None)
+        ask("all topics of an unknown group", f"{group_id}-none", None)
+    if asker.version >= 7:
+        ask("what is stable", group_id, both, require_stable=True)
+    if asker.version >= 9:
+        group = {"group_id": group_id, "topics": both, "member_id": "nobody", "member_epoch": 1}
+        asker.ask("an unknown member", groups=[group])
+    if has_groups:
+        groups = [{"group_id": group_id, "topics": both}, {"group_id": f"{group_id}-none", "topics": None}]
+        asker.ask("two groups", groups=groups)
+
+
+def delete_groups(asker: Asker) -> None:
+    name = asker.topic()
+    group_id = f"{asker.name}-simple"
+    coordinator(asker, group_id)
+    _commit(asker, group_id, name)
+    full, _ = stable(asker, "-full")
+    asker.ask("a group with members", groups_names=[full])
+    asker.ask("a group", groups_names=[group_id])
+    asker.ask("the same again", groups_names=[group_id])
+    asker.ask("an empty group id", groups_names=[""])
+    asker.ask("no group", groups_names=[])
+
+
+def offset_delete(asker: Asker) -> None:
+    name = asker.topic()
+    group_id = f"{asker.name}-simple"
+    coordinator(asker, group_id)
+    _commit(asker, group_id, name)
+    full, _ = stable(asker, "-full")
+
+    def ask(step: str, group_id: str, topic: str = name, partition: int = 0) -> None:
+        topics = [{"name": topic, "partitions": [{"partition_index": partition}]}]
+        asker.ask(step, group_id=group_id, topics=topics)
+
+    ask("of an unknown group", f"{group_id}-none")
+    ask("of an empty group id", "")
+    ask("no such topic", group_id, f"{name}-none")
+    ask("no such partition", group_id, partition=7)
+    ask("what was not committed", group_id, partition=1)
+    ask("of a group with members", full)
+    ask("committed", group_id)
+    ask("the same again", group_id)
+
+
+def _beaten(asker: Asker, group_id: str) -> None:
+    def ask() -> tuple[int, Any]:
+        answer = asker.other(wire.CONSUMER_GROUP_HEARTBEAT, 1, group_id=group_id, member_id="nobody", member_epoch=1)
+        return answer.error_code, answer
+
+    asker.other(wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0)
+    asker.until_ready(ask)
+
+
+def consumer_group_heartbeat(asker: Asker) -> None:
+    """Its steps are in test_interop_consumer_groups.py; here are both versions, and what is refused."""
+    group_id = asker.name
+    _beaten(asker, group_id)
+    joining = {"rebalance_timeout_ms": 30_000, "subscribed_topic_names": ["t"], "topic_partitions": []}
+    asker.ask("an empty group id", **joining, group_id="", member_id="A")
+    asker.ask("an unknown member", group_id=group_id, member_id="A", member_epoch=3)
+    asker.ask("no id", **joining, group_id=group_id, member_id="")
+    asker.ask("no subscription", group_id=group_id, member_id="A", rebalance_timeout_ms=30_000, topic_partitions=[])
+    asker.ask("another assignor", **joining, group_id=group_id, member_id="A", server_assignor="sticky")
+    asker.ask("joins", **joining, group_id=group_id, member_id="A")
+    asker.ask("beats", group_id=group_id, member_id="A", member_epoch=1)
+    asker.ask("an epoch to come", group_id=group_id, member_id="A", member_epoch=8)
+    classic, _ = stable(asker, "-classic")
+    asker.ask("joins a classic group", **joining, group_id=classic, member_id="A")
+    asker.ask("leaves", group_id=group_id, member_id="A", member_epoch=-1)
+
+
+def consumer_group_describe(asker: Asker) -> None:
+    group_id = asker.name
+    _beaten(asker, group_id)
+    joining = {"rebalance_timeout_ms": 30_000, "subscribed_topic_names": ["t"], "topic_partitions": []}
+    made = asker.other(wire.CONSUMER_GROUP_HEARTBEAT, 1, **joining, group_id=group_id, member_id="A")
+    assert made.error_code == 0, made
+    asker.ask("a group", group_ids=[group_id])
+    asker.ask("an unknown group", group_ids=[f"{group_id}-none"])
+    asker.ask("an empty group id", group_ids=[""])
+    classic, _ = stable(asker, "-classic")
+    asker.ask("a classic group", group_ids=[classic])
+    asker.ask("with operations", group_ids=[group_id], include_authorized_operations=True)
+
+
+SCRIPTS: dict[Any, list[Script]] = {
+    wire.FIND_COORDINATOR: [find_coordinator],
+    wire.JOIN_GROUP: [join_group],
+    wire.HEARTBEAT: [heartbeat],
+    wire.SYNC_GROUP: [sync_group],
+    wire.LEAVE_GROUP: [leave_group],
+    wire.DESCRIBE_GROUPS: [describe_groups],
+    wire.LIST_GROUPS: [list_groups],
+    wire.OFFSET_COMMIT: [offset_commit],
+    wire.OFFSET_FETCH: [offset_fetch],
+    wire.DELETE_GROUPS: [delete_groups],
+    wire.OFFSET_DELETE: [offset_delete],
+    wire.CONSUMER_GROUP_HEARTBEAT: [consumer_group_heartbeat],
+    wire.CONSUMER_GROUP_DESCRIBE: [consumer_group_describe],
+}

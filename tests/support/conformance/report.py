@@ -1,0 +1,169 @@
+"""Where our answers differ from those of a broker of Kafka's, and why: asked, compared, and written as a page.
+
+Kafka's answers are kept in tests/data/kafka/answers.json.gz, so that each run of the tests compares with them. Who has
+Java asks anew: `make interop` does, and writes that file and docs/conformance.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from netshim import wire
+from netshim.handlers import HANDLERS
+from netshim.wire.codec import Api
+from support.conformance import Asker, Script, admin, data, groups, transactions
+from support.vectors import DATA
+
+PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
+ANSWERS = DATA / "kafka" / "answers.json.gz"
+SCRIPTS: Mapping[Api[Any, Any], list[Script]] = {
+    **data.SCRIPTS,
+    **groups.SCRIPTS,
+    **admin.SCRIPTS,
+    **transactions.SCRIPTS,
+}
+#: How our broker is started where its answers are compared: as Kafka's is by default.
+SETTINGS: dict[str, Any] = {
+    "group_consumer_heartbeat_interval_ms": 5_000,
+    "group_consumer_session_timeout_ms": 45_000,
+}
+
+#: By API and version, such as "Fetch-4": (step, answer), in order.
+Answers = dict[str, list[tuple[str, Any]]]
+
+_SESSIONS = "fetch sessions are not kept: each fetch names its partitions, which every client accepts"
+#: (API, step) -> why our answer is another. A step that ends in * stands for all that begin so.
+REASONS: Mapping[tuple[str, str], str] = {
+    ("Produce", "no records"): "Kafka does not answer, and its client waits until it times out",
+    ("Produce", "magic 3"): "Kafka says CORRUPT_MESSAGE, which clients try again; the batch will not be better then",
+    ("Produce", "the same again"): "Kafka tells the time of the first batch as if it were the time of the append",
+    ("Produce", "a base offset that is not 0"): "it is refused before a log is asked, so no log start is told",
+    ("Fetch", "two batches by their size"): "Kafka sends a part of the batch that does not fit; we send whole batches",
+    ("Fetch", "session: *"): _SESSIONS,
+    ("CreateTopics", "only checked"): "Kafka draws an id for a topic that it does not make",
+    ("DescribeConfigs", "with synonyms"): "Kafka's default of retention.ms is a setting in hours, which it leaves out",
+    ("DescribeConfigs", "all of a topic"): (
+        "settings of tiered storage and of throttled replication are not there; message.downconversion.enable is"
+    ),
+    ("AlterConfigs", "a topic twice"): "Kafka fails and does not answer",
+    ("IncrementalAlterConfigs", "an operation that is not there"): "Kafka fails with UNKNOWN_SERVER_ERROR",
+    ("AddOffsetsToTxn", "an empty group id"): "Kafka takes it, and refuses each commit of that group",
+}
+#: APIs of Kafka 4.1 that we do not serve: by key, what they are and why not.
+NOT_SERVED: Mapping[str, str] = {
+    "17, 36": "SASL: there is no listener with authentication",
+    "34": "AlterReplicaLogDirs: a broker has one directory",
+    "38-41": "delegation tokens: there is no authentication",
+    "45": "AlterPartitionReassignments: a partition has one replica",
+    "48, 49": "client quotas: none are enforced, so none are taken",
+    "50, 51": "SCRAM users: there is no authentication",
+    "55, 57, 64": "quorum, features, brokers of a cluster: there is one broker, and no quorum",
+    "71, 72": "telemetry of clients",
+    "76-79, 83-87, 90-92": "share groups",
+    "88, 89": "streams groups",
+    "52-54, 56, 58, 59, 62, 63, 67, 70, 73, 80-82": "asked among Kafka's own nodes only",
+}
+_PAGE_TOP = """# Beside Apache Kafka, request by request
+
+The same {count:,} raw requests were sent to netshim and to a broker of Apache Kafka 4.1.1, in each version that
+netshim serves, and the answers were compared field by field. What is drawn (ids, ports, times) and the texts of errors
+were not compared. `make interop` asks both and writes this page; `make test` asks netshim and compares its answers with
+those that Kafka gave.
+
+## What was asked
+
+| API | versions | requests | other answers |
+|---|---|---|---|
+"""
+_PAGE_END = """
+These are not advertised. A request for one ends its connection, as in Kafka, and the log says what the client wanted.
+"""
+
+
+def served() -> list[Api[Any, Any]]:
+    return [wire.APIS[key] for key in sorted(HANDLERS)]
+
+
+def ask_all(port: int, apis: Iterable[Api[Any, Any]]) -> Answers:
+    """Asks a broker everything about some APIs."""
+    found: Answers = {}
+    for api in apis:
+        for version in range(api.min_version, api.max_version + 1):
+            asker = Asker(port, api, version)
+            try:
+                for script in SCRIPTS[api]:
+                    script(asker)
+            finally:
+                asker.close()
+            found[asker.name] = asker.noted
+    return found
+
+
+def keep(theirs: Answers) -> None:
+    """Writes Kafka's answers; the same answers give the same bytes."""
+    text = json.dumps(theirs, sort_keys=True, separators=(",", ":"))
+    ANSWERS.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def kept() -> Answers:
+    found: Answers = json.loads(gzip.decompress(ANSWERS.read_bytes()))
+    return found
+
+
+def differences(ours: Answers, theirs: Answers) -> list[tuple[str, int, str, str]]:
+    """(API, version, step, how the answers differ)."""
+    found = []
+    for name, noted in ours.items():
+        api, _, version = name.rpartition("-")
+        mine = dict(noted)
+        other = dict(theirs[name])
+        for step in {**mine, **other}:
+            one = mine.get(step, "not asked")
+            another = other.get(step, "not asked")
+            if one != another:
+                found.append((api, int(version), step, "; ".join(_places("", one, another)[:4])))
+    return found
+
+
+def _places(path: str, one: Any, another: Any) -> list[str]:
+    """Each place in which two answers differ: the place, ours, Kafka's."""
+    if one == another:
+        return []
+    if isinstance(one, dict) and isinstance(another, dict) and one.keys() == another.keys():
+        return [text for key in one for text in _places(f"{path}.{key}", one[key], another[key])]
+    if isinstance(one, list) and isinstance(another, list) and len(one) == len(another):
+        return [text for at, each in enumerate(one) for text in _places(f"{path}[{at}]", each, another[at])]
+    return [f"{path}: {str(one)[:120]}, Kafka {str(another)[:120]}"]
+
+
+def reason_of(api: str, step: str) -> tuple[str, str] | None:
+    """The key in REASONS."""
+    for key in REASONS:
+        name, pattern = key
+        is_named = step == pattern or (pattern.endswith("*") and step.startswith(pattern[:-1]))
+        if name == api and is_named:
+            return key
+    return None
+
+
+def page(ours: Answers, theirs: Answers) -> str:
+    """docs/conformance.md."""
+    asked: Counter[str] = Counter()
+    for name, noted in theirs.items():
+        asked[name.rpartition("-")[0]] += len(noted)
+    differing = Counter(api for api, _, _, _ in differences(ours, theirs))
+    rows = []
+    for api in served():
+        versions = f"{api.min_version}-{api.max_version}"
+        rows.append(f"| {api.key} {api.name} | {versions} | {asked[api.name]} | {differing[api.name] or ''} |\n")
+    rows.append("\n## Where the answers differ, and why\n\n| API | request | reason |\n|---|---|---|\n")
+    for (api_name, step), reason in REASONS.items():
+        rows.append(f"| {api_name} | {step.replace(': *', '')} | {reason} |\n")
+    rows.append("\n## What is not served\n\n| keys | |\n|---|---|\n")
+    rows += [f"| {keys} | {reason} |\n" for keys, reason in NOT_SERVED.items()]
+    return _PAGE_TOP.format(count=asked.total()) + "".join(rows) + _PAGE_END
