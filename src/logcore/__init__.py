@@ -10,7 +10,8 @@
 The public names are those in __all__. See docs/map.md for where things are.
 """
 
-from logcore.cleaner import CleaningReport, clean
+from typing import TYPE_CHECKING, Any
+
 from logcore.config import Durability, LogConfig, every, interval
 from logcore.directory.upkeep import Upkeep
 from logcore.errors import (
@@ -58,6 +59,19 @@ from logcore.partition.seals import ScrubReport
 from logcore.recordbatch import RecordBatch
 from logcore.table import Table, TopicTable
 from logcore.topic import Topic
+
+if TYPE_CHECKING:
+    from logcore.cleaner import CleaningReport, clean
+else:
+
+    def __getattr__(name: str) -> Any:
+        """What few use is imported when it is asked for: everybody waits for `import logcore`."""
+        if name not in ("CleaningReport", "clean"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from logcore import cleaner
+
+        return getattr(cleaner, name)
+
 
 __version__ = "0.1.0"
 

@@ -19,7 +19,6 @@ from logcore.checkpoint import OffsetCheckpoints
 from logcore.claim import Claim, Common
 from logcore.errors import StorageWriteError
 from logcore.fs import FS, SharedFS
-from logcore.staging import applying
 
 
 def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False) -> Claim:
@@ -29,6 +28,8 @@ def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False
     shared: with other processes that say the same; staged writes are rolled forward by one that is alone. Raises
     LogLockedError, and what keeps staged writes from being rolled forward into the member.
     """
+    from logcore.staging import applying  # late: who only reads does not need it
+
     lock = fs.lock(directory, member, shared=shared)
     try:
         with lock.shared.mutex:

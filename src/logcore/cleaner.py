@@ -25,7 +25,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore.config import INT32_MAX, LogConfig
+from logcore.config import DEDUPE_BYTES, INT32_MAX, LogConfig
 from logcore.errors import CorruptBatchError, InvalidConfigError, SegmentTooSmallError
 from logcore.format.columns import RecordColumns
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY
@@ -50,8 +50,6 @@ from logcore.partition.transactions import Transactions
 from logcore.recordbatch import TRANSACTION_ENDS, RecordBatch, compressor, empty_batch, encode, stamp_crc, time_ms
 from logcore.segment import Segment
 
-#: Kafka: log.cleaner.dedupe.buffer.size.
-DEDUPE_BYTES: Final = 128 << 20
 _SLOT_BYTES: Final = 24
 #: Of the slots of the table. Linear probing looks at 2.5 slots for a key that is there when three quarters are taken.
 _LOAD: Final = 0.75

@@ -10,7 +10,6 @@ This module reads no file and keeps no state.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -23,6 +22,8 @@ INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 #: Most that one batch may inflate to, where no setting says so.
 MAX_DECOMPRESSED_BYTES: Final = 64 << 20
+#: Of compaction's table of keys, by default. Kafka: log.cleaner.dedupe.buffer.size.
+DEDUPE_BYTES: Final = 128 << 20
 
 
 def _int(name: str, default: int, low: int, high: int = INT32_MAX, doc: str = "", *, ours: bool = False) -> Any:
@@ -146,6 +147,8 @@ def known_config(name: object) -> Any:
     """The field of a setting, by Kafka's name. Raises InvalidConfigError, which names the nearest."""
     field = CONFIGS.get(name) if isinstance(name, str) else None
     if field is None:
+        import difflib  # late: only who makes a mistake needs it
+
         near = difflib.get_close_matches(str(name), CONFIGS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(CONFIGS))}"
         raise InvalidConfigError(f"unknown config {name!r}{hint}")

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from logcore.claim import Claim
 from logcore.errors import ConsumerStateError, LogcoreError
-from logcore.format.transactionrecords import TRANSACTIONS_TOPIC, Partition
 from logcore.fs import FS, SharedFS
 from logcore.log import Log
+from logcore.names import TRANSACTIONS_TOPIC
 from logcore.partition.coordinated import producers_of
 
 if TYPE_CHECKING:
     from logcore.consumer.groups import Directory as GroupsDirectory
     from logcore.consumer.groups import Groups
     from logcore.consumer.sharedgroups import SharedGroups
+    from logcore.format.transactionrecords import Partition
     from logcore.producer.coordinator import Directory as TransactionsDirectory
     from logcore.producer.coordinator import TransactionCoordinator
 

@@ -51,14 +51,13 @@ from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInp
 from logcore.names import (
     parse_partition_name,
 )
-from logcore.partition import epochs, follower, recovery, seals
+from logcore.partition import epochs, recovery, seals
 from logcore.partition.cutting import delete_below_locked, truncate_locked
 from logcore.partition.noted import noted_gaps
 from logcore.partition.opening import Opened, Place, open_partition
 from logcore.partition.producers import SequencedBatch
 from logcore.partition.rewriting import Rewriting, rewriting
 from logcore.partition.scan import slot_of
-from logcore.partition.sharing import SharedLock
 from logcore.partition.state import PartitionState
 from logcore.partition.upkeep import Upkeep
 from logcore.partition.writer import Writer, check_level
@@ -198,6 +197,8 @@ def open_log(
 
 def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
     """Opens a partition that other processes may have open too. Errors as open_log()."""
+    from logcore.partition.sharing import SharedLock  # late: few directories are shared
+
     fs = place.fs
     with claim.alone() as found_alone:
         is_alone = found_alone
@@ -622,6 +623,8 @@ class Log(LogReader):
             check_level(durability)
         if not isinstance(data, (bytes, bytearray, memoryview)) or not memoryview(data).c_contiguous:
             raise InvalidRecordError("append_as_follower takes the bytes of batches", found=type(data).__name__)
+        from logcore.partition import follower
+
         writer = self.writer
         with self._state.lock:
             writer.check_writable_locked()

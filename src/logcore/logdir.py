@@ -29,7 +29,6 @@ from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import Durability, LogConfig
 from logcore.coordinators import Coordinators
-from logcore.directory.copying import copy_directory, copy_log
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
 from logcore.directory.sharing import Sharing
@@ -55,11 +54,7 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.format.columns import TOPIC_COLUMNS
-from logcore.format.grouprecords import OFFSETS_TOPIC
-from logcore.format.transactionrecords import TRANSACTIONS_TOPIC, StoredTransaction
 from logcore.fs import FS, OS
-from logcore.glance import directory_html, topic_html
-from logcore.groupoffsets import committed_in
 from logcore.kernels import Receipt, TopicRecord
 from logcore.kernels.layout import HeadersInput, Level, Piece, Time
 from logcore.log import (
@@ -71,6 +66,8 @@ from logcore.log import (
 )
 from logcore.names import (
     LOG,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
     file_name,
     partition_name,
 )
@@ -81,14 +78,13 @@ from logcore.partition.segmentfiles import list_bases
 from logcore.partitioner import Partitioner
 from logcore.reader import Isolation, LogReader
 from logcore.recordbatch import time_ms
-from logcore.staging import applying
 from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic
-from logcore.transactionstate import stored_transactions
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what only some use is imported where it is used: everybody waits for `import logcore`
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.values import ConsumerOptions
+    from logcore.format.transactionrecords import StoredTransaction
     from logcore.producer.producer import Producer
     from logcore.producer.transactional import TransactionalProducer
     from logcore.producer.values import ProducerOptions, TransactionOptions
@@ -231,6 +227,8 @@ class LogDir:
                 self._registry.complete()
         self._closed = False
         if finishes:
+            from logcore.staging import applying
+
             for path in applying.damaged(self._fs, self.path):
                 error = CorruptLogError("the manifest of a staged write is damaged", path=path)
                 self._incidents.met("staging", path, error)
@@ -286,11 +284,15 @@ class LogDir:
         """A table of the topics; None, for which a notebook shows the text form, once the directory is closed."""
         if self._closed:
             return None
+        from logcore.glance import directory_html
+
         self.refresh()
         return directory_html(self._fs, self.path, {name: self._paths(name) for name in self.topics()})
 
     def topic_html(self, name: str) -> str:
         """A topic as a small HTML table, for notebooks."""
+        from logcore.glance import topic_html
+
         return topic_html(self._fs, name, self._paths(name))
 
     def _paths(self, name: str) -> dict[int, str]:
@@ -466,6 +468,8 @@ class LogDir:
         whole, or not at all. Errors as create_topic(), and OffsetOutOfRangeError outside [log start, high watermark] of
         a partition.
         """
+        from logcore.directory import copying
+
         with self._lock:
             self._check_alone("fork()")
             source = self._topic(topic)
@@ -490,7 +494,7 @@ class LogDir:
                     key = (new_topic, number)
                     path = os.path.join(self.path, away[number])
                     self._registry.make_partition(made, path)
-                    points[key] = copy_log(log, path, offsets[number])
+                    points[key] = copying.copy_log(log, path, offsets[number])
                     starts[key] = min(log.log_start_offset, points[key] or 0) or None
                 self._fs.sync_dir(self.path)  # what is noted of a partition has a directory
                 self._registry.note(checkpoint.LOG_START, starts)
@@ -517,6 +521,8 @@ class LogDir:
         in `-partial`, and is there when it is whole. Raises InvalidConfigError when there is something at the path, and
         what reading and writing raise.
         """
+        from logcore.directory import copying
+
         target = self._fs.real_path(check_path(path))
         with self._lock:
             self._check_writable()
@@ -527,7 +533,7 @@ class LogDir:
             partial = os.path.join(parent, name[: 255 - len(suffix)] + suffix)
             make_directories(self._fs, partial)
             try:
-                copy_directory(self._fs, self, partial)
+                copying.copy_directory(self._fs, self, partial)
                 self._fs.rename(partial, target)
                 self._fs.sync_dir(parent)
             except BaseException:
@@ -603,6 +609,8 @@ class LogDir:
         """
         if TRANSACTIONS_TOPIC not in self._registry.known:
             return {}
+        from logcore.transactionstate import stored_transactions
+
         logs = [self.partition(TRANSACTIONS_TOPIC, number) for number in self.partitions(TRANSACTIONS_TOPIC)]
         return stored_transactions(logs)
 
@@ -762,6 +770,8 @@ class LogDir:
         """
         if OFFSETS_TOPIC not in self._registry.known:
             return {}
+        from logcore.groupoffsets import committed_in
+
         logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self.partitions(OFFSETS_TOPIC)]
         return committed_in(logs).get((topic, number), {})
 
@@ -904,6 +914,8 @@ class LogDir:
         with self._incidents.going_on("transactions", self.path):
             self._coordinators.look(self)
         if not self.is_shared:
+            from logcore.staging import applying
+
             with self._incidents.going_on("staging", self.path):  # the publisher is told
                 if applying.apply_ready(self._fs, self, most=1):
                     return

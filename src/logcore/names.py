@@ -46,6 +46,10 @@ QUARANTINE: Final = ".quarantine"
 #: No opening mistakes such a directory for a partition, and Kafka does not start over it.
 UNFINISHED: Final = ".recovering"
 
+#: Kafka's topics for what groups have committed, and for how transactions stand.
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+
 #: The longest name that common file systems take.
 _NAME_BYTES: Final = 255
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -157,7 +161,8 @@ def leading_offset(name: str) -> int | None:
 
 def bases_in(names: Iterable[str]) -> list[int]:
     """Base offsets of the segments among some names, rising."""
-    return sorted(base for name in names if (base := base_offset_of(name)) is not None)
+    logs = (base_offset_of(name) for name in names if name.endswith(LOG))
+    return sorted(base for base in logs if base is not None)
 
 
 def without_state(name: str) -> str:

@@ -154,7 +154,7 @@ class LogReader:
         bases = bases_in(names)
         swapped = self._look_for_swaps(bases, names)
         again = list_names(self._fs, self.path)
-        if [name for name in again if LOG in name] != [name for name in names if LOG in name]:
+        if {name for name in again if LOG in name} != {name for name in names if LOG in name}:
             raise FileNotFoundError(self.path)  # a listing in the middle of renaming may lack a segment: look again
         if swapped:
             bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
@@ -186,8 +186,9 @@ class LogReader:
         From the moment when the first of the old segments is out of the way, the new one is the log: for the
         milliseconds that it takes, or until the log is opened for writing after a crash.
         """
-        found = [base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None]
-        segments = [Segment(self._fs, self.path, base, SWAP) for base in found if base not in bases]
+        swaps = (base_offset_of(name, LOG + SWAP) for name in names if name.endswith(SWAP))
+        found = sorted(base for base in swaps if base is not None and base not in bases)
+        segments = [Segment(self._fs, self.path, base, SWAP) for base in found]
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
     def _noted_start(self) -> int:

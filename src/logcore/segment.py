@@ -34,7 +34,7 @@ from logcore.fs import FS, opened
 from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, rises
 from logcore.kernels import Record, SegmentFields, kernel, layout
 from logcore.kernels.layout import EncodedBatch
-from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX, file_name
+from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX
 from logcore.recordbatch import RecordBatch, are_markers
 
 #: Read from an active segment at once. The walk for one offset covers at most an index interval and a batch.
@@ -78,7 +78,7 @@ class Segment(SegmentFields):
         self.held = None
         self.handle = -1  # of a file that is kept open
         self.state = state
-        self._plain = os.path.join(directory, file_name(base_offset, ""))
+        self._plain = f"{directory}{os.sep}{base_offset:020d}"  # of thousands of segments when a log is opened
         self.path = self.file(LOG)
         self._view: memoryview | None = None
         self._identity: tuple[int, int] | None = None

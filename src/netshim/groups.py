@@ -44,7 +44,8 @@ from logcore.coordination.effects import (
     Timeout,
 )
 from logcore.coordination.group import Group
-from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
+from logcore.format.grouprecords import Committed
+from logcore.names import OFFSETS_TOPIC
 from netshim.journal import shown
 from netshim.offsets import OffsetsTopic
 from netshim.state import State

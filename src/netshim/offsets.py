@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 from logcore import Log, Receipt, RecordTooLargeError
 from logcore.coordination.effects import GroupError
-from logcore.format.grouprecords import OFFSETS_TOPIC, GroupRecord
+from logcore.format.grouprecords import GroupRecord
 from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups, stored_groups
+from logcore.names import OFFSETS_TOPIC
 from logcore.partition.coordinated import append_to_transaction, append_whole
 from netshim.internal import InternalTopic
 from netshim.state import State

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from logcore import LogcoreError, LogDir
-from logcore.format.grouprecords import OFFSETS_TOPIC
-from logcore.format.transactionrecords import TRANSACTIONS_TOPIC
+from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 _INTERNAL: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 #: Of one compiled expression; a larger one is refused.

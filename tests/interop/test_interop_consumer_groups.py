@@ -20,7 +20,7 @@ from logcore.format.consumergrouprecords import (
     read_consumer_key,
     read_consumer_value,
 )
-from logcore.format.grouprecords import OFFSETS_TOPIC
+from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import start
 from netshim.wire import codes

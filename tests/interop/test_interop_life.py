@@ -24,7 +24,8 @@ import pytest
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 import logcore
-from logcore.cleaner import DEDUPE_BYTES, clean
+from logcore.cleaner import clean
+from logcore.config import DEDUPE_BYTES
 from logcore.fs import OS
 from logcore.inspect.verify import verify
 from logcore.log import Log

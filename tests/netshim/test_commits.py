@@ -15,7 +15,6 @@ import logcore
 from logcore import LogDir
 from logcore.coordination import group as machine
 from logcore.format.grouprecords import (
-    OFFSETS_TOPIC,
     Committed,
     StoredGroup,
     StoredMember,
@@ -24,6 +23,7 @@ from logcore.format.grouprecords import (
     group_key,
     group_value,
 )
+from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.wire import codes
 from support import group_messages

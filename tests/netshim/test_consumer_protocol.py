@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.format.grouprecords import OFFSETS_TOPIC
+from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import Kafka
 from netshim.waiting import Answer

@@ -12,9 +12,7 @@ from typing import Any
 
 import logcore
 from logcore import LogDir
-from logcore.format.grouprecords import (
-    OFFSETS_TOPIC,
-)
+from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS

@@ -32,7 +32,7 @@ from logcore.cli.terminal import (
     wants_json,
 )
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidNameError, LogNotFoundError, StorageReadError
-from logcore.names import parse_partition_name, partition_name
+from logcore.names import OFFSETS_TOPIC, parse_partition_name, partition_name
 from logcore.partition.seals import Progress, unopened
 
 _T = TypeVar("_T")
@@ -285,7 +285,6 @@ def retention(
 
     --config retention.ms=... asks what other settings would do, for topics that do not set them.
     """
-    from logcore.format.grouprecords import OFFSETS_TOPIC
     from logcore.groupoffsets import committed_in
     from logcore.retention import hold_for
 

@@ -22,8 +22,9 @@ from logcore.cli.opening import open_to_write
 from logcore.cli.program import DECLINED, Group, fail, json_option, log_directory_argument
 from logcore.cli.sources import named_partitions, place_in
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
-from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
+from logcore.format.grouprecords import Committed
 from logcore.groupoffsets import StoredGroups, stored_groups
+from logcore.names import OFFSETS_TOPIC
 
 _group_argument = click.argument("name", metavar="GROUP")
 

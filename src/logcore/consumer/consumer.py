@@ -53,10 +53,11 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.format.columns import RecordColumns
-from logcore.format.grouprecords import OFFSETS_TOPIC, Committed
+from logcore.format.grouprecords import Committed
 from logcore.fs import FS
 from logcore.kernels import Record, TopicRecord, kernel
 from logcore.log import Log
+from logcore.names import OFFSETS_TOPIC
 from logcore.notices import WARNING, tell
 from logcore.reader import listen_to
 

@@ -39,12 +39,13 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import Group
 from logcore.coordination.timers import Timers
 from logcore.errors import LogcoreError, TopicExistsError
-from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, partition_of
+from logcore.format.grouprecords import Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
 from logcore.kernels import Receipt
 from logcore.kernels.layout import Level, RecordInput
 from logcore.log import Log
+from logcore.names import OFFSETS_TOPIC
 from logcore.notices import ERROR, tell
 from logcore.partition.coordinated import append_to_transaction, append_whole
 from logcore.settling import Settling

@@ -47,11 +47,12 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import DEAD, PREPARING, Group
 from logcore.coordination.packing import GroupNode
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
-from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, StoredGroup, partition_of
+from logcore.format.grouprecords import Committed, StoredGroup, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.kernels.layout import RecordInput
 from logcore.log import Log
+from logcore.names import OFFSETS_TOPIC
 from logcore.notices import ERROR, tell
 from logcore.reader import aborted_transactions
 from logcore.registry import FileRegistry

@@ -19,10 +19,9 @@ from typing import Protocol
 from logcore import checkpoint
 from logcore.checkpoint import OffsetCheckpoints
 from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError, StorageReadError
-from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.fs import FS, copy_range, opened
 from logcore.log import Log, rewriting_of
-from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name, partition_name
+from logcore.names import LOG, OFFSETS_TOPIC, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name, partition_name
 from logcore.partition import epochs
 from logcore.partition.rewriting import Rewriting
 from logcore.partition.segmentfiles import write_front

@@ -54,7 +54,6 @@ from logcore.names import (
     partition_of,
 )
 from logcore.notices import INFO, tell
-from logcore.staging import applying
 
 #: How often a reader looks again when topics change while it looks.
 _LOOKS: Final = 100
@@ -316,6 +315,8 @@ class TopicRegistry:
 
         Raises what the system raises; the topics are gone all the same.
         """
+        from logcore.staging import applying
+
         doomed = dict(self.deleting)
         self._directory.close_logs(doomed)
         applying.drop_topics(self._fs, self.path, doomed)

@@ -20,10 +20,10 @@ from typing import Final, Protocol
 
 import attrs
 
-from logcore import checkpoint, cleaner
+from logcore import checkpoint
 from logcore.checkpoint import Key
 from logcore.claim import Claim
-from logcore.config import LogConfig
+from logcore.config import DEDUPE_BYTES, LogConfig
 from logcore.directory.agenda import Agenda
 from logcore.directory.incidents import Incidents
 from logcore.errors import InvalidConfigError, LogcoreError
@@ -72,7 +72,7 @@ class Upkeep:
     compacts: bool = True
     compaction_backoff_ms: int = 15_000
     compaction_bytes_per_s: int | None = None
-    compaction_memory_bytes: int = cleaner.DEDUPE_BYTES
+    compaction_memory_bytes: int = DEDUPE_BYTES
 
     def __attrs_post_init__(self) -> None:
         least = {
@@ -326,6 +326,8 @@ class Upkeeper:
 
     def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[Progress, None, object]] | None:
         """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""
+        from logcore import cleaner  # late: only who compacts needs it
+
         best: tuple[float, Log] | None = None
         for key, log in self._directory.open_logs().items():
             if not log.config.is_compacted or log.has_failed:

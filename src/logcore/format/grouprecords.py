@@ -21,8 +21,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import attrs
 
-OFFSETS_TOPIC: Final = "__consumer_offsets"
-
 _SHORT: Final = struct.Struct(">h")
 _UNIT: Final = struct.Struct(">H")
 _INT: Final = struct.Struct(">i")

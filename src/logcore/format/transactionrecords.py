@@ -24,8 +24,6 @@ import attrs
 from logcore.errors import CorruptLogError, InvalidRecordError
 from logcore.format import varint
 
-TRANSACTIONS_TOPIC: Final = "__transaction_state"
-
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">hqhib")  # version, producer id, producer epoch, timeout, status
@@ -138,7 +136,7 @@ def read_transaction(value: bytes) -> StoredTransaction:
         return _read(value)
     except _NOT_UNDERSTOOD as error:
         raise CorruptLogError(
-            f"a record of {TRANSACTIONS_TOPIC} is not understood: {error}",
+            f"a record of __transaction_state is not understood: {error}",
             expected="a value of version 0 or 1",
             found=bytes(value[:40]).hex(),
         ) from error

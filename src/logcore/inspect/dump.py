@@ -28,12 +28,12 @@ from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
 from logcore.format.consumergrouprecords import described_consumers
-from logcore.format.grouprecords import OFFSETS_TOPIC, described
+from logcore.format.grouprecords import described
 from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.inspect.survey import OFFSET_CHECKPOINTS, kind_of, living_name
 from logcore.kernels import Record, layout
-from logcore.names import LOG, SUFFIXES, base_offset_of, partition_of
+from logcore.names import LOG, OFFSETS_TOPIC, SUFFIXES, base_offset_of, partition_of
 from logcore.partition import seals
 from logcore.partition.producers import SNAPSHOT_ENTRY, snapshot_entries
 from logcore.recordbatch import Marker, RecordBatch

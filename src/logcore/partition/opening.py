@@ -112,10 +112,10 @@ def open_partition(place: Place) -> Opened:
     Raises CorruptLogError, StorageReadError, StorageWriteError, DiskFullError, ResourceError.
     """
     fs = place.fs
-    names = list_names(fs, place.path)
+    names = sorted(list_names(fs, place.path))
     if any(name.endswith(SWAP) for name in names):
         recovery.finish_swaps(fs, place.path)
-        names = list_names(fs, place.path)
+        names = sorted(list_names(fs, place.path))
     if checkpoint.TURN in names and not place.is_shared:
         fs.unlink(os.path.join(place.path, checkpoint.TURN))  # what it says is about to be no longer so
     noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)

@@ -202,9 +202,9 @@ def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes)
 
 
 def list_names(fs: FS, directory: str) -> list[str]:
-    """Names in a partition directory, sorted."""
+    """Names in a partition directory, in no order."""
     try:
-        return sorted(fs.listdir(directory))
+        return fs.listdir(directory)
     except FileNotFoundError:
         raise LogNotFoundError("the partition directory is gone", path=directory) from None
 

@@ -18,7 +18,6 @@ This module does not know what is in a partition; sharing.py does.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import struct
@@ -97,6 +96,8 @@ class Turn:
 
     def __init__(self, fs: FS, handle: int, key: Key, path: str) -> None:
         """handle: of the lock file of the log directory. path: of the partition's directory, which exists."""
+        import hashlib  # late: few directories are shared
+
         self._fs = cast(SharedFS, fs)
         self._lock_handle = handle
         number = int.from_bytes(hashlib.sha256("{}-{}".format(*key).encode()).digest()[:5], "big")

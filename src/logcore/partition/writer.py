@@ -19,7 +19,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import attrs
 import numpy as np
@@ -57,11 +57,13 @@ from logcore.partition.noted import noted_gaps
 from logcore.partition.opening import Opened
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.scan import batch_around
-from logcore.partition.sharing import SharedLock
 from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import compressor, target_codec
 from logcore.segment import ActiveSegment
+
+if TYPE_CHECKING:
+    from logcore.partition.sharing import SharedLock
 
 #: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20

@@ -53,17 +53,11 @@ from logcore.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from logcore.format.grouprecords import OFFSETS_TOPIC, partition_of
-from logcore.format.transactionrecords import (
-    TRANSACTIONS_TOPIC,
-    Partition,
-    Status,
-    StoredTransaction,
-    transaction_key,
-    transaction_value,
-)
+from logcore.format.grouprecords import partition_of
+from logcore.format.transactionrecords import Partition, Status, StoredTransaction, transaction_key, transaction_value
 from logcore.fs import FS
 from logcore.log import Log
+from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.notices import ERROR, WARNING, tell
 from logcore.settling import Settling
 from logcore.transactionstate import stored_transactions

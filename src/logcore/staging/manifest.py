@@ -11,10 +11,8 @@ This module gives out no offset and moves no file.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -225,8 +223,13 @@ def check_txid(txid: str) -> str:
 
 def app_name(app_id: str) -> str:
     """An application's id as part of a file name; long ones by their hash."""
+    import hashlib  # late, as the other: both take longer to import than most of this library
+    import urllib.parse
+
     quoted = urllib.parse.quote(app_id, safe="")
-    return quoted if 0 < len(quoted) <= 150 else "%hash-" + hashlib.sha256(app_id.encode()).hexdigest()
+    if 0 < len(quoted) <= 150:
+        return quoted
+    return "%hash-" + hashlib.sha256(app_id.encode()).hexdigest()
 
 
 def manifest_name(app_id: str, version: int, suffix: str) -> str:

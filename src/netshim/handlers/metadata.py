@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from logcore import InvalidNameError, LogcoreError, TopicExistsError
-from logcore.format.grouprecords import OFFSETS_TOPIC
 from logcore.groupoffsets import OFFSETS_CONFIG
-from logcore.names import check_topic_name
+from logcore.names import OFFSETS_TOPIC, check_topic_name
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import INTERNAL_TOPICS

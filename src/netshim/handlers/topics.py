@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
-from logcore.format.transactionrecords import TRANSACTIONS_TOPIC
+from logcore.names import TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of

@@ -25,8 +25,9 @@ from logcore.coordination.transactioneffects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import Transaction
-from logcore.format.grouprecords import OFFSETS_TOPIC, Committed, partition_of
+from logcore.format.grouprecords import Committed, partition_of
 from logcore.format.transactionrecords import Status, StoredTransaction
+from logcore.names import OFFSETS_TOPIC
 from logcore.partition.coordinated import producers_of
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
