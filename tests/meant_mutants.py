@@ -1241,6 +1241,30 @@ MISTAKES: Final = (
         " and partition in stored.partitions\n",
         "coordination/test_transactions_coordinated.py",
     ),
+    Mistake(
+        "append_overtakes_those_that_wait", "netshim/state.py",
+        "        if key in self._lines or key in self._turns:\n",
+        "        if key in self._lines:\n",
+        "netshim/test_produce.py",
+    ),
+    Mistake(
+        "turns_taken_from_the_wrong_end", "netshim/state.py",
+        "            taken = [turns.popleft() for",
+        "            taken = [turns.pop() for",
+        "netshim/test_produce.py",
+    ),
+    Mistake(
+        "all_acks_told_before_the_disk", "netshim/handlers/produce.py",
+        "    if request.acks == 1 or not _has_to_wait(log, end):\n",
+        "    if request.acks != 1 or not _has_to_wait(log, end):\n",
+        "netshim/test_produce.py",
+    ),
+    Mistake(
+        "short_way_stores_what_was_not_checked", "netshim/handlers/produce.py",
+        "_check_batch(request, topic.name, records, call)[0] or _may_wait(",
+        "_may_wait(",
+        "netshim/test_produce.py",
+    ),
 )  # fmt: skip
 
 

@@ -74,6 +74,8 @@ from logcore.table import Table
 OnCorruption = Literal["fail", "quarantine"]
 
 _INT16_MAX: Final = 2**15 - 1
+#: Position in a batch of the first byte of its producer id, whose sign says that there is none.
+_PRODUCER_SIGN: Final = 43
 #: What Python may hold in a path and no file system can: surrogates other than those that stand for undecodable bytes.
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
@@ -588,23 +590,30 @@ class Log(LogReader):
             raw, batches = prepare_append(
                 data, base_offset=first, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=config
             )
-            largest = max(size for _, size, _, _ in batches)
+            largest = len(raw)
+            has_producers = raw[_PRODUCER_SIGN] < 0x80
+            if len(batches) > 1:
+                largest = max(size for _, size, _, _ in batches)
+                has_producers = any(raw[position + _PRODUCER_SIGN] < 0x80 for position, _, _, _ in batches)
             if largest > config.segment_bytes:
                 raise SegmentTooSmallError(
                     "batch is larger than segment.bytes",
                     expected=f"at most {config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
-            if not writer.notes.producers and any(raw[position + 43] < 0x80 for position, _, _, _ in batches):
+            if has_producers and not writer.notes.producers:
                 writer.expect_producers_locked()
             sequenced = writer.producers.judge(raw, batches) if check_sequence else None
             if isinstance(sequenced, SequencedBatch):
                 first = sequenced.first_offset
                 last = sequenced.last_offset
                 now_ms = sequenced.timestamp_ms
-            else:
+            elif has_producers:
                 with writer.producers.storing(sequenced, is_judged=check_sequence):
                     writer.store_locked(memoryview(raw), batches, now_ms, durability)
+                last = state.end - 1
+            else:
+                writer.store_locked(memoryview(raw), batches, now_ms, durability)
                 last = state.end - 1
         return writer.acknowledge(first, last, now_ms, durability)
 

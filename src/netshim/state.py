@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -49,10 +50,22 @@ class _InLine:
         self.start = start
 
 
+#: Work that may wait for the disk, and who is told its result or exception.
+_Turn = tuple[Callable[[], Any], Callable[[Any], None]]
+#: Most turns of one key that one thread takes before others have theirs.
+_TURNS_AT_ONCE: Final = 64
 #: The topic id that stands for none.
 NO_ID: Final = bytes(16)
 #: The turn of those who open logs: one at a time, for the directory has one lock.
 _OPENING: Final = "opening"
+
+
+def _outcome(work: Callable[[], Any]) -> Any:
+    """What work gives, or its error."""
+    try:
+        return work()
+    except Exception as error:
+        return error
 
 
 class State:
@@ -72,7 +85,7 @@ class State:
         self.transactions: Any = None  # the same
         self._names: dict[bytes, str] = {}
         self._visible: dict[tuple[str, int], int] = {}
-        self._turns: dict[Hashable, deque[tuple[Callable[[], Any], Callable[[Any], None]]]] = {}
+        self._turns: dict[Hashable, deque[_Turn]] = {}  # that wait; a key is there while one of its turns is under way
         self._lines: dict[Key, deque[_InLine]] = {}  # requests that have not begun, see in_order()
         self._next_in_line: deque[_InLine] = deque()  # those that none is in front of any more
         self._is_starting = False
@@ -93,6 +106,14 @@ class State:
         if partition not in self.logdir.partitions(topic):
             raise TopicNotFoundError(f"topic {topic!r} has no such partition", found=partition)
         raise LogFailedError("the log is to be opened again; try again")  # it failed a moment ago
+
+    def free_log(self, topic: str, partition: int) -> Log | None:
+        """The log of a partition if it is open and sound, and no request and no work for it waits."""
+        key = topic, partition
+        if key in self._lines or key in self._turns:
+            return None
+        log = self.logdir.opened(topic, partition)
+        return None if log is None or log.has_failed else log
 
     def _is_to_open(self, key: Key) -> bool:
         topic, partition = key
@@ -199,7 +220,11 @@ class State:
         return answer
 
     def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """As submit, but one after the other for each key, in the order of the calls."""
+        """As submit, but one after the other for each key, in the order of the calls.
+
+        What has gathered is done in one go: a thread for each append of a client that pipelines them would cost more
+        than the appends.
+        """
         turns = self._turns.get(key)
         if turns is not None:
             turns.append((work, done))
@@ -207,14 +232,17 @@ class State:
         turns = self._turns[key] = deque([(work, done)])
 
         def start() -> None:
-            self.submit(turns[0][0], finished)
+            taken = [turns.popleft() for _ in range(min(len(turns), _TURNS_AT_ONCE))]
+            self.submit(lambda: [_outcome(work) for work, _ in taken], partial(finished, taken))
 
-        def finished(result: Any) -> None:
-            _, then = turns.popleft()
-            try:
-                then(result)
-            except Exception:
-                _log.exception("an answer that came later")
+        def finished(taken: list[_Turn], outcomes: Any) -> None:
+            if isinstance(outcomes, BaseException):  # nothing was done: the host is stopping
+                outcomes = [outcomes] * len(taken)
+            for (_, then), outcome in zip(taken, outcomes, strict=True):
+                try:
+                    then(outcome)
+                except Exception:
+                    _log.exception("an answer that came later")
             if turns:
                 start()
             else:

@@ -142,6 +142,8 @@ class Waiting:
 
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
         """Calls those who wait for any of the keys, each once."""
+        if not self._by_key:
+            return
         for action in {action for key in keys for action in self._by_key.get(key, ())}:
             guarded(action, now_ms)
 

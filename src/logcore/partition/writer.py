@@ -537,7 +537,10 @@ class Writer(Appender):
             most = min(most, self.durability.max_bytes)
         elif self.durability.kind == "always":
             most = 1
-        if len(data) <= most or len(batches) == 1:
+        if len(batches) == 1:
+            ((_, _, last_offset, max_timestamp),) = batches
+            self.write_locked(data, last_offset, max_timestamp, now_ms, batches)
+        elif len(data) <= most:
             self.write_locked(data, batches[-1][2], max(batch[3] for batch in batches), now_ms, batches)
         else:
             before = self.state.end

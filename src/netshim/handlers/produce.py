@@ -61,7 +61,9 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
     if call.version >= _IDS_SINCE:
         for topic in request.topic_data:
             topic.name = state.topic_of(topic.topic_id) or ""
-    if request.transactional_id is None or not state.transactions:
+    if request.transactional_id is None:
+        return _produce_one(request, call, state) or _produce_in_order(request, call, state)
+    if not state.transactions:
         return _produce_in_order(request, call, state)
     partitions, producers = _transactional(request)
     if not partitions or (state.transactions.is_loaded and call.version < _ADDS_SINCE):
@@ -130,6 +132,88 @@ def _keep(partition: ProduceRequest.Topic.Partition) -> None:
         partition.records = bytes(partition.records)
 
 
+def _produce_one(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
+    """What most requests are: one sound batch for one partition whose log is open and busy with nothing else. None for
+    all others, of which nothing is done then. They take the long way, whose answers are the same.
+    """
+    topics = request.topic_data
+    if len(topics) != 1 or len(topics[0].partition_data) != 1 or request.acks not in (1, -1):
+        return None
+    (topic,) = topics
+    (asked,) = topic.partition_data
+    log = state.free_log(topic.name, asked.index)
+    records = asked.records or b""
+    if log is None or _check_batch(request, topic.name, records, call)[0] or _may_wait(log, records):
+        return None
+    response_type = wire.PRODUCE.Response
+    result = response_type.Topic.Partition(index=asked.index, base_offset=-1)
+    told = response_type.Topic(name=topic.name, topic_id=topic.topic_id, partition_responses=[result])
+    response = response_type(responses=[told])
+    receipt = _append(log, records)
+    if isinstance(receipt, Exception):
+        _refuse_batch(result, log, records, receipt, call, state)
+        return response
+    end = _accept(result, log, receipt)
+    state.appended(topic.name, asked.index, log, end, call.now_ms)
+    if request.acks == 1 or not _has_to_wait(log, end):
+        return response
+    answer = Answer()
+
+    def synced(error: LogcoreError | None) -> None:
+        if error is not None:
+            _refuse(result, code_of(error), message_of(error), call, state)
+        answer.set(response)
+
+    state.syncs.when_durable(log, end, synced)
+    return answer
+
+
+def _append(log: Log, records: Buffer) -> Receipt | Exception:
+    try:
+        return log.append_batch(records, durability="os")
+    except LogcoreError as error:
+        return error
+
+
+def _may_wait(log: Log, records: Buffer) -> bool:
+    """Whether an append of this batch has to be done beside the loop."""
+    newest = int.from_bytes(records[35:43], "big", signed=True)
+    return log.writer.may_wait(len(records), newest, has_producer=records[43] < 0x80)
+
+
+def _has_to_wait(log: Log, end: int) -> bool:
+    """Whether who wants acks=all is answered only once all below end is on disk."""
+    return log.durability.waits and log.durable_end_offset < end
+
+
+def _accept(result: ProduceResponse.Topic.Partition, log: Log, receipt: Receipt) -> int:
+    """Tells where a batch was stored; returns the offset behind it."""
+    result.base_offset = receipt.offset
+    result.log_start_offset = log.log_start_offset
+    if log.config.is_append_time:
+        result.log_append_time_ms = receipt.timestamp_ms
+    return receipt.last_offset + 1
+
+
+def _refuse(result: ProduceResponse.Topic.Partition, code: int, message: str | None, call: Call, state: State) -> None:
+    result.error_code = code
+    result.error_message = message
+    result.base_offset = -1
+    state.journal.refused(call, "Produce", code, message)
+
+
+def _refuse_batch(
+    result: ProduceResponse.Topic.Partition, log: Log, records: Buffer, error: Exception, call: Call, state: State
+) -> None:
+    """Tells why the log has not stored a batch."""
+    _refuse(result, _code_of_batch(error, records), message_of(error), call, state)
+    if result.error_code in _SAYS_LOG_START:
+        result.log_start_offset = log.log_start_offset
+    record_error = wire.PRODUCE.Response.Topic.Partition.RecordError
+    refused = getattr(error, "record_errors", ())
+    result.record_errors = [record_error(batch_index=at, batch_index_error_message=why) for at, why in refused]
+
+
 def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
     response_type = wire.PRODUCE.Response
     partition_type = response_type.Topic.Partition
@@ -142,10 +226,7 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
     def fail(result: ProduceResponse.Topic.Partition, code: int, message: str | None) -> None:
         nonlocal failed
         failed = True
-        result.error_code = code
-        result.error_message = message
-        result.base_offset = -1
-        state.journal.refused(call, "Produce", code, message)
+        _refuse(result, code, message, call, state)
 
     def done() -> None:
         nonlocal left
@@ -167,23 +248,15 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
     def stored(
         topic: str, log: Log, records: Buffer, result: ProduceResponse.Topic.Partition, receipt: Receipt | Exception
     ) -> None:
+        nonlocal failed
         if isinstance(receipt, Exception):
-            fail(result, _code_of_batch(receipt, records), message_of(receipt))
-            if result.error_code in _SAYS_LOG_START:
-                result.log_start_offset = log.log_start_offset
-            refused = getattr(receipt, "record_errors", ())
-            result.record_errors = [
-                partition_type.RecordError(batch_index=at, batch_index_error_message=why) for at, why in refused
-            ]
+            failed = True
+            _refuse_batch(result, log, records, receipt, call, state)
             done()
             return
-        result.base_offset = receipt.offset
-        result.log_start_offset = log.log_start_offset
-        if log.config.is_append_time:
-            result.log_append_time_ms = receipt.timestamp_ms
-        end = receipt.last_offset + 1
+        end = _accept(result, log, receipt)
         state.appended(topic, result.index, log, end, call.now_ms)
-        if acks == -1 and log.durability.waits and log.durable_end_offset < end:
+        if acks == -1 and _has_to_wait(log, end):
             state.syncs.when_durable(log, end, lambda error: synced(result, error))
         else:
             done()
@@ -214,23 +287,12 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
             fail(result, code, message)
             done()
             return
-        head = memoryview(records)
-        newest = int.from_bytes(head[35:43], "big", signed=True)
-        has_producer = len(head) > 43 and head[43] < 0x80
         key = topic, asked.index
-        if state.has_turns(key) or log.writer.may_wait(len(head), newest, has_producer=has_producer):
+        if state.has_turns(key) or _may_wait(log, records):
             kept = bytes(records)  # the buffer of the connection will hold other requests
-            state.in_turn(
-                key,
-                lambda: log.append_batch(kept, durability="os"),
-                lambda receipt: stored(topic, log, kept, result, receipt),
-            )
+            state.in_turn(key, lambda: _append(log, kept), lambda receipt: stored(topic, log, kept, result, receipt))
             return
-        try:
-            receipt: Receipt | Exception = log.append_batch(records, durability="os")
-        except LogcoreError as error:
-            receipt = error
-        stored(topic, log, records, result, receipt)
+        stored(topic, log, records, result, _append(log, records))
 
     for topic in request.topic_data:
         asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
