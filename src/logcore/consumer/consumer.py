@@ -91,9 +91,11 @@ class _Reading:
     is_paused: bool = False
     records: Iterator[Record] | None = None
     end: int = 0  # of those records
+    is_ahead: bool = False  # the iteration has taken records that it has not handed out
 
     def drop(self) -> None:
         self.records = None
+        self.is_ahead = False
 
     def place(self, offset: int) -> None:
         """From a new position on, which nothing was processed before."""
@@ -592,6 +594,7 @@ class Consumer:
         look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
         until_look = 1
         while True:
+            reading.is_ahead = True
             try:
                 ahead = self._handed(one, list(itertools.islice(records, at_once)))
             except BaseException:
@@ -742,6 +745,8 @@ class Consumer:
 
     def _open(self, one: TopicPartition, reading: _Reading) -> bool:
         """Whether there are records behind the position; reading.records are those."""
+        if reading.is_ahead:  # of an iteration that was left, and would miss those between
+            reading.drop()
         if reading.records is not None:
             return True
         position = reading.position
