@@ -777,7 +777,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
-        "                self._finish()  # the caller says so; or auto-commit would take it back\n",
+        "        self._finish()  # the caller says so; or auto-commit would take it back\n",
         "",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),

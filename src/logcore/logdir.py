@@ -700,15 +700,19 @@ class LogDir:
         partition() too, and InvalidConfigError where partitions are missing, so that a key has none.
         """
         if partition is None:
-            known = self._registry.known.get(topic) or self._topic(topic)
-            partitioner = self._partitioners.get(topic)
-            if partitioner is None or partitioner.numbers is not known.numbers:
-                partitioner = self._partitioners[topic] = Partitioner(known.numbers)
-            partition = partitioner.choose(key, value)
+            partition = self.choose_partition(topic, key, value)
         log = self._logs.get((topic, partition))
         if log is None or log.is_closed:
             log = self.partition(topic, partition)
         return log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
+
+    def choose_partition(self, topic: str, key: Piece | None, value: Piece | None) -> int:
+        """Where append() puts a record for which no partition is named. Raises what that raises."""
+        known = self._registry.known.get(topic) or self._topic(topic)
+        partitioner = self._partitioners.get(topic)
+        if partitioner is None or partitioner.numbers is not known.numbers:
+            partitioner = self._partitioners[topic] = Partitioner(known.numbers)
+        return partitioner.choose(key, value)
 
     def read(
         self,
