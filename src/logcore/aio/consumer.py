@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 _LOOK_SECONDS: Final = 0.1
 #: What one reading decodes, about a millisecond of the loop; and how large records are thought to be at first.
 _PIECE_BYTES: Final = 1 << 20
-_RECORD_BYTES: Final = 8_192
+_RECORD_BYTES: Final = 65_536
 #: Records that the iteration hands out before other tasks have their turn.
 _AT_ONCE: Final = 128
 
@@ -451,7 +451,7 @@ def opening(directory: LogDir, is_read_only: bool, settings: ConsumerSettings) -
     async def begin() -> Consumer:
         home = Home("the consumer")
         try:
-            made = await home.begin(make, synchronous.Consumer.close)
+            made = await home.obtain(make, synchronous.Consumer.close)
         except BaseException:
             home.end()
             raise

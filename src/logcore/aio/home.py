@@ -2,8 +2,7 @@
 
 Rules:
 - Calls run in the thread one after another, in the order in which they were made.
-- A call that was handed to the thread is carried out, also when the task that waits for it is cancelled. What it would
-  have returned then goes to `unwanted`, in the thread.
+- A call that was handed to the thread is carried out, also when the task that waits for it is cancelled.
 - The thread ends with Home.end(), and with the object.
 
 Nothing here knows a log.
@@ -20,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from logcore.errors import WrongLoopError
+from logcore.producer.futures import call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -76,13 +76,31 @@ class Home:
         """Runs a function in the thread and returns what it returns. Raises what it raises, and WrongLoopError."""
         return await self.begin(functools.partial(function, *args, **kwargs))
 
-    def begin(self, function: Callable[[], _T], unwanted: Callable[[_T], object] | None = None) -> asyncio.Future[_T]:
-        """Hands a function to the thread; the future is of this loop. unwanted: called in the thread with the result,
-        if the future was cancelled.
+    async def obtain(self, function: Callable[[], _T], unwanted: Callable[[_T], object]) -> _T:
+        """As call(), for what has to be given back: if the task is cancelled, unwanted() gets the result in the
+        thread; what it raises goes to sys.unraisablehook.
         """
+        found: list[_T] = []
+
+        def run() -> _T:
+            found.append(function())
+            return found[0]
+
+        def give_back() -> None:
+            for one in found:
+                call(unwanted, one)
+
+        try:
+            return await self.begin(run)
+        except asyncio.CancelledError:
+            self.submit(give_back)  # behind the function, and before what the next task asks for
+            raise
+
+    def begin(self, function: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Hands a function to the thread; the future is of this loop."""
         self.check()
         future: asyncio.Future[_T] = self.loop.create_future()
-        job = functools.partial(self._run, function, future, unwanted)
+        job = functools.partial(self._run, function, future)
         asked = _ASKED.get()
         if asked is not None and asked.home is self:
             asked.jobs.put(job)
@@ -97,17 +115,14 @@ class Home:
         else:
             self._pool.submit(job)
 
-    def _run(
-        self, function: Callable[[], _T], future: asyncio.Future[_T], unwanted: Callable[[_T], object] | None
-    ) -> None:
+    def _run(self, function: Callable[[], _T], future: asyncio.Future[_T]) -> None:
         result: Any = None
         error: BaseException | None = None
         try:
             result = function()
         except BaseException as caught:  # the caller has it; a thread of a pool would keep it
             error = caught
-        if not self.tell(functools.partial(self._settle, future, result, error, unwanted)) and unwanted and not error:
-            unwanted(result)
+        self.tell(functools.partial(_settle, future, result, error))
 
     def tell(self, function: Callable[[], object]) -> bool:
         """Calls a function in the loop, from any thread; False when the loop is closed."""
@@ -116,21 +131,6 @@ class Home:
         except RuntimeError:
             return False
         return True
-
-    def _settle(
-        self,
-        future: asyncio.Future[Any],
-        result: object,
-        error: BaseException | None,
-        unwanted: Callable[[Any], object] | None,
-    ) -> None:
-        if future.done():
-            if error is None and unwanted is not None:
-                self.submit(functools.partial(unwanted, result))
-        elif error is not None:
-            future.set_exception(_storable(error))
-        else:
-            future.set_result(result)
 
     # -- the other way -------------------------------------------------------------------------------------------
 
@@ -177,6 +177,15 @@ class Home:
     def _end(self) -> None:
         self._is_ended = True
         self._pool.shutdown(wait=False)
+
+
+def _settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(_storable(error))
+    else:
+        future.set_result(result)
 
 
 async def _answer(function: Callable[[], Awaitable[object] | object], asked: _Asked) -> object:

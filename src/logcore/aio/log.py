@@ -41,9 +41,9 @@ _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError, TypeError, ValueE
 
 
 class Appended:
-    """One append that waits. row: as Log.append_many() takes it."""
+    """One append that waits. row: as Log.append_many() takes it. turn: how many other calls came before it."""
 
-    __slots__ = ("durability", "expected_offset", "future", "row", "size_bytes")
+    __slots__ = ("durability", "expected_offset", "future", "row", "size_bytes", "turn")
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Appended:
         self.durability = durability
         self.expected_offset = expected_offset
         self.future = future
+        self.turn = 0
         self.size_bytes = _RECORD_BYTES + sum(len(piece) for piece in row[:2] if isinstance(piece, bytes))
 
 
@@ -67,35 +68,44 @@ class Appending:
         self._log = log
         self._waiting: deque[Appended] = deque()
         self._is_due = False
+        self._turn = 0
         self._most_bytes = most_bytes(log)
 
     def add(self, one: Appended) -> None:
         """In the loop. The thread is asked once the tasks that are to run now have run."""
+        one.turn = self._turn
         self._waiting.append(one)
         if not self._is_due:
             self._is_due = True
             self._home.loop.call_soon(self.hand_over)
 
     def hand_over(self) -> None:
-        """In the loop: the thread writes what waits, before what it is asked for later."""
+        """In the loop: the thread writes what waits."""
         if self._is_due:
             self._is_due = False
-            self._home.submit(self._write)
+            self._home.submit(functools.partial(self._write, self._turn))
 
-    def _write(self) -> None:
+    def let_pass(self) -> None:
+        """In the loop: another call comes behind what waits now, and before what is added later."""
+        self.hand_over()
+        self._turn += 1
+
+    def _write(self, turn: int) -> None:
         """In the thread."""
-        while self._waiting:
-            together = self._next()
+        while self._waiting and self._waiting[0].turn <= turn:
+            together = self._next(turn)
             if together:
                 outcomes = _outcomes(self._log, together)
                 self._home.tell(functools.partial(_settle, together, outcomes))
 
-    def _next(self) -> list[Appended]:
+    def _next(self, turn: int) -> list[Appended]:
         """Those that one batch may hold. The first of them decides how safe it is to be."""
         found: list[Appended] = []
         size_bytes = 0
         while self._waiting and len(found) < _MOST_TOGETHER and size_bytes < self._most_bytes:
             one = self._waiting[0]
+            if one.turn > turn:
+                break
             if one.future.cancelled():
                 self._waiting.popleft()
                 continue
@@ -171,7 +181,7 @@ def open(
     async def begin() -> Log:
         home = Home("the log")
         try:
-            log = await home.begin(
+            log = await home.obtain(
                 functools.partial(
                     synchronous.open_log,
                     path,
@@ -236,7 +246,7 @@ class Log:
     def _call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Coroutine[Any, Any, _T]:
         """In the thread, behind what was appended before."""
         self._home.check()
-        self._appending.hand_over()
+        self._appending.let_pass()
         return self._home.call(function, *args, **kwargs)
 
     # -- appending -----------------------------------------------------------------------------------------------

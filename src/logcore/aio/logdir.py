@@ -61,7 +61,7 @@ def open_dir(
             fs=fs,
         )
         try:
-            directory = await home.begin(function, synchronous.LogDir.close)
+            directory = await home.obtain(function, synchronous.LogDir.close)
         except BaseException:
             home.end()
             raise

@@ -29,7 +29,7 @@ import attrs
 
 from logcore.aio.home import Home
 from logcore.aio.opening import Opening
-from logcore.errors import BufferFullError, InvalidConfigError, ProducerClosedError
+from logcore.errors import BufferFullError, InvalidConfigError, ProducerClosedError, TransactionAbortedError
 from logcore.format.columns import ColumnInput, TimesInput
 from logcore.kernels import Receipt
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
@@ -234,6 +234,8 @@ class Producer:
                 future.set_result(metadata)
             else:
                 future.set_exception(found.error)
+                if isinstance(found.error, TransactionAbortedError):
+                    future.exception()  # whoever aborted it knows: the loop need not tell of futures nobody asks
         if self._line:
             self._line[0].set()
 
@@ -422,7 +424,7 @@ class TransactionalProducer(Producer):
         """
         block = self._sync.transaction()
         # A task that is cancelled here has no block to end.
-        await self._home.begin(block.__enter__, lambda _: block.__exit__(asyncio.CancelledError, None, None))
+        await self._home.obtain(block.__enter__, lambda _: block.__exit__(asyncio.CancelledError, None, None))
         try:
             yield self
         except BaseException as error:
@@ -450,7 +452,7 @@ def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
     async def begin() -> Producer:
         home = Home("the producer")
         try:
-            made = await home.begin(make, lambda producer: producer.close(0))
+            made = await home.obtain(make, lambda producer: producer.close(0))
         except BaseException:
             home.end()
             raise
