@@ -782,6 +782,67 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
+        "iteration_hides_what_it_read_ahead", "logcore/consumer/consumer.py",
+        "            reading.is_ahead = True\n",
+        "",
+        "consumer/test_consumer.py",
+    ),
+    # -- asyncio
+    Mistake(
+        "opened_for_nobody_stays_open", "logcore/aio/home.py",
+        "            self.submit(give_back)  # behind the function, and before what the next task asks for\n",
+        "",
+        "aio/test_aio_cancellation.py",
+    ),
+    Mistake(
+        "append_goes_past_a_call_before_it", "logcore/aio/log.py",
+        "        self.hand_over()\n        self._turn += 1\n",
+        "        self.hand_over()\n",
+        "aio/test_aio_log.py",
+    ),
+    Mistake(
+        "cancelled_append_is_written", "logcore/aio/log.py",
+        "            if one.future.cancelled():\n",
+        "            if False:\n",
+        "aio/test_aio_cancellation.py",
+    ),
+    Mistake(
+        "refused_record_fails_its_batch", "logcore/aio/log.py",
+        "    except _OF_RECORDS:  # nothing was written\n",
+        "    except ZeroDivisionError:\n",
+        "aio/test_aio_log.py",
+    ),
+    Mistake(
+        "half_of_a_batch_is_settled_too_soon", "logcore/aio/producer.py",
+        "            if later:\n                self._sent[delivery] = later\n",
+        "            if False:\n                self._sent[delivery] = later\n",
+        "aio/test_aio_producer.py",
+    ),
+    Mistake(
+        "tasks_overtake_those_that_wait_for_memory", "logcore/aio/producer.py",
+        "        if not self._line and self._since_turn < _AT_ONCE:\n",
+        "        if self._since_turn < _AT_ONCE:\n",
+        "aio/test_aio_producer.py",
+    ),
+    Mistake(
+        "seek_overtaken_by_a_cancelled_step", "logcore/aio/consumer.py",
+        "        if self._steps and not self._home.is_asking:\n            self._later.append(function)\n",
+        "        if False:\n            self._later.append(function)\n",
+        "aio/test_aio_consumer.py",
+    ),
+    Mistake(
+        "listener_blocks_its_own_commit", "logcore/aio/home.py",
+        "        if asked is not None and asked.home is self:\n            asked.jobs.put(job)\n",
+        "        if False:\n            asked.jobs.put(job)\n",
+        "aio/test_aio_consumer.py::test_listeners_may_be_coroutines_that_seek_and_commit",
+    ),
+    Mistake(
+        "news_told_twice_before_it_is_heard", "logcore/aio/following.py",
+        "        self._is_told = False  # first: what comes from now on is news\n",
+        "",
+        "aio/test_aio_log.py::test_a_tail_hears_of_appends_in_other_threads_and_of_the_end",
+    ),
+    Mistake(
         "partition_given_out_before_it_is_given_up", "logcore/consumer/assignors.py",
         "if claims.claimants.get(one, {member_id}) == {member_id}]",
         "]",

@@ -270,16 +270,26 @@ def test_a_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_a_seek_behind_a_step_that_was_cancelled_counts(tmp_path: Path) -> None:
-    """The step would give the partition its position. It is carried out first, whatever has become of its task."""
+def test_a_seek_behind_a_step_that_was_cancelled_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step gives the partition its position. It is carried out first, whatever has become of its task."""
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 5)
         await consumer.assign([ONE])
+        groups = consumer._sync._groups
+        assert groups is not None
+        committed = groups.committed
+        is_midway = threading.Event()
         hold = threading.Event()
-        consumer._home.submit(hold.wait)
+
+        def slowly(group_id: str) -> Any:
+            is_midway.set()
+            hold.wait()
+            return committed(group_id)
+
+        monkeypatch.setattr(groups, "committed", slowly)
         reading = asyncio.ensure_future(consumer.getmany())
-        while not consumer._steps:
+        while not is_midway.is_set():
             await asyncio.sleep(0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -289,7 +299,7 @@ def test_a_seek_behind_a_step_that_was_cancelled_counts(tmp_path: Path) -> None:
         consumer.resume(ONE)
         assert await take(consumer, 2) == [(0, 3), (0, 4)]
 
-    with_consumer(tmp_path, main)
+    with_consumer(tmp_path, main, group_id="g")
 
 
 def test_large_records_are_read_in_pieces(tmp_path: Path) -> None:

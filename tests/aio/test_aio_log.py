@@ -100,6 +100,22 @@ def test_calls_come_behind_what_was_appended_before(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
+def test_an_append_does_not_go_past_a_call_that_came_before_it(tmp_path: Path) -> None:
+    async def main(log: aio.Log) -> None:
+        with log.sync._state.lock:  # the thread is busy with the first meanwhile
+            appending = [asyncio.ensure_future(log.append(b"0"))]
+            await asyncio.sleep(0)
+            await until(lambda: not log._appending._waiting)
+            appending.append(asyncio.ensure_future(log.append_many([(None, b"1")])))
+            await asyncio.sleep(0)
+            appending.append(asyncio.ensure_future(log.append(b"2")))
+            await asyncio.sleep(0)
+        await asyncio.gather(*appending)
+        assert [record.value async for record in log.read(0)] == [b"0", b"1", b"2"]
+
+    in_loop(tmp_path, main)
+
+
 def test_all_other_ways_to_append(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         assert (await log.append_many((None, b"%d" % number) for number in range(3))).last_offset == 2

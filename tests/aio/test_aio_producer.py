@@ -171,6 +171,21 @@ def test_full_memory_holds_tasks_back_in_their_order(tmp_path: Path) -> None:
     )
 
 
+def test_a_small_record_does_not_overtake_one_that_waits_for_memory(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, producer: aio.Producer) -> None:
+        with producer._sync._work.writing:  # nothing is written meanwhile
+            await producer.send("t", b"x" * 400, partition=0)
+            large = asyncio.ensure_future(producer.send("t", b"x" * 400, partition=0))
+            await asyncio.sleep(0)
+            small = asyncio.ensure_future(producer.send("t", b"y", partition=0))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not small.done()
+        assert [(await (await one)).offset for one in (large, small)] == [1, 2]
+
+    with_producer(tmp_path, main, buffer_memory=700)
+
+
 def test_memory_that_stays_full_is_an_error(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         with producer._sync._work.writing:  # nothing is written meanwhile

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 _EXIT_SECONDS: Final = 5.0
 
 
+#: As asyncio.get_running_loop(), which costs more because it may raise.
+_running_loop: Final = asyncio.events._get_running_loop
 #: Records that tasks send before the loop has its turn, if there is none by itself.
 _AT_ONCE: Final = 1_024
 
@@ -151,8 +153,9 @@ class Producer:
         Waits up to max_block_ms for memory; cancelled while it waits, it leaves no trace. All else, and errors, as
         for logcore.producer.Producer.send().
         """
-        self._home.check()
-        self._check_open()
+        if self._is_closed or _running_loop() is not self._loop:
+            self._home.check()
+            self._check_open()
         if self._does_prepare:
             record = self._sync._prepared(ProducerRecord(topic, value, key, partition, headers, timestamp_ms))
             topic, value, key, partition, headers, timestamp_ms = record
@@ -200,9 +203,10 @@ class Producer:
 
     def _expect(self, record_future: RecordFuture, on_delivery: OnDelivery | None) -> asyncio.Future[RecordMetadata]:
         future: asyncio.Future[RecordMetadata] = self._loop.create_future()
-        sent = self._sent.get(record_future._to)
+        delivery = record_future._to
+        sent = self._sent.get(delivery)
         if sent is None:
-            sent = self._sent[record_future._to] = []
+            sent = self._sent[delivery] = []
             record_future.add_done_callback(self._hand_over)
         sent.append((record_future, future, on_delivery))
         self._since_turn += 1
@@ -217,27 +221,34 @@ class Producer:
         """In the loop: settles the futures of a batch, or of that half of it that has an outcome."""
         self._since_turn = 0
         sent = self._sent.pop(delivery)
-        later = [one for one in sent if not one[0].delivery().resolved]
-        if later:
-            self._sent[delivery] = later
-            later[0][0].add_done_callback(self._hand_over)
-            sent = [one for one in sent if one[0].delivery().resolved]
+        if delivery.parts is not None:
+            later = [one for one in sent if not one[0].delivery().resolved]
+            if later:
+                self._sent[delivery] = later
+                later[0][0].add_done_callback(self._hand_over)
+                sent = [one for one in sent if one[0].delivery().resolved]
+        is_whole = delivery.parts is None
+        listener = self._on_delivery
         for record_future, future, on_delivery in sent:
-            found = record_future.delivery()
+            found = delivery if is_whole else record_future.delivery()
             metadata = record_future.metadata(found)
-            for listener in (on_delivery, self._on_delivery):
-                if listener is not None:
-                    call(listener, found.error, metadata)
-            if future.done():
-                continue
-            if found.error is None:
+            if on_delivery is not None:
+                call(on_delivery, found.error, metadata)
+            if listener is not None:
+                call(listener, found.error, metadata)
+            if found.error is not None:
+                self._fail(future, found.error)
+            elif not future.done():
                 future.set_result(metadata)
-            else:
-                future.set_exception(found.error)
-                if isinstance(found.error, TransactionAbortedError):
-                    future.exception()  # whoever aborted it knows: the loop need not tell of futures nobody asks
         if self._line:
             self._line[0].set()
+
+    def _fail(self, future: asyncio.Future[RecordMetadata], error: Exception) -> None:
+        if future.done():
+            return
+        future.set_exception(error)
+        if isinstance(error, TransactionAbortedError):
+            future.exception()  # whoever aborted it knows: the loop need not tell of futures nobody asks
 
     async def _in_line(self, attempt: Callable[[], RecordFuture]) -> RecordFuture:
         """Tries whenever memory was freed, in the order of the calls. Raises BufferFullError after max_block_ms."""
