@@ -88,6 +88,8 @@ from logcore.transactionstate import stored_transactions
 
 if TYPE_CHECKING:
     from logcore.consumer.consumer import Consumer
+    from logcore.consumer.simple import SimpleConsumer
+    from logcore.consumer.streams import Connector
     from logcore.consumer.values import ConsumerOptions
     from logcore.producer.producer import Producer
     from logcore.producer.transactional import TransactionalProducer
@@ -786,6 +788,23 @@ class LogDir:
             self._check_writable()
             groups = self._coordinators.groups(self)
         return Consumer(self._fs, self, self._claim is None, groups, chosen)
+
+    def connector(self, group_id: str, /, **settings: Unpack[ConsumerOptions]) -> Connector:
+        """Streams of records for threads that share the work of a group; see logcore.consumer.streams.
+
+        settings: as for consumer(); assignors is ("range",) by default. Raises InvalidConfigError.
+        """
+        from logcore.consumer.streams import Connector
+
+        self._check_open()
+        return Connector(self, group_id, settings)
+
+    def simple_consumer(self, *, isolation_level: Isolation = "read_uncommitted") -> SimpleConsumer:
+        """Fetches stored batches from offsets that the caller keeps; see logcore.consumer.simple."""
+        from logcore.consumer.simple import SimpleConsumer
+
+        self._check_open()
+        return SimpleConsumer(self._fs, self, isolation_level)
 
     @overload
     def producer(

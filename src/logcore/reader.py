@@ -618,6 +618,8 @@ def _as_offset(given: object, what: str) -> int:
 
 
 _Kind = TypeVar("_Kind", bound=LogReader)
+#: Begins to listen for news of logs; what it returns blocks until there is some.
+_Waiting = Callable[[contextlib.ExitStack, "Sequence[Tailed]", "float | None"], Callable[[], bool]]
 
 
 # -- for hosts -------------------------------------------------------------------------------------------------------
@@ -789,6 +791,31 @@ def listen_to(log: LogReader, listener: Callable[[], None]) -> Callable[[], None
     return functools.partial(log._state.forget, listener)
 
 
+def wait_for_news(log: LogReader, offset: int, timeout: float) -> bool:
+    """Waits until there is a record at or behind an offset; False when so many seconds are over, or the log is closed.
+
+    Raises what refresh() raises.
+    """
+    tailed = [Tailed(log, offset)]
+    with contextlib.ExitStack() as stack:
+        return _waiting(tailed)(stack, tailed, timeout)()
+
+
+def _waiting(tailed: Sequence[Tailed]) -> _Waiting:
+    is_known = tailed[0].log._is_writing and not tailed[0].log._state.is_shared
+    return _wait_for_writer if is_known else _wait_for_reader
+
+
+def segment_times(log: LogReader) -> list[tuple[int, int, int]]:
+    """Of each segment, in order: its base offset, when its file was last written in milliseconds, its size in bytes."""
+    found = []
+    for segment in log._state.segments:
+        with contextlib.suppress(FileNotFoundError):  # deleted by its writer since we looked
+            facts = (log._fs.modified_ms(segment.path), log._fs.file_size(segment.path))
+            found.append((segment.base_offset, *facts))
+    return found
+
+
 def tail_together(
     logs: Sequence[LogReader], offsets: Sequence[int], timeout: float | None
 ) -> Iterator[tuple[int, list[Record]]]:
@@ -804,9 +831,7 @@ def _follow(tailed: Sequence[Tailed], timeout: float | None) -> Iterator[tuple[i
     if not tailed:
         return
     with contextlib.ExitStack() as stack:
-        is_known = tailed[0].log._is_writing and not tailed[0].log._state.is_shared
-        wait = _wait_for_writer if is_known else _wait_for_reader
-        is_there_more = wait(stack, tailed, timeout)
+        is_there_more = _waiting(tailed)(stack, tailed, timeout)
         try:
             while True:
                 yield from news_of(tailed)

@@ -179,6 +179,10 @@ class Consumer:
         """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group."""
         self._close(is_done=True)
 
+    def leave_unfinished(self) -> None:
+        """As close(), but what was handed out last is not finished: whoever has it may still be at work."""
+        self._close(is_done=False)
+
     def _close(self, *, is_done: bool) -> None:
         with self._alone(is_whole=True):
             if self._is_closed:
@@ -434,6 +438,11 @@ class Consumer:
             else:
                 chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
             self._commit(chosen)
+
+    def commit_elsewhere(self) -> None:
+        """As commit(), in another thread than the one that reads: what that was handed out until now."""
+        self._check_open()
+        self._commit(self._take_positions())
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
