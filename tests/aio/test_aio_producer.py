@@ -286,7 +286,9 @@ def test_a_task_that_is_cancelled_in_a_transaction_aborts_it(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_a_loop_that_ends_warns_of_a_producer_and_lets_it_write(tmp_path: Path) -> None:
+def test_a_loop_that_ends_warns_of_a_producer_and_lets_it_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     held = []
 
     async def main() -> None:
@@ -302,6 +304,7 @@ def test_a_loop_that_ends_warns_of_a_producer_and_lets_it_write(tmp_path: Path) 
     assert data.sync.partition("t", 0).get(0).value == b"v"
     assert producer._sync._work.is_over
     data.sync.close()
+    assert not caplog.records
 
 
 def test_a_closed_producer_leaves_nothing_to_warn_of(tmp_path: Path) -> None:

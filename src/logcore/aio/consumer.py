@@ -411,6 +411,8 @@ class Consumer:
             if self._is_look_due or not self._sync.has_records():
                 await self._begin_step(self._sync.step)
                 self._look_at = self._loop.time() + _LOOK_SECONDS
+                if self._steps:  # that of another task came behind it
+                    continue
             if self._sync._take_wakeup():
                 return False
             if self._sync.has_records():

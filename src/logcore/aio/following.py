@@ -124,6 +124,10 @@ class Watching:
         else:
             self.close()
 
+    def __del__(self) -> None:
+        if self._loop.is_closed():  # else its timer holds this object
+            self._end.close()
+
     def close(self) -> None:
         self._paths = ()
         if self._timer is not None:

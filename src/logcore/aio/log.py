@@ -53,7 +53,7 @@ class Appended:
         future: asyncio.Future[Receipt],
     ) -> None:
         self.row = row
-        self.durability = durability
+        self.durability: Level | None = durability
         self.expected_offset = expected_offset
         self.future = future
         self.turn = 0

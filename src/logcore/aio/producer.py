@@ -20,7 +20,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -103,13 +103,11 @@ class Producer:
     All methods are called in the loop that it was made in, by any number of tasks. Else they raise WrongLoopError.
     """
 
-    _sync: _Plain | _Transactional
-
     def __init__(self, home: Home, producer: _Plain | _Transactional, on_delivery: OnDelivery | None) -> None:
         """Not for users."""
         self._home = home
         self._loop = home.loop
-        self._sync = producer
+        self._sync: _Plain | _Transactional = producer
         self._on_delivery = on_delivery
         self._ticket = object()
         self._does_prepare = producer._prepares
@@ -361,13 +359,16 @@ class Producer:
 
         timeout: seconds; what is not written by then fails with ProducerClosedError. Closing twice is fine.
         """
-        self._home.check()
-        self._is_closed = True
+        await self.end(timeout)
+        await self._at_end.aclose()
+
+    async def end(self, timeout: float | None) -> None:
+        """For close(), and for the end of the loop."""
         closing = self._home.begin(functools.partial(self._sync.close, timeout))
+        self._is_closed = True
         self._home.end()
         self._loop.call_soon(self._let_go)
         await closing
-        await self._at_end.aclose()
 
     def _let_go(self) -> None:
         """Tasks that wait for memory hear that the producer is closed."""
@@ -384,7 +385,7 @@ async def _at_end_of_loop(producer: weakref.ref[Producer]) -> AsyncGenerator[Non
         if found is not None and not found._is_closed:
             what = f"{found!r} was not closed before its event loop"
             warnings.warn(what, ResourceWarning, stacklevel=1, source=found)
-            await found.close(_EXIT_SECONDS)
+            await found.end(_EXIT_SECONDS)
 
 
 class TransactionalProducer(Producer):
@@ -394,31 +395,34 @@ class TransactionalProducer(Producer):
     commit the transaction is committed, or the next one says why not.
     """
 
-    _sync: _Transactional
+    def __init__(self, home: Home, producer: _Transactional, on_delivery: OnDelivery | None) -> None:
+        """Not for users."""
+        super().__init__(home, producer, on_delivery)
+        self._own = producer
 
     async def init_transactions(self, timeout: float | None = None, *, keep_prepared: bool = False) -> None:
         """Takes the transactional id over. transaction() does it by itself."""
-        await self._home.call(self._sync.init_transactions, timeout, keep_prepared=keep_prepared)
+        await self._home.call(self._own.init_transactions, timeout, keep_prepared=keep_prepared)
 
     async def begin_transaction(self) -> None:
         """From now on records may be sent."""
-        await self._home.call(self._sync.begin_transaction)
+        await self._home.call(self._own.begin_transaction)
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
         """Writes what was sent, and commits it."""
-        await self._home.call(self._sync.commit_transaction, timeout)
+        await self._home.call(self._own.commit_transaction, timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
         """Ends the transaction so that nothing of it counts."""
-        await self._home.call(self._sync.abort_transaction, timeout)
+        await self._home.call(self._own.abort_transaction, timeout)
 
     async def prepare_transaction(self, timeout: float | None = None) -> str:
         """Writes what was sent, and waits for the decision of another store."""
-        return await self._home.call(self._sync.prepare_transaction, timeout)
+        return await self._home.call(self._own.prepare_transaction, timeout)
 
     async def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
         """Commits the prepared transaction if this is its text, else aborts it; returns whether it committed."""
-        return await self._home.call(self._sync.complete_transaction, prepared, timeout)
+        return await self._home.call(self._own.complete_transaction, prepared, timeout)
 
     async def send_offsets_to_transaction(
         self,
@@ -426,14 +430,14 @@ class TransactionalProducer(Producer):
         group: transactional.GroupMetadata | str,
     ) -> None:
         """Commits offsets of a group with the transaction. group: Consumer.group_metadata(), or a group id."""
-        await self._home.call(self._sync.send_offsets_to_transaction, dict(offsets), group)
+        await self._home.call(self._own.send_offsets_to_transaction, dict(offsets), group)
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Self]:
+    async def transaction(self) -> AsyncGenerator[Self, None]:
         """Begins a transaction; commits it at the end of the block, or aborts it when an exception leaves the block,
         also that of a task that is cancelled.
         """
-        block = self._sync.transaction()
+        block = self._own.transaction()
         # A task that is cancelled here has no block to end.
         await self._home.obtain(block.__enter__, lambda _: block.__exit__(asyncio.CancelledError, None, None))
         try:
@@ -446,7 +450,7 @@ class TransactionalProducer(Producer):
     @property
     def is_prepared(self) -> bool:
         """Whether a transaction waits for complete_transaction()."""
-        return self._sync.is_prepared
+        return self._own.is_prepared
 
 
 def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:

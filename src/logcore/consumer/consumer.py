@@ -447,7 +447,7 @@ class Consumer:
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
         self._finish()  # the caller says so; or auto-commit would take it back
-        positions = {one: reading.position for one, reading in self._readings.items()}
+        positions = {one: reading.position for one, reading in list(self._readings.items())}
         return {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -512,7 +512,7 @@ class Consumer:
                 raise CommitFailedError(f"offsets {group} were not stored: {error.name}") from self._groups.failure
 
     def _finish(self) -> None:
-        for reading in self._readings.values():
+        for reading in list(self._readings.values()):  # a step in another thread may give some up; see logcore.aio
             reading.finished = reading.position
 
     def _commit_quietly(self) -> None:
@@ -715,7 +715,7 @@ class Consumer:
 
     def has_records(self) -> bool:
         """Whether there is anything to read behind the positions."""
-        return any(self._has_records(reading) for reading in self._readings.values())
+        return any(self._has_records(reading) for reading in list(self._readings.values()))
 
     def _open_again(self) -> None:
         """A log that failed was closed, and the directory has another. Raises LogClosedError when that is closed."""
