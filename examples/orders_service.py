@@ -50,7 +50,7 @@ async def place(request: Request) -> dict[str, int]:
 async def follow(request: Request, last_event_id: Annotated[int, Header()] = -1) -> StreamingResponse:
     log: aio.Log = request.app.state.log
     try:
-        tail = log.tail(last_event_id + 1)
+        tail = log.tail(max(log.log_start_offset, last_event_id + 1))  # older orders may be deleted
     except OffsetOutOfRangeError as error:
         raise HTTPException(416, str(error)) from error
     return StreamingResponse(events(tail), media_type="text/event-stream")

@@ -787,6 +787,24 @@ MISTAKES: Final = (
         "",
         "consumer/test_consumer.py",
     ),
+    Mistake(
+        "end_of_a_stream_commits_the_record_in_hand", "logcore/consumer/consumer.py",
+        "        self._close(is_done=False)\n",
+        "        self._close(is_done=True)\n",
+        "consumer/test_streams.py",
+    ),
+    Mistake(
+        "columns_undo_a_seek", "logcore/consumer/consumer.py",
+        "            if reading is None or reading.position != each.start:\n",
+        "            if reading is None:\n",
+        "aio/test_aio_consumer.py",
+    ),
+    Mistake(
+        "failed_record_keeps_its_place_in_the_queue", "logcore/seeds.py",
+        "        except BaseException:\n            self._room.release()\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        "producer/test_seeds.py",
+    ),
     # -- asyncio
     Mistake(
         "opened_for_nobody_stays_open", "logcore/aio/home.py",

@@ -302,6 +302,32 @@ def test_a_seek_behind_a_step_that_was_cancelled_counts(tmp_path: Path, monkeypa
     with_consumer(tmp_path, main, group_id="g")
 
 
+def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 5)
+        await consumer.assign([ONE])
+        find = consumer._sync._find_columns
+        is_midway = threading.Event()
+        hold = threading.Event()
+
+        def slowly() -> Any:
+            found = find()
+            is_midway.set()
+            hold.wait()
+            return found
+
+        monkeypatch.setattr(consumer._sync, "_find_columns", slowly)
+        reading = asyncio.ensure_future(consumer.poll_columns(timeout_ms=60_000))
+        while not is_midway.is_set():
+            await asyncio.sleep(0)
+        consumer.seek(ONE, 3)
+        hold.set()
+        assert [offset for each in (await reading)[ONE] for offset in each.offsets.tolist()] == [3, 4]
+        assert consumer.position(ONE) == 5
+
+    with_consumer(tmp_path, main)
+
+
 def test_large_records_are_read_in_pieces(tmp_path: Path) -> None:
     """A list holds about 1 MiB, however many records it may hold; other tasks have their turn between two lists."""
 

@@ -120,6 +120,17 @@ def test_commits_are_of_all_that_was_handed_out(data: LogDir) -> None:
         assert stored.offset == 3
 
 
+def test_streams_of_a_directory_that_processes_share(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "shared", create=True, shared=True, durability="os") as data:
+        data.create_topic("t", 4)
+        fill(data, "t", 5)
+        connector = data.connector("g", auto_offset_reset="earliest")
+        with threads(connector.create_message_streams({"t": 2})["t"]) as found:
+            places = {(record.partition, record.offset) for _, record in (found.get() for _ in range(20))}
+            connector.shutdown()
+        assert places == {(partition, offset) for partition in range(4) for offset in range(5)}
+
+
 def test_a_record_in_hand_is_not_committed_by_the_end(data: LogDir) -> None:
     """Its thread may still be at work. The records before it are finished."""
     fill(data, "u", 5)
