@@ -850,7 +850,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "listener_blocks_its_own_commit", "logcore/aio/home.py",
-        "        if asked is not None and asked.home is self:\n            asked.jobs.put(job)\n",
+        "        if asked is not None:\n            asked.jobs.put(job)\n",
         "        if False:\n            asked.jobs.put(job)\n",
         "aio/test_aio_consumer.py::test_listeners_may_be_coroutines_that_seek_and_commit",
     ),

@@ -198,6 +198,29 @@ def test_listeners_may_be_coroutines_that_seek_and_commit(tmp_path: Path) -> Non
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
 
+def test_a_task_that_a_listener_starts_may_live_longer(tmp_path: Path) -> None:
+    tasks: list[asyncio.Task[None]] = []
+    is_over = []
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        async def later() -> None:
+            while not is_over:
+                await asyncio.sleep(0)
+            await consumer.commit({ONE: 7})
+
+        class Starting(aio.RebalanceListener):
+            async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+                tasks.append(asyncio.create_task(later()))
+
+        consumer.subscribe(["t"], listener=Starting())
+        await consumer.getmany()
+        is_over.append(True)
+        await tasks[0]
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(7)
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
+
+
 def test_listeners_may_be_those_of_the_other_consumer(tmp_path: Path) -> None:
     heard: list[str] = []
     loop_thread = threading.get_ident()

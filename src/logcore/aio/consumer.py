@@ -422,7 +422,8 @@ class Consumer:
                 left = min(left, deadline - self._loop.time())
             if left <= 0:
                 return False
-            if not self._watching.watch(self._sync.watched_paths()):
+            is_new = self._watching.watch(self._sync.watched_paths())
+            if not is_new and not self._sync.has_moved:
                 await self._news.wait(left)
 
     @property

@@ -158,7 +158,7 @@ class Following:
             self._forgets = [listen_to(log, self._tell) for log in self._logs if log._is_writing]
         if self._watching.watch([log.path for log in self._watched]):
             self._has_looked = False
-        if self._has_looked or not self._watched:
+        if self.is_fresh:
             return
         if self._is_shared:  # may wait for the turn of another process
             await self._home.call(self._refresh)
@@ -173,6 +173,11 @@ class Following:
         except BaseException:
             self._has_looked = False
             raise
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing was heard since the look began."""
+        return self._has_looked or not self._watched
 
     async def wait(self, seconds: float | None) -> bool:
         return await self._news.wait(seconds)
@@ -286,6 +291,8 @@ class Tail(Lists[_T]):
                 raise StopAsyncIteration
             if any(one.has_news for one in self._tailed):
                 self._lists = news_of(self._tailed)
+                continue
+            if not self._following.is_fresh:
                 continue
             left = None if deadline is None else deadline - loop.time()
             if left is not None and left <= 0:

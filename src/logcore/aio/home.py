@@ -30,13 +30,17 @@ Job = Callable[[], None]
 
 
 class _Asked:
-    """Something that the thread has asked of the loop. jobs: calls that the loop makes meanwhile; None ends them."""
+    """Something that the thread has asked of the loop. jobs: calls that the loop makes meanwhile; None ends them.
+
+    is_over: it was answered. Written in the loop. Tasks that the answer has started may live longer.
+    """
 
     def __init__(self, home: Home) -> None:
         self.home = home
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.result: Any = None
         self.error: BaseException | None = None
+        self.is_over = False
 
 
 #: What the present task answers, if a thread has asked it.
@@ -68,9 +72,14 @@ class Home:
 
     @property
     def is_asking(self) -> bool:
-        """Whether the present task is, or was started by, one that the thread has asked; see ask()."""
+        """Whether the thread waits for the present task, or for one that has started it; see ask()."""
+        return self._asked() is not None
+
+    def _asked(self) -> _Asked | None:
         asked = _ASKED.get()
-        return asked is not None and asked.home is self
+        if asked is None or asked.home is not self or asked.is_over:
+            return None
+        return asked
 
     async def call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Runs a function in the thread and returns what it returns. Raises what it raises, and WrongLoopError."""
@@ -101,8 +110,8 @@ class Home:
         self.check()
         future: asyncio.Future[_T] = self.loop.create_future()
         job = functools.partial(self._run, function, future)
-        asked = _ASKED.get()
-        if asked is not None and asked.home is self:
+        asked = self._asked()
+        if asked is not None:
             asked.jobs.put(job)
         else:
             self.submit(job)
@@ -162,6 +171,7 @@ class Home:
 
     def _end_answer(self, asked: _Asked, task: asyncio.Task[Any]) -> None:
         self._questions.discard(task)
+        asked.is_over = True
         if task.cancelled():
             asked.error = WrongLoopError(f"what the thread of {self._what} asked the loop was cancelled")
         elif task.exception() is not None:

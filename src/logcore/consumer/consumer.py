@@ -713,6 +713,12 @@ class Consumer:
         self._commit_when_due()
         self._settle(list(self._readings))
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether anything was heard since the last look_after() began."""
+        with self._moved:
+            return self._has_moved
+
     def has_records(self) -> bool:
         """Whether there is anything to read behind the positions."""
         return any(self._has_records(reading) for reading in list(self._readings.values()))
