@@ -12,26 +12,35 @@ Method of the producer: 20,000 records (5,000 with --quick) of 100 bytes to one 
 directory under durability="os"; the peer is confluent-kafka's produce() with on_delivery to librdkafka's mock cluster,
 which is in this process too. Both sides in turns, each ends with flush(); the best of several.
 - send(), with its future. The same with a callback. send_many() and send_columns() of 1,000 records.
+- logcore.aio's send() with 100 records outstanding: the oldest is awaited before the next is sent. Beside it the plain
+  send() with as many, asyncio.wrap_future() of its future, and asyncio.to_thread() of it, a hundred at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import common
 import numpy as np
 from common import Result, Settings
 
 import logcore
+from logcore import aio
 from logcore.consumer import Consumer
+from logcore.producer import RecordFuture
 
 AT_ONCE = 10_000
+#: Records on their way in an event loop.
+OUTSTANDING = 100
 
 
 def run(settings: Settings) -> Iterator[Result]:
@@ -54,7 +63,10 @@ def run(settings: Settings) -> Iterator[Result]:
                 yield from compare(ours, servers, count, 3 if settings.quick else 5)
             finally:
                 broker.terminate()
-        yield from produce(str(path / "produced"), 5_000 if settings.quick else 20_000, 3 if settings.quick else 12)
+        produced = 5_000 if settings.quick else 20_000
+        repeats = 3 if settings.quick else 12
+        yield from produce(str(path / "produced"), produced, repeats)
+        yield from in_loops(str(path / "looped"), produced, repeats)
 
 
 def compare(path: str, servers: str, count: int, repeats: int) -> Iterator[Result]:
@@ -161,6 +173,88 @@ def produce(path: str, count: int, repeats: int) -> Iterator[Result]:
             target=target,
             method="CPU time beside produce() with on_delivery.",
         )
+
+
+def in_loops(path: str, count: int, repeats: int) -> Iterator[Result]:
+    """What the futures of a loop cost."""
+    value = b"x" * common.VALUE_SIZE
+
+    async def by_aio(data: aio.LogDir) -> None:
+        async with data.producer(acks=1) as producer:
+            await window(count, lambda: producer.send("t", value))
+
+    async def by_wrapping(data: aio.LogDir) -> None:
+        with data.sync.producer(acks=1) as producer:
+
+            async def send() -> asyncio.Future[Any]:
+                return asyncio.wrap_future(producer.send("t", value))
+
+            await window(count, send)
+
+    async def by_threads(data: aio.LogDir) -> None:
+        with data.sync.producer(acks=1) as producer:
+            for _ in range(count // OUTSTANDING):
+                await asyncio.gather(*(asyncio.to_thread(producer.send, "t", value) for _ in range(OUTSTANDING)))
+
+    async def by_send(data: aio.LogDir) -> None:
+        with data.sync.producer(acks=1) as producer:
+            waiting: deque[RecordFuture] = deque()
+            for _ in range(count):
+                waiting.append(producer.send("t", value))
+                if len(waiting) == OUTSTANDING:
+                    waiting.popleft().result()
+            producer.flush()
+
+    sides = {"send": by_send, "aio.send": by_aio, "wrap_future": by_wrapping, "to_thread": by_threads}
+    best = dict.fromkeys(sides, float("inf"))
+
+    async def measure() -> None:
+        async with aio.open_dir(path, create=True, durability="os") as data:
+            await data.create_topic("t")
+            gc.disable()
+            for _ in range(repeats):
+                for name, side in sides.items():
+                    gc.collect()
+                    started = time.process_time()
+                    await side(data)
+                    best[name] = min(best[name], time.process_time() - started)
+            gc.enable()
+
+    asyncio.run(measure())
+    each = {name: seconds / count * 1e9 for name, seconds in best.items()}
+    yield Result(
+        question="produce, aio.send, 100 outstanding",
+        unit="ns/record",
+        ours=each["aio.send"],
+        peer_name="send",  # with as many outstanding
+        peer=each["send"],
+        ratio=(each["aio.send"] - each["send"]) / 1_000,
+        target=3.0,
+        bound="at most",
+        ratio_unit=" us more",
+        method="CPU time; in both the oldest future is waited for before the next record is sent.",
+    )
+    for name in ("wrap_future", "to_thread"):
+        yield Result(
+            question=f"produce, aio.send beside {name}",
+            unit="ns/record",
+            ours=each["aio.send"],
+            peer_name=f"send and asyncio.{name}",
+            peer=each[name],
+            ratio=each[name] / each["aio.send"],
+            method="CPU time, 100 outstanding.",
+        )
+
+
+async def window(count: int, send: Callable[[], Awaitable[asyncio.Future[Any]]]) -> None:
+    """Sends records, and awaits the oldest when so many are on their way."""
+    waiting: deque[asyncio.Future[Any]] = deque()
+    for _ in range(count):
+        waiting.append(await send())
+        if len(waiting) == OUTSTANDING:
+            await waiting.popleft()
+    for future in waiting:
+        await future
 
 
 def by_lists(consumer: Consumer, count: int) -> None:

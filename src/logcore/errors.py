@@ -24,6 +24,7 @@
     ├── LogLockedError            another writer holds the log directory                       (retriable)
     ├── LogClosedError            the log was closed
     ├── ForkedWriterError         a child process used a log that its parent opened
+    ├── WrongLoopError            an object of logcore.aio was used outside its event loop
     ├── ReadOnlyLogError          a write to a log that was opened read-only
     ├── LogNotFoundError          there is no log at that path
     ├── TopicNotFoundError        there is no such topic, or no such partition of it
@@ -232,6 +233,10 @@ class LogClosedError(LogcoreError):
 
 class ForkedWriterError(LogcoreError):
     """A process forked from the one that opened the log tried to use it; open it again in the child."""
+
+
+class WrongLoopError(LogcoreError):
+    """An object of logcore.aio was used in another event loop than the one it was made in, or in none."""
 
 
 class ReadOnlyLogError(LogcoreError):

@@ -83,6 +83,8 @@ from logcore.topic import Order, Position, Topic
 
 if TYPE_CHECKING:  # what only some use is imported where it is used: everybody waits for `import logcore`
     from logcore.consumer.consumer import Consumer
+    from logcore.consumer.simple import SimpleConsumer
+    from logcore.consumer.streams import Connector
     from logcore.consumer.values import ConsumerOptions
     from logcore.format.transactionrecords import StoredTransaction
     from logcore.producer.producer import Producer
@@ -708,15 +710,19 @@ class LogDir:
         partition() too, and InvalidConfigError where partitions are missing, so that a key has none.
         """
         if partition is None:
-            known = self._registry.known.get(topic) or self._topic(topic)
-            partitioner = self._partitioners.get(topic)
-            if partitioner is None or partitioner.numbers is not known.numbers:
-                partitioner = self._partitioners[topic] = Partitioner(known.numbers)
-            partition = partitioner.choose(key, value)
+            partition = self.choose_partition(topic, key, value)
         log = self._logs.get((topic, partition))
         if log is None or log.is_closed:
             log = self.partition(topic, partition)
         return log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
+
+    def choose_partition(self, topic: str, key: Piece | None, value: Piece | None) -> int:
+        """Where append() puts a record for which no partition is named. Raises what that raises."""
+        known = self._registry.known.get(topic) or self._topic(topic)
+        partitioner = self._partitioners.get(topic)
+        if partitioner is None or partitioner.numbers is not known.numbers:
+            partitioner = self._partitioners[topic] = Partitioner(known.numbers)
+        return partitioner.choose(key, value)
 
     def read(
         self,
@@ -792,6 +798,23 @@ class LogDir:
             self._check_writable()
             groups = self._coordinators.groups(self)
         return Consumer(self._fs, self, self._claim is None, groups, chosen)
+
+    def connector(self, group_id: str, /, **settings: Unpack[ConsumerOptions]) -> Connector:
+        """Streams of records for threads that share the work of a group; see logcore.consumer.streams.
+
+        settings: as for consumer(); assignors is ("range",) by default. Raises InvalidConfigError.
+        """
+        from logcore.consumer.streams import Connector
+
+        self._check_open()
+        return Connector(self, group_id, settings)
+
+    def simple_consumer(self, *, isolation_level: Isolation = "read_uncommitted") -> SimpleConsumer:
+        """Fetches stored batches from offsets that the caller keeps; see logcore.consumer.simple."""
+        from logcore.consumer.simple import SimpleConsumer
+
+        self._check_open()
+        return SimpleConsumer(self._fs, self, isolation_level)
 
     @overload
     def producer(

@@ -325,7 +325,8 @@ class LogReader:
         batch's CRC is checked. Raises OffsetOutOfRangeError at once; CorruptBatchError, InvalidRecordError,
         StorageReadError when the iteration gets there.
         """
-        return itertools.chain.from_iterable(self._stretch(start, end, isolation).record_lists(max_bytes))
+        lists = record_lists(self, start, end, isolation=isolation, max_bytes=max_bytes)
+        return itertools.chain.from_iterable(lists)
 
     def get(self, offset: int) -> Record:
         """The record at offset, or the next one where compaction or a marker left a gap.
@@ -618,6 +619,8 @@ def _as_offset(given: object, what: str) -> int:
 
 
 _Kind = TypeVar("_Kind", bound=LogReader)
+#: Begins to listen for news of logs; what it returns blocks until there is some.
+_Waiting = Callable[[contextlib.ExitStack, "Sequence[Tailed]", "float | None"], Callable[[], bool]]
 
 
 # -- for hosts -------------------------------------------------------------------------------------------------------
@@ -635,6 +638,18 @@ def span_of(log: LogReader, start: int | None, end: int | None, isolation: Isola
         stretch.end,
         lambda: log._stretch(stretch.start, stretch.end, isolation),
     )
+
+
+def record_lists(
+    log: LogReader,
+    start: int,
+    end: int | None = None,
+    *,
+    isolation: Isolation = "read_uncommitted",
+    max_bytes: int | None = None,
+) -> Iterator[list[Record]]:
+    """What LogReader.read() gives, in lists of some hundred records. Errors as there."""
+    return log._stretch(start, end, isolation).record_lists(max_bytes)
 
 
 def typed_columns(
@@ -714,8 +729,8 @@ class _Committed(NamedTuple):
     segments: list[Segment]
 
 
-class _Tailed:
-    """One log that tail_together() follows. offset: the next to deliver."""
+class Tailed:
+    """One log that is followed, by tail_together() or in a loop. offset: the next to deliver."""
 
     def __init__(self, log: LogReader, offset: int) -> None:
         self.log = log
@@ -777,6 +792,31 @@ def listen_to(log: LogReader, listener: Callable[[], None]) -> Callable[[], None
     return functools.partial(log._state.forget, listener)
 
 
+def wait_for_news(log: LogReader, offset: int, timeout: float) -> bool:
+    """Waits until there is a record at or behind an offset; False when so many seconds are over, or the log is closed.
+
+    Raises what refresh() raises.
+    """
+    tailed = [Tailed(log, offset)]
+    with contextlib.ExitStack() as stack:
+        return _waiting(tailed)(stack, tailed, timeout)()
+
+
+def _waiting(tailed: Sequence[Tailed]) -> _Waiting:
+    is_known = tailed[0].log._is_writing and not tailed[0].log._state.is_shared
+    return _wait_for_writer if is_known else _wait_for_reader
+
+
+def segment_times(log: LogReader) -> list[tuple[int, int, int]]:
+    """Of each segment, in order: its base offset, when its file was last written in milliseconds, its size in bytes."""
+    found = []
+    for segment in log._state.segments:
+        with contextlib.suppress(FileNotFoundError):  # deleted by its writer since we looked
+            facts = (log._fs.modified_ms(segment.path), log._fs.file_size(segment.path))
+            found.append((segment.base_offset, *facts))
+    return found
+
+
 def tail_together(
     logs: Sequence[LogReader], offsets: Sequence[int], timeout: float | None
 ) -> Iterator[tuple[int, list[Record]]]:
@@ -785,29 +825,32 @@ def tail_together(
     logs: all open for writing, or all read-only. The records of one log are in order; nothing is said of those of two.
     A truncation counts from this call on. Ends when one of the logs is closed.
     """
-    return _follow([_Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
+    return _follow([Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
 
 
-def _follow(tailed: Sequence[_Tailed], timeout: float | None) -> Iterator[tuple[int, list[Record]]]:
+def _follow(tailed: Sequence[Tailed], timeout: float | None) -> Iterator[tuple[int, list[Record]]]:
     if not tailed:
         return
     with contextlib.ExitStack() as stack:
-        is_known = tailed[0].log._is_writing and not tailed[0].log._state.is_shared
-        wait = _wait_for_writer if is_known else _wait_for_reader
-        is_there_more = wait(stack, tailed, timeout)
+        is_there_more = _waiting(tailed)(stack, tailed, timeout)
         try:
             while True:
-                for number, one in enumerate(tailed):
-                    for records in one.news():
-                        yield number, records
+                yield from news_of(tailed)
                 if not is_there_more():
                     return
         except LogClosedError:  # while the records of another log were taken, or by another thread just now
             return
 
 
+def news_of(tailed: Sequence[Tailed]) -> Iterator[tuple[int, list[Record]]]:
+    """The records that there are now, each list with the number of its log. Raises what Tailed.news() raises."""
+    for number, one in enumerate(tailed):
+        for records in one.news():
+            yield number, records
+
+
 def _wait_for_writer(
-    stack: contextlib.ExitStack, tailed: Sequence[_Tailed], timeout: float | None
+    stack: contextlib.ExitStack, tailed: Sequence[Tailed], timeout: float | None
 ) -> Callable[[], bool]:
     """Blocks until a log of this process has news; False when the time is over or a log is closed."""
     moved = threading.Condition(threading.RLock())
@@ -836,7 +879,7 @@ def _wait_for_writer(
 
 
 def _wait_for_reader(
-    stack: contextlib.ExitStack, tailed: Sequence[_Tailed], timeout: float | None
+    stack: contextlib.ExitStack, tailed: Sequence[Tailed], timeout: float | None
 ) -> Callable[[], bool]:
     """The same for logs that another process may write."""
     fs = tailed[0].log._fs

@@ -24,7 +24,7 @@ from logcore.kernels import Receipt, Record, TopicRecord, kernel
 from logcore.kernels.layout import HeadersInput, Level, Piece, Time
 from logcore.log import Log
 from logcore.partition.scan import Scan
-from logcore.reader import Isolation, span_of, tail_together
+from logcore.reader import Isolation, record_lists, span_of, tail_together
 
 #: Where a reading of a topic begins or ends: a time, or an offset for each partition that does not begin at its start.
 Position = datetime | Mapping[int, int]
@@ -159,17 +159,34 @@ class Topic:
         Partitions that are added later are not followed. timeout: seconds without a new record after which the
         iteration ends; None waits for ever. Ends when one of the logs is closed. Errors as read().
         """
-        chosen = list(self._logs(partitions, start, None))
-        offsets = [_begin_of_tail(number, log, start) for number, log in chosen]
-        for (_, log), offset in zip(chosen, offsets, strict=True):
-            log.read(offset)  # raises now what the iteration would raise later
-        return self._tail(chosen, tail_together([log for _, log in chosen], offsets, timeout))
+        numbers, logs, offsets = self.begin_tail(start, partitions)
+        return self._tail(numbers, tail_together(logs, offsets, timeout))
 
-    def _tail(
-        self, chosen: Sequence[tuple[int, Log]], followed: Iterator[tuple[int, list[Record]]]
-    ) -> Iterator[TopicRecord]:
+    def begin_tail(
+        self, start: Position | None, partitions: Iterable[int] | None
+    ) -> tuple[list[int], list[Log], list[int]]:
+        """For tail(): the numbers of the partitions, their logs, and where each begins. Errors as read()."""
+        chosen = list(self._logs(partitions, start, None))
+        numbers = [number for number, _ in chosen]
+        logs = [log for _, log in chosen]
+        offsets = [_begin_of_tail(number, log, start) for number, log in chosen]
+        for log, offset in zip(logs, offsets, strict=True):
+            log.read(offset)  # raises now what the iteration would raise later
+        return numbers, logs, offsets
+
+    def _tail(self, numbers: Sequence[int], followed: Iterator[tuple[int, list[Record]]]) -> Iterator[TopicRecord]:
         for at, records in followed:
-            yield from kernel.place_records(self.name, chosen[at][0], records)
+            yield from kernel.place_records(self.name, numbers[at], records)
+
+    def record_lists(
+        self, start: Position | None, end: Position | None, partitions: Iterable[int] | None
+    ) -> Iterator[list[TopicRecord]]:
+        """What read() gives, in lists of some hundred records. Errors as there."""
+        chosen: list[tuple[int, Iterator[list[Record]]]] = []
+        for number, log in self._logs(partitions, start, end):
+            first, last = _bounds(number, log, start, end)
+            chosen.append((number, record_lists(log, first, last)))
+        return (kernel.place_records(self.name, number, records) for number, lists in chosen for records in lists)
 
     def _logs(self, partitions: Iterable[int] | None, start: object, end: object) -> Iterator[tuple[int, Log]]:
         """The partitions asked for, read-only ones as they are now."""

@@ -57,6 +57,18 @@ def test_a_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
         assert consumer.poll().next_offsets() == {}
 
 
+def test_a_poll_goes_on_where_an_iteration_was_left(data: LogDir) -> None:
+    """The iteration reads ahead. What it has not handed out is for whoever reads next, by poll() or by another loop."""
+    fill(data, 0, 300)
+    with data.consumer(auto_offset_reset="earliest", max_poll_records=2) as consumer:
+        consumer.assign([ONE])
+        assert [record.offset for _, record in zip(range(2), consumer, strict=False)] == [0, 1]
+        assert offsets(consumer.poll()) == [(0, 2), (0, 3)]
+        assert [record.offset for _, record in zip(range(2), consumer, strict=False)] == [4, 5]
+        assert [record.offset for _, record in zip(range(2), consumer, strict=False)] == [6, 7]
+        assert offsets(consumer.poll()) == [(0, 8), (0, 9)]
+
+
 def test_latest_begins_at_the_end_but_for_partitions_that_are_added(data: LogDir) -> None:
     fill(data, 0, 3)
     with data.consumer() as consumer:

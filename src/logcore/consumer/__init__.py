@@ -6,14 +6,26 @@ See docs/consumer.md. Made by LogDir.consumer(); what is here is for annotations
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.consumer import Consumer
 from logcore.consumer.membership import Member, TopicPartition
+from logcore.consumer.simple import EARLIEST, LATEST, Fetched, FetchRequest, SimpleConsumer
+from logcore.consumer.streams import Blacklist, Connector, Stream, TopicFilter, Whitelist
 from logcore.consumer.values import ConsumerRecords, OffsetAndMetadata, RebalanceListener
 
 __all__ = [
+    "EARLIEST",
+    "LATEST",
     "Assignor",
+    "Blacklist",
+    "Connector",
     "Consumer",
     "ConsumerRecords",
+    "FetchRequest",
+    "Fetched",
     "Member",
     "OffsetAndMetadata",
     "RebalanceListener",
+    "SimpleConsumer",
+    "Stream",
+    "TopicFilter",
     "TopicPartition",
+    "Whitelist",
 ]

@@ -92,15 +92,27 @@ class _Reading:
     is_paused: bool = False
     records: Iterator[Record] | None = None
     end: int = 0  # of those records
+    is_ahead: bool = False  # the iteration has taken records that it has not handed out
 
     def drop(self) -> None:
         self.records = None
+        self.is_ahead = False
 
     def place(self, offset: int) -> None:
         """From a new position on, which nothing was processed before."""
         self.position = offset
         self.finished = offset
         self.drop()
+
+
+@attrs.frozen
+class _Columns:
+    """What lies in [start, end) of a partition."""
+
+    partition: TopicPartition
+    start: int
+    end: int
+    columns: list[RecordColumns]
 
 
 class Consumer:
@@ -167,6 +179,10 @@ class Consumer:
     def close(self) -> None:
         """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group."""
         self._close(is_done=True)
+
+    def leave_unfinished(self) -> None:
+        """As close(), but what was handed out last is not finished: whoever has it may still be at work."""
+        self._close(is_done=False)
 
     def _close(self, *, is_done: bool) -> None:
         with self._alone(is_whole=True):
@@ -345,10 +361,13 @@ class Consumer:
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Goes on from an offset. It is looked for when poll() comes to it."""
+        with self._alone():
+            self._sought(partition, offset).place(offset)
+
+    def _sought(self, partition: tuple[str, int], offset: int) -> _Reading:
         if offset < 0:
             raise InvalidConfigError("an offset is not negative", found=offset)
-        with self._alone():
-            self._reading(partition).place(offset)
+        return self._reading(partition)
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Of all partitions that are read, when none is named."""
@@ -393,13 +412,16 @@ class Consumer:
         return self._directory.partition(*partition)
 
     def _start(self, log: Log) -> int:
-        if self._is_shared:
-            log.refresh()
+        self._follow(log)
         return log.log_start_offset
 
-    def _end(self, log: Log) -> int:
+    def _follow(self, log: Log) -> None:
+        """Sees what other processes have appended."""
         if self._is_shared:
             log.refresh()
+
+    def _end(self, log: Log) -> int:
+        self._follow(log)
         return log.last_stable_offset if self._settings.isolation_level == "read_committed" else log.high_watermark
 
     # -- commits -------------------------------------------------------------------------------------------------
@@ -413,12 +435,21 @@ class Consumer:
         with self._alone():
             self._check_open()
             if offsets is None:
-                self._finish()  # the caller says so; or auto-commit would take it back
-                positions = {one: reading.position for one, reading in self._readings.items()}
-                chosen = {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
+                chosen = self._take_positions()
             else:
                 chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
             self._commit(chosen)
+
+    def commit_elsewhere(self) -> None:
+        """As commit(), in another thread than the one that reads: what that was handed out until now."""
+        self._check_open()
+        self._commit(self._take_positions())
+
+    def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What commit() stores by default."""
+        self._finish()  # the caller says so; or auto-commit would take it back
+        positions = {one: reading.position for one, reading in list(self._readings.items())}
+        return {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, by whomever; None where nothing was."""
@@ -482,7 +513,7 @@ class Consumer:
                 raise CommitFailedError(f"offsets {group} were not stored: {error.name}") from self._groups.failure
 
     def _finish(self) -> None:
-        for reading in self._readings.values():
+        for reading in list(self._readings.values()):  # a step in another thread may give some up; see logcore.aio
             reading.finished = reading.position
 
     def _commit_quietly(self) -> None:
@@ -520,11 +551,7 @@ class Consumer:
         listener. Raises NoOffsetError, OffsetOutOfRangeError under auto_offset_reset="none", FencedInstanceError, and
         what reading and the listener raise.
         """
-        most = self._settings.max_poll_records if max_records is None else max_records
-        if timeout_ms < 0 or most < 1:
-            raise InvalidConfigError(
-                "poll", expected="timeout_ms from 0, max_records from 1", found=f"{timeout_ms}, {most}"
-            )
+        most = self._checked_most(timeout_ms, max_records)
         with self._alone(is_whole=True):
             self._finish()
             found: dict[TopicPartition, list[TopicRecord]] = {}
@@ -534,6 +561,14 @@ class Consumer:
                 if found:
                     break
             return ConsumerRecords(found)
+
+    def _checked_most(self, timeout_ms: int, max_records: int | None) -> int:
+        most = self._settings.max_poll_records if max_records is None else max_records
+        if timeout_ms < 0 or most < 1:
+            raise InvalidConfigError(
+                "poll", expected="timeout_ms from 0, max_records from 1", found=f"{timeout_ms}, {most}"
+            )
+        return most
 
     def poll_columns(self, timeout_ms: int = 0) -> dict[TopicPartition, list[RecordColumns]]:
         """The same as columns: all that there is in the partitions now, for whoever works on many records at once.
@@ -545,16 +580,35 @@ class Consumer:
             found: dict[TopicPartition, list[RecordColumns]] = {}
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while not found and self._prepare(deadline_ms):
-                for one, reading in self._readings.items():
-                    try:
-                        columns = [] if reading.is_paused else self._columns(one, reading)
-                    except Exception:
-                        if found:  # as in poll()
-                            break
-                        raise
-                    if columns:
-                        found[one] = columns
+                found = self._take_columns(self._find_columns())
             return found
+
+    def _find_columns(self) -> list[_Columns]:
+        """What there is now. No position moves, but for those that are not in the log."""
+        found: list[_Columns] = []
+        for one, reading in self._readings.items():
+            try:
+                columns = None if reading.is_paused else self._columns(one, reading)
+            except Exception:
+                if found:  # as in poll()
+                    break
+                raise
+            if columns is not None:
+                found.append(columns)
+        return found
+
+    def _take_columns(self, found: list[_Columns]) -> dict[TopicPartition, list[RecordColumns]]:
+        """Moves the positions behind what was found, but for those that were moved since."""
+        taken: dict[TopicPartition, list[RecordColumns]] = {}
+        for each in found:
+            reading = self._readings.get(each.partition)
+            if reading is None or reading.position != each.start:
+                continue
+            reading.drop()
+            reading.position = each.end
+            if each.columns:
+                taken[each.partition] = each.columns
+        return taken
 
     def __iter__(self) -> Iterator[TopicRecord]:
         """Records as they come, without an end: wakeup() from another thread ends it. A record is finished when the
@@ -593,6 +647,7 @@ class Consumer:
         look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
         until_look = 1
         while True:
+            reading.is_ahead = True
             try:
                 ahead = self._handed(one, list(itertools.islice(records, at_once)))
             except BaseException:
@@ -634,24 +689,40 @@ class Consumer:
         is over or somebody called wakeup().
         """
         while True:
-            self._check_open()
-            if not self._topics and self._pattern is None and not self._readings:
-                raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
-            with self._moved:
-                self._has_moved = False
-            self._look()
-            self._open_again()
-            self._commit_when_due()
-            self._settle(list(self._readings))
+            self.look_after()
             if self._take_wakeup():
                 return False
-            if any(self._has_records(reading) for reading in self._readings.values()):
+            if self.has_records():
                 return True
             now_ms = self._fs.monotonic_ms()
             if deadline_ms is not None and now_ms >= deadline_ms:
                 return False
             left = _LOOK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
             self._wait(min(left, _LOOK_SECONDS))
+
+    def look_after(self) -> None:
+        """Everything that comes before a reading, and may wait for the disk: the group, commits that are due, where
+        reading begins.
+        """
+        self._check_open()
+        if not self._topics and self._pattern is None and not self._readings:
+            raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
+        with self._moved:
+            self._has_moved = False
+        self._look()
+        self._open_again()
+        self._commit_when_due()
+        self._settle(list(self._readings))
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether anything was heard since the last look_after() began."""
+        with self._moved:
+            return self._has_moved
+
+    def has_records(self) -> bool:
+        """Whether there is anything to read behind the positions."""
+        return any(self._has_records(reading) for reading in list(self._readings.values()))
 
     def _open_again(self) -> None:
         """A log that failed was closed, and the directory has another. Raises LogClosedError when that is closed."""
@@ -676,22 +747,34 @@ class Consumer:
             return is_woken
 
     def _wait(self, seconds: float) -> None:
-        if self._is_read_only or self._is_shared:
-            paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
-            if isinstance(self._groups, SharedGroups):
-                paths.append(self._groups.watched(str(self._settings.group_id)))
-            if self._is_shared:
-                seconds = min(seconds, _LOOK_SHARED_SECONDS)
+        seconds = self.look_again_seconds(seconds)
+        paths = self.watched_paths()
+        if paths:
             with contextlib.closing(self._fs.watch(*paths)) as watch:
-                if not any(self._has_records(reading) for reading in self._readings.values()):
+                if not self.has_records():
                     watch.wait(seconds)
             return
-        if self._groups is not None:
-            next_ms = self._groups.next_ms()
-            if next_ms is not None:
-                seconds = min(seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000))
         with self._moved:
             self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
+
+    def watched_paths(self) -> list[str]:
+        """Directories in which other processes may bring news; none where all news come from this process."""
+        if not self._is_read_only and not self._is_shared:
+            return []
+        paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
+        if isinstance(self._groups, SharedGroups):
+            paths.append(self._groups.watched(str(self._settings.group_id)))
+        return paths
+
+    def look_again_seconds(self, seconds: float = _LOOK_SECONDS) -> float:
+        """How long to wait for news before look_after() has something to do without."""
+        if self._is_shared:
+            return min(seconds, _LOOK_SHARED_SECONDS)
+        if self._groups is not None and not self._is_read_only:
+            next_ms = self._groups.next_ms()
+            if next_ms is not None:
+                return min(seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000))
+        return seconds
 
     def _has_records(self, reading: _Reading) -> bool:
         if reading.is_paused or reading.log.is_closed:
@@ -743,6 +826,8 @@ class Consumer:
 
     def _open(self, one: TopicPartition, reading: _Reading) -> bool:
         """Whether there are records behind the position; reading.records are those."""
+        if reading.is_ahead:  # of an iteration that was left, and would miss those between
+            reading.drop()
         if reading.records is not None:
             return True
         position = reading.position
@@ -764,19 +849,17 @@ class Consumer:
                 found = [_with(record, name, function) for record in found]
         return found
 
-    def _columns(self, one: TopicPartition, reading: _Reading) -> list[RecordColumns]:
+    def _columns(self, one: TopicPartition, reading: _Reading) -> _Columns | None:
         position = reading.position
-        reading.drop()
         end = self._end(reading.log)
         if position is None or position == end:
-            return []
+            return None
         try:
             found = list(reading.log.scan(position, end, isolation=self._settings.isolation_level))
         except OffsetOutOfRangeError as error:
             self._reset(one, reading, error)
-            return []
-        reading.position = end
-        return found
+            return None
+        return _Columns(one, position, end, found)
 
     # -- where reading begins ------------------------------------------------------------------------------------
 

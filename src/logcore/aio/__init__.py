@@ -1,0 +1,32 @@
+"""logcore for asyncio: the same names, with coroutines where a call may wait.
+
+    from logcore import aio
+
+    async with aio.open("data/orders-0", create=True) as log:
+        receipt = await log.append(b"4 apples", key=b"anna")
+        async for record in log.tail(receipt.offset, timeout=0):
+            print(record.offset, record.key, record.value)
+
+See docs/aio.md.
+"""
+
+from logcore.aio.consumer import Consumer, Listener, RebalanceListener
+from logcore.aio.following import Lists
+from logcore.aio.log import Log, open
+from logcore.aio.logdir import LogDir, open_dir
+from logcore.aio.opening import Opening
+from logcore.aio.producer import Producer, TransactionalProducer
+
+__all__ = [
+    "Consumer",
+    "Listener",
+    "Lists",
+    "Log",
+    "LogDir",
+    "Opening",
+    "Producer",
+    "RebalanceListener",
+    "TransactionalProducer",
+    "open",
+    "open_dir",
+]

@@ -1,0 +1,239 @@
+"""A directory of partition logs in an event loop; see logcore.LogDir, whose names these are.
+
+Nothing is decided here: each call is that of the directory, in its thread where it may wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack, overload
+
+from logcore import logdir as synchronous
+from logcore.aio import consumer as consumers
+from logcore.aio import producer as producers
+from logcore.aio.following import Following, Lists, Pieces, Tail, followed
+from logcore.aio.home import Home
+from logcore.aio.log import Log
+from logcore.aio.opening import Opening
+from logcore.config import Durability
+from logcore.consumer.values import ConsumerOptions, consumer_settings
+from logcore.directory.upkeep import Upkeep
+from logcore.fs import FS, OS
+from logcore.kernels import Receipt, Record, TopicRecord, kernel
+from logcore.kernels.layout import HeadersInput, Level, Piece, Time
+from logcore.log import OnCorruption
+from logcore.notices import Incident
+from logcore.producer.values import ProducerOptions, TransactionOptions, chosen_settings
+from logcore.topic import Position
+
+
+def open_dir(
+    path: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    read_only: bool = False,
+    config: Mapping[str, object] | None = None,
+    durability: str | Durability = "group",
+    upkeep: Upkeep | None = None,
+    on_corruption: OnCorruption = "fail",
+    on_incident: Callable[[Incident], None] | None = None,
+    shared: bool = False,
+    fs: FS = OS,
+) -> Opening[LogDir]:
+    """Opens a directory of partitions as logcore.open_dir() does, for `async with`, or with `await`."""
+
+    async def begin() -> LogDir:
+        home = Home("the log directory")
+        function = functools.partial(
+            synchronous.open_dir,
+            path,
+            create=create,
+            read_only=read_only,
+            config=config,
+            durability=durability,
+            upkeep=upkeep,
+            on_corruption=on_corruption,
+            on_incident=on_incident,
+            shared=shared,
+            fs=fs,
+        )
+        try:
+            directory = await home.obtain(function, synchronous.LogDir.close)
+        except BaseException:
+            home.end()
+            raise
+        return LogDir(home, directory)
+
+    return Opening(begin)
+
+
+class LogDir:
+    """A directory of partition logs, for tasks of one event loop. Made by logcore.aio.open_dir().
+
+    sync: the directory without a loop, for what is not here: its methods may be called in threads. All methods raise
+    WrongLoopError outside the loop, and else what those of logcore.LogDir raise.
+    """
+
+    def __init__(self, home: Home, directory: synchronous.LogDir) -> None:
+        """Not for users."""
+        self.sync = directory
+        self._home = home
+        self._logs: dict[tuple[str, int], Log] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<aio {self.sync!r}>"
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self.sync
+
+    @property
+    def path(self) -> str:
+        return self.sync.path
+
+    async def close(self) -> None:
+        """Closes every log and the directory. Cancelled, it goes on in the background. Closing twice is fine."""
+        closing = self._home.begin(self.sync.close)
+        self._home.end()
+        try:
+            await closing
+        finally:
+            for log in self._logs.values():
+                log.let_go()
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Names of the topics, sorted."""
+        return self.sync.topics()
+
+    def partitions(self, name: str) -> tuple[int, ...]:
+        """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
+        return self.sync.partitions(name)
+
+    async def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None:
+        """See logcore.LogDir.create_topic()."""
+        await self._home.call(self.sync.create_topic, name, partitions, config)
+
+    async def delete_topic(self, name: str) -> None:
+        """See logcore.LogDir.delete_topic()."""
+        await self._home.call(self.sync.delete_topic, name)
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        """See logcore.LogDir.add_partitions()."""
+        await self._home.call(self.sync.add_partitions, name, count)
+
+    async def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:
+        """See logcore.LogDir.alter_topic()."""
+        await self._home.call(self.sync.alter_topic, name, changes)
+
+    async def delete_group(self, group_id: str) -> None:
+        """See logcore.LogDir.delete_group()."""
+        await self._home.call(self.sync.delete_group, group_id)
+
+    async def refresh(self) -> None:
+        """See logcore.LogDir.refresh()."""
+        await self._home.call(self.sync.refresh)
+
+    async def tick(self, now_ms: Time | None = None) -> None:
+        """See logcore.LogDir.tick()."""
+        await self._home.call(self.sync.tick, now_ms)
+
+    def incidents(self) -> tuple[Incident, ...]:
+        """See logcore.LogDir.incidents()."""
+        return self.sync.incidents()
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    async def partition(self, topic: str, number: int) -> Log:
+        """The log of a partition, opened when it is first asked for; closed with the directory."""
+        log = await self._home.call(self.sync.partition, topic, number)
+        known = self._logs.get((topic, number))
+        if known is None or known.sync is not log:
+            known = self._logs[topic, number] = Log(Home("the log"), log)
+        return known
+
+    async def append(
+        self,
+        topic: str,
+        value: Piece | None,
+        *,
+        key: Piece | None = None,
+        headers: HeadersInput = (),
+        timestamp_ms: Time | None = None,
+        partition: int | None = None,
+        durability: Level | None = None,
+    ) -> Receipt:
+        """Appends one record, to the partition of its key by default; see logcore.LogDir.append() and Log.append()."""
+        if partition is None:
+            partition = self.sync.choose_partition(topic, key, value)
+        log = self._logs.get((topic, partition))
+        if log is None or log.is_closed:
+            log = await self.partition(topic, partition)
+        return await log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
+
+    def read(
+        self,
+        topic: str,
+        start: Position | None = None,
+        end: Position | None = None,
+        *,
+        partitions: Iterable[int] | None = None,
+    ) -> Lists[TopicRecord]:
+        """The records of a topic, one partition after the other, for `async for`; see logcore.Topic.read()."""
+        self._home.check()
+        find = functools.partial(self.sync.topic(topic).record_lists, start, end, partitions)
+        return Pieces(self._home, None, find)
+
+    async def tail(
+        self,
+        topic: str,
+        start: Position | None = None,
+        *,
+        partitions: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> Lists[TopicRecord]:
+        """The records of a topic as they come, for `async for record in await data.tail(topic)`; see
+        logcore.Topic.tail().
+        """
+        numbers, logs, offsets = await self._home.call(self.sync.topic(topic).begin_tail, start, partitions)
+
+        def placed(at: int, records: list[Record]) -> list[TopicRecord]:
+            return kernel.place_records(topic, numbers[at], records)
+
+        following = Following(self._home, self.sync._fs, logs)
+        return Tail(self._home, following, followed(logs, offsets), timeout, placed)
+
+    @overload
+    def producer(
+        self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ProducerOptions]
+    ) -> Opening[producers.Producer]: ...
+    @overload
+    def producer(
+        self,
+        *,
+        transactional_id: str,
+        config: Mapping[str, object] | None = None,
+        **settings: Unpack[TransactionOptions],
+    ) -> Opening[producers.TransactionalProducer]: ...
+    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> Opening[Any]:
+        """A producer; see logcore.LogDir.producer(). For `async with`, or with `await`."""
+        self._home.check()
+        self.sync._check_writable()
+        return producers.opening(self.sync, chosen_settings(config, settings))
+
+    def consumer(self, **settings: Unpack[ConsumerOptions]) -> Opening[consumers.Consumer]:
+        """A consumer of topics; see logcore.LogDir.consumer(). For `async with`, or with `await`."""
+        self._home.check()
+        self.sync._check_open()
+        return consumers.opening(self.sync, self.sync._claim is None, consumer_settings(settings))

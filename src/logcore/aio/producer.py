@@ -1,0 +1,478 @@
+"""A producer in an event loop; see logcore.producer, whose names these are.
+
+Rules:
+- send() queues a record, and waits only where the memory of the producer is full. The future that it returns belongs to
+  the loop. Cancelling that future changes nothing: the record is on its way.
+- The thread of the producer hands each batch that has an outcome to the loop in one call; the loop settles the futures
+  of its records.
+- on_delivery is called in the loop, before the future is done. Interceptors hear in the thread that writes.
+- What waits for the disk, such as flush(), runs in one more thread, in the order of the calls.
+
+Batches, retries and transactions belong to logcore.producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import attrs
+
+from logcore.aio.home import Home
+from logcore.aio.opening import Opening
+from logcore.errors import BufferFullError, InvalidConfigError, ProducerClosedError, TransactionAbortedError
+from logcore.format.columns import ColumnInput, TimesInput
+from logcore.kernels import Receipt
+from logcore.kernels.layout import HeadersInput, RecordInput, Time
+from logcore.producer import producer as synchronous
+from logcore.producer import transactional
+from logcore.producer.futures import Delivery, RecordFuture, call
+from logcore.producer.values import (
+    OnDelivery,
+    ProducerMetrics,
+    ProducerRecord,
+    ProducerSettings,
+    RecordMetadata,
+)
+
+if TYPE_CHECKING:
+    from logcore.logdir import LogDir
+
+#: How long the end of a loop waits for a producer that was not closed, as the exit of the interpreter does.
+_EXIT_SECONDS: Final = 5.0
+
+
+#: As asyncio.get_running_loop(), which costs more because it may raise.
+_running_loop: Final = asyncio.events._get_running_loop
+#: Records that tasks send before the loop has its turn, if there is none by itself.
+_AT_ONCE: Final = 1_024
+
+
+class _NoRoomError(Exception):
+    """There is no memory for a record now. Never seen by users."""
+
+
+class _Unhurried:
+    """What a producer is in a loop: send() says that there is no room, instead of waiting.
+
+    In the thread that carries out send_many() it waits as ever. ticket: stands for all tasks that wait.
+    """
+
+    _work: Any
+    _accumulator: Any
+    _memory_bytes: int
+
+    def prepare(self, ticket: object) -> None:
+        self._loop_thread = threading.get_ident()
+        self._ticket = ticket
+        self._prepares = False  # done before send(), which may come again
+
+    def _wait_for_room(self, held_bytes: int) -> None:
+        if threading.get_ident() != self._loop_thread:
+            super()._wait_for_room(held_bytes)  # type: ignore[misc]
+            return
+        first = self._accumulator.waiting[0] if self._accumulator.waiting else self._ticket
+        if first is not self._ticket or self._accumulator.used_bytes + held_bytes > self._memory_bytes:
+            raise _NoRoomError
+
+
+class _Plain(_Unhurried, synchronous.Producer):
+    pass
+
+
+class _Transactional(_Unhurried, transactional.TransactionalProducer):
+    pass
+
+
+#: A record that was sent, its future in the loop, and what is to be called.
+_Sent = tuple[RecordFuture, "asyncio.Future[RecordMetadata]", OnDelivery | None]
+
+
+class Producer:
+    """Made by LogDir.producer(). An `async with` block closes it.
+
+    All methods are called in the loop that it was made in, by any number of tasks. Else they raise WrongLoopError.
+    """
+
+    def __init__(self, home: Home, producer: _Plain | _Transactional, on_delivery: OnDelivery | None) -> None:
+        """Not for users."""
+        self._home = home
+        self._loop = home.loop
+        self._sync: _Plain | _Transactional = producer
+        self._on_delivery = on_delivery
+        self._ticket = object()
+        self._does_prepare = producer._prepares
+        producer.prepare(self._ticket)
+        #: Records by the batch that they are in. Written in the loop alone.
+        self._sent: dict[Delivery, list[_Sent]] = {}
+        self._line: deque[asyncio.Event] = deque()
+        self._since_turn = 0  # records that were sent since the loop had its turn
+        self._is_closed = False
+        self._at_end = _at_end_of_loop(weakref.ref(self))
+        with contextlib.suppress(StopIteration):
+            self._at_end.asend(None).send(None)  # from now on the loop knows that it is to be ended
+
+    async def __aenter__(self) -> Self:
+        self._home.check()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<aio {self._sync!r}>"
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        partition: int | None = None,
+        headers: HeadersInput = (),
+        timestamp_ms: Time | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Puts a record into a batch; the future says where it was stored, or why it was not.
+
+        Waits up to max_block_ms for memory; cancelled while it waits, it leaves no trace. All else, and errors, as
+        for logcore.producer.Producer.send().
+        """
+        if self._is_closed or _running_loop() is not self._loop:
+            self._home.check()
+            self._check_open()
+        if self._does_prepare:
+            record = self._sync._prepared(ProducerRecord(topic, value, key, partition, headers, timestamp_ms))
+            topic, value, key, partition, headers, timestamp_ms = record
+        if not self._line and self._since_turn < _AT_ONCE:
+            try:
+                record_future = self._sync.send(
+                    topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms
+                )
+            except _NoRoomError:
+                pass
+            else:
+                return self._expect(record_future, on_delivery)
+        if headers.__class__ is not tuple:
+            headers = tuple(headers)
+        attempt = functools.partial(
+            self._sync.send,
+            topic,
+            value,
+            key=key,
+            partition=partition,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+        )
+        return self._expect(await self._in_line(attempt), on_delivery)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        partition: int | None = None,
+        headers: HeadersInput = (),
+        timestamp_ms: Time | None = None,
+    ) -> RecordMetadata:
+        """Sends a record and waits for its outcome. Cancelled meanwhile, the record is on its way all the same."""
+        return await (
+            await self.send(topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms)
+        )
+
+    def _check_open(self) -> None:
+        """The thread that closes it may not have begun yet."""
+        if self._is_closed:
+            raise ProducerClosedError("the producer is closed", path=self._sync._directory.path)
+
+    def _expect(self, record_future: RecordFuture, on_delivery: OnDelivery | None) -> asyncio.Future[RecordMetadata]:
+        future: asyncio.Future[RecordMetadata] = self._loop.create_future()
+        delivery = record_future._to
+        sent = self._sent.get(delivery)
+        if sent is None:
+            sent = self._sent[delivery] = []
+            record_future.add_done_callback(self._hand_over)
+        sent.append((record_future, future, on_delivery))
+        self._since_turn += 1
+        return future
+
+    def _hand_over(self, first: Future[RecordMetadata]) -> None:
+        """In the thread that writes: a batch has its outcome."""
+        assert isinstance(first, RecordFuture)
+        self._home.tell(functools.partial(self._settle, first._to))
+
+    def _settle(self, delivery: Delivery) -> None:
+        """In the loop: settles the futures of a batch, or of that half of it that has an outcome."""
+        self._since_turn = 0
+        sent = self._sent.pop(delivery)
+        if delivery.parts is not None:
+            later = [one for one in sent if not one[0].delivery().resolved]
+            if later:
+                self._sent[delivery] = later
+                later[0][0].add_done_callback(self._hand_over)
+                sent = [one for one in sent if one[0].delivery().resolved]
+        is_whole = delivery.parts is None
+        listener = self._on_delivery
+        for record_future, future, on_delivery in sent:
+            found = delivery if is_whole else record_future.delivery()
+            metadata = record_future.metadata(found)
+            if on_delivery is not None:
+                call(on_delivery, found.error, metadata)
+            if listener is not None:
+                call(listener, found.error, metadata)
+            if found.error is not None:
+                self._fail(future, found.error)
+            elif not future.done():
+                future.set_result(metadata)
+        if self._line:
+            self._line[0].set()
+
+    def _fail(self, future: asyncio.Future[RecordMetadata], error: Exception) -> None:
+        if future.done():
+            return
+        future.set_exception(error)
+        if isinstance(error, TransactionAbortedError):
+            future.exception()  # whoever aborted it knows: the loop need not tell of futures nobody asks
+
+    async def _in_line(self, attempt: Callable[[], RecordFuture]) -> RecordFuture:
+        """Tries whenever memory was freed, in the order of the calls. Raises BufferFullError after max_block_ms."""
+        mine = asyncio.Event()
+        self._line.append(mine)
+        try:
+            if self._since_turn >= _AT_ONCE:
+                self._since_turn = 0
+                await asyncio.sleep(0)
+            async with asyncio.timeout(self._sync._settings.max_block_ms / 1000):
+                while True:
+                    self._check_open()
+                    if self._line[0] is mine:
+                        try:
+                            return attempt()
+                        except _NoRoomError:
+                            self._press()
+                    mine.clear()
+                    await mine.wait()
+        except TimeoutError:
+            raise BufferFullError(
+                "the memory of the producer is full",
+                expected=f"room for the record within {self._sync._settings.max_block_ms} ms",
+                found=f"{self._sync._accumulator.used_bytes} bytes in use",
+            ) from None
+        finally:
+            self._line.remove(mine)
+            if self._line:
+                self._line[0].set()
+            else:
+                self._press()
+
+    def _press(self) -> None:
+        """While tasks wait for memory, all batches are ready."""
+        waiting = self._sync._accumulator.waiting
+        with self._sync._lock:
+            if self._line and self._ticket not in waiting:
+                waiting.append(self._ticket)
+                self._sync._work.news.notify()
+            elif not self._line and self._ticket in waiting:
+                waiting.remove(self._ticket)
+                self._sync._work.room.notify_all()
+
+    async def send_many(
+        self, topic: str, records: Iterable[RecordInput], *, partition: int | None = None
+    ) -> asyncio.Future[list[Receipt]]:
+        """Sends many records; one future for all. See logcore.producer.Producer.send_many()."""
+        rows = list(records)
+        return await self._gathered(functools.partial(self._sync.send_many, topic, rows, partition=partition))
+
+    async def send_columns(
+        self,
+        topic: str,
+        *,
+        keys: ColumnInput | None = None,
+        values: ColumnInput | None = None,
+        timestamps_ms: TimesInput | None = None,
+        partition: int | None = None,
+    ) -> asyncio.Future[list[Receipt]]:
+        """Sends records given as columns. See logcore.producer.Producer.send_columns()."""
+        send = functools.partial(
+            self._sync.send_columns,
+            topic,
+            keys=keys,
+            values=values,
+            timestamps_ms=timestamps_ms,
+            partition=partition,
+        )
+        return await self._gathered(send)
+
+    async def _gathered(self, send: Callable[[], Future[list[Receipt]]]) -> asyncio.Future[list[Receipt]]:
+        """In the thread, because it may wait for memory, and takes long."""
+        future: asyncio.Future[list[Receipt]] = self._loop.create_future()
+        gathered = await self._home.call(send)
+        gathered.add_done_callback(lambda done: self._home.tell(functools.partial(self._settle_all, done, future)))
+        return future
+
+    def _settle_all(self, done: Future[list[Receipt]], future: asyncio.Future[list[Receipt]]) -> None:
+        error = done.exception()
+        if future.done():
+            pass
+        elif error is None:
+            future.set_result(done.result())
+        else:
+            future.set_exception(error)
+        if self._line:
+            self._line[0].set()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Returns when every record that was sent before has its outcome, and its future is done.
+
+        timeout: seconds. Raises DeliveryTimeoutError when something is left then.
+        """
+        await self._home.call(self._sync.flush, timeout)
+
+    def metrics(self) -> ProducerMetrics:
+        """Counters since the producer was made."""
+        self._home.check()
+        return self._sync.metrics()
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """Numbers of the partitions of a topic."""
+        self._home.check()
+        return self._sync.partitions_for(topic)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Writes what is queued, waits for it and ends. Cancelled, it goes on in the background.
+
+        timeout: seconds; what is not written by then fails with ProducerClosedError. Closing twice is fine.
+        """
+        await self.end(timeout)
+        await self._at_end.aclose()
+
+    async def end(self, timeout: float | None) -> None:
+        """For close(), and for the end of the loop."""
+        closing = self._home.begin(functools.partial(self._sync.close, timeout))
+        self._is_closed = True
+        self._home.end()
+        self._loop.call_soon(self._let_go)
+        await closing
+
+    def _let_go(self) -> None:
+        """Tasks that wait for memory hear that the producer is closed."""
+        for one in self._line:
+            one.set()
+
+
+async def _at_end_of_loop(producer: weakref.ref[Producer]) -> AsyncGenerator[None, None]:
+    """Ended by the loop when it shuts down, as asyncio.run() does, or by close()."""
+    try:
+        yield
+    finally:
+        found = producer()
+        if found is not None and not found._is_closed:
+            what = f"{found!r} was not closed before its event loop"
+            warnings.warn(what, ResourceWarning, stacklevel=1, source=found)
+            await found.end(_EXIT_SECONDS)
+
+
+class TransactionalProducer(Producer):
+    """Made by LogDir.producer(transactional_id=...). The calls are those of logcore's TransactionalProducer.
+
+    A call that is cancelled is carried out all the same, and the calls after it come behind it: after a cancelled
+    commit the transaction is committed, or the next one says why not.
+    """
+
+    def __init__(self, home: Home, producer: _Transactional, on_delivery: OnDelivery | None) -> None:
+        """Not for users."""
+        super().__init__(home, producer, on_delivery)
+        self._own = producer
+
+    async def init_transactions(self, timeout: float | None = None, *, keep_prepared: bool = False) -> None:
+        """Takes the transactional id over. transaction() does it by itself."""
+        await self._home.call(self._own.init_transactions, timeout, keep_prepared=keep_prepared)
+
+    async def begin_transaction(self) -> None:
+        """From now on records may be sent."""
+        await self._home.call(self._own.begin_transaction)
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """Writes what was sent, and commits it."""
+        await self._home.call(self._own.commit_transaction, timeout)
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """Ends the transaction so that nothing of it counts."""
+        await self._home.call(self._own.abort_transaction, timeout)
+
+    async def prepare_transaction(self, timeout: float | None = None) -> str:
+        """Writes what was sent, and waits for the decision of another store."""
+        return await self._home.call(self._own.prepare_transaction, timeout)
+
+    async def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
+        """Commits the prepared transaction if this is its text, else aborts it; returns whether it committed."""
+        return await self._home.call(self._own.complete_transaction, prepared, timeout)
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[tuple[str, int], int | transactional.OffsetAndMetadata],
+        group: transactional.GroupMetadata | str,
+    ) -> None:
+        """Commits offsets of a group with the transaction. group: Consumer.group_metadata(), or a group id."""
+        await self._home.call(self._own.send_offsets_to_transaction, dict(offsets), group)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Self, None]:
+        """Begins a transaction; commits it at the end of the block, or aborts it when an exception leaves the block,
+        also that of a task that is cancelled.
+        """
+        block = self._own.transaction()
+        # A task that is cancelled here has no block to end.
+        await self._home.obtain(block.__enter__, lambda _: block.__exit__(asyncio.CancelledError, None, None))
+        try:
+            yield self
+        except BaseException as error:
+            await self._home.call(block.__exit__, type(error), error, error.__traceback__)
+            raise
+        await self._home.call(block.__exit__, None, None, None)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a transaction waits for complete_transaction()."""
+        return self._own.is_prepared
+
+
+def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
+    """A producer of a directory that is open, for the task that awaits it."""
+    if not settings.threaded:
+        raise InvalidConfigError("a producer in an event loop has a thread", expected="threaded=True", found=False)
+    quiet = attrs.evolve(settings, on_delivery=None)
+
+    def make() -> _Plain | _Transactional:
+        if quiet.transactional_id is None:
+            return _Plain(directory._fs, directory, quiet)
+        return _Transactional(directory._fs, directory, quiet, directory._coordinators)
+
+    async def begin() -> Producer:
+        home = Home("the producer")
+        try:
+            made = await home.obtain(make, lambda producer: producer.close(0))
+        except BaseException:
+            home.end()
+            raise
+        if isinstance(made, _Transactional):
+            return TransactionalProducer(home, made, settings.on_delivery)
+        return Producer(home, made, settings.on_delivery)
+
+    return Opening(begin)

@@ -1,0 +1,205 @@
+"""The low-level consumer: stored batches from an offset that the caller keeps, and offsets by the age of segments.
+
+    simple = data.simple_consumer()
+    fetched = simple.fetch("orders", 0, offset=0, max_bytes=65_536)
+    for record in fetched.records():
+        ...
+    offset = fetched.next_offset
+
+Rules (clients reference 5.9):
+- It holds no position and no group: the offset is given with every call. May be used by several threads.
+- A fetch gives whole batches, at least one however large, so that no buffer is ever too small.
+- Of several fetches each has its own outcome: an error is a value in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import attrs
+
+from logcore.consumer.values import IsolationLevel
+from logcore.errors import InvalidConfigError, LogcoreError
+from logcore.format.columns import RecordColumns
+from logcore.fs import FS
+from logcore.kernels import TopicRecord, kernel
+from logcore.log import Log
+from logcore.partition.fetched import fetched_columns, next_offset
+from logcore.reader import aborted_transactions, segment_times, wait_for_news
+
+#: Times that stand for the ends of a log, as Kafka has them.
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+
+class Directory(Protocol):
+    """What is asked of the LogDir."""
+
+    def partition(self, topic: str, number: int) -> Log: ...
+
+
+class FetchRequest(NamedTuple):
+    """One of several fetches."""
+
+    topic: str
+    partition: int
+    offset: int
+    max_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class Fetched:
+    """What one fetch found.
+
+    batches: the stored bytes, one view for each segment that they are in; the first batch may begin before the offset
+    that was asked for. next_offset: the one to ask for next. high_watermark, last_stable_offset: as they were then.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    batches: tuple[memoryview, ...]
+    next_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    aborted: tuple[tuple[int, int], ...] = attrs.field(repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.batches))
+
+    def columns(self) -> Iterator[RecordColumns]:
+        """The records from the offset on, without control records. Raises CorruptBatchError, InvalidRecordError,
+        UnsupportedCodecError, RecordTooLargeError.
+        """
+        source = f"{self.topic}-{self.partition}"
+        for piece in self.batches:
+            found = fetched_columns(piece, self.offset, self.next_offset, aborted=self.aborted, source=source)
+            for columns, _ in found:
+                yield columns
+
+    def records(self) -> Iterator[TopicRecord]:
+        """The same as records, with topic and partition. Errors as columns()."""
+        for columns in self.columns():
+            yield from kernel.place_records(self.topic, self.partition, list(columns.records()))
+
+
+class SimpleConsumer:
+    """Made by LogDir.simple_consumer()."""
+
+    def __init__(self, fs: FS, directory: Directory, isolation_level: IsolationLevel) -> None:
+        """Not for users."""
+        if isolation_level not in ("read_uncommitted", "read_committed"):
+            raise InvalidConfigError(
+                "isolation_level", expected="read_uncommitted or read_committed", found=repr(isolation_level)
+            )
+        self._fs = fs
+        self._directory = directory
+        self._is_committed = isolation_level == "read_committed"
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int = 1 << 20,
+        *,
+        wait_ms: int = 0,
+        min_bytes: int = 1,
+    ) -> Fetched:
+        """Whole batches from the one that holds offset on, at most max_bytes but never less than one where there is
+        one.
+
+        wait_ms: how long to wait until there are min_bytes. Raises OffsetOutOfRangeError for an offset outside the log,
+        which names both ends, TopicNotFoundError, CorruptBatchError where a batch is missing, StorageReadError,
+        InvalidConfigError.
+        """
+        if max_bytes < 1 or wait_ms < 0 or min_bytes < 1:
+            raise InvalidConfigError(
+                "fetch",
+                expected="max_bytes and min_bytes from 1, wait_ms from 0",
+                found=f"{max_bytes}, {min_bytes}, {wait_ms}",
+            )
+        log = self._directory.partition(topic, partition)
+        log.refresh()
+        deadline_ms = self._fs.monotonic_ms() + wait_ms
+        while True:
+            fetched = self._fetch(topic, partition, log, offset, max_bytes)
+            left_ms = deadline_ms - self._fs.monotonic_ms()
+            if fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:
+                return fetched
+            if not wait_for_news(log, fetched.high_watermark, left_ms / 1000):
+                return self._fetch(topic, partition, log, offset, max_bytes)
+
+    def _fetch(self, topic: str, partition: int, log: Log, offset: int, max_bytes: int) -> Fetched:
+        high_watermark = log.high_watermark  # first: what comes from now on is news
+        stable = log.last_stable_offset
+        end = stable if self._is_committed else high_watermark
+        pieces = log.stored(offset, end, max_bytes=max_bytes)
+        reached = offset
+        for piece in pieces:
+            reached = next_offset(piece, reached)
+        reached = min(reached, max(offset, end))
+        aborted: Sequence[tuple[int, int]] = ()
+        if self._is_committed and reached > offset:
+            aborted = aborted_transactions(log, offset, reached)
+        return Fetched(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            batches=tuple(pieces),
+            next_offset=reached,
+            high_watermark=high_watermark,
+            last_stable_offset=stable,
+            aborted=tuple(aborted),
+        )
+
+    def multifetch(self, requests: Iterable[FetchRequest | tuple[str, int, int, int]]) -> list[Fetched | LogcoreError]:
+        """One outcome for each (topic, partition, offset, max_bytes), in their order: what was found, or the error that
+        fetch() would raise.
+        """
+        found: list[Fetched | LogcoreError] = []
+        for request in requests:
+            try:
+                found.append(self.fetch(*request))
+            except LogcoreError as error:
+                found.append(error)
+        return found
+
+    def offsets_before(self, topic: str, partition: int, time_ms: int, max_count: int = 1) -> list[int]:
+        """Offsets at which segments begin that were last written at or before a time, falling; at most max_count.
+
+        time_ms: LATEST (-1) begins with the log end, EARLIEST (-2) gives the log start alone. Empty where all is
+        younger. The rule is that of the oldest Kafka: as fine as segments are. Log.offset_for_timestamp() looks at
+        records. Raises TopicNotFoundError, InvalidConfigError.
+        """
+        if max_count < 1 or time_ms < EARLIEST:
+            raise InvalidConfigError(
+                "offsets_before", expected="max_count from 1, time_ms from -2", found=f"{max_count}, {time_ms}"
+            )
+        log = self._directory.partition(topic, partition)
+        log.refresh()
+        bounds = (log.log_start_offset, log.high_watermark)
+        return chosen_offsets(segment_times(log), bounds, self._fs.now_ms(), time_ms, max_count)
+
+
+def chosen_offsets(
+    segments: Sequence[tuple[int, int, int]], bounds: tuple[int, int], now_ms: int, time_ms: int, max_count: int
+) -> list[int]:
+    """As Kafka's legacyFetchOffsetsBefore. segments: base offset, when it was last written, size in bytes; in order.
+
+    bounds: log start and log end.
+    """
+    log_start, log_end = bounds
+    entries = [(max(base, log_start), modified_ms) for base, modified_ms, _ in segments if base <= log_end]
+    if segments and segments[-1][2]:
+        entries.append((log_end, now_ms))
+    if time_ms == LATEST:
+        count = len(entries)
+    elif time_ms == EARLIEST:
+        count = min(1, len(entries))
+    else:
+        count = max((at for at, entry in enumerate(entries, 1) if entry[1] <= time_ms), default=0)
+    offsets = [offset for offset, _ in entries[:count]]
+    return sorted(offsets[-max_count:], reverse=True)

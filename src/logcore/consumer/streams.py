@@ -1,0 +1,209 @@
+"""Streams of records, one for each thread: the high-level consumer of the first Kafka.
+
+    with data.connector("totals") as connector:
+        streams = connector.create_message_streams({"orders": 3})["orders"]
+        # in a thread for each stream:
+        for record in stream:
+            ...
+
+Rules (clients reference 5.9):
+- Each stream is a member of the group, so a partition belongs to one stream. It is used by one thread.
+- A stream ends when the connector is shut down. What it has handed out last is then not committed: its thread may still
+  be at work on it. commit_offsets() says that all that was handed out is done.
+- The streams of a connector are made once: another call would divide the partitions again.
+
+Positions, commits and rebalances are those of consumer.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, Unpack, cast
+
+import attrs
+
+from logcore.consumer.consumer import Consumer
+from logcore.consumer.values import ConsumerOptions
+from logcore.errors import ConsumerStateError, InvalidConfigError
+from logcore.kernels import TopicRecord
+
+
+class Directory(Protocol):
+    """What is asked of the LogDir."""
+
+    def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer: ...
+
+
+@attrs.frozen
+class Whitelist:
+    """The topics whose whole name a regular expression matches."""
+
+    pattern: str
+
+    def expression(self) -> re.Pattern[str]:
+        """Matches the names of the topics. Raises InvalidConfigError."""
+        return _compiled(self.pattern)
+
+
+@attrs.frozen
+class Blacklist:
+    """The topics whose whole name a regular expression does not match. Kafka's own are left out too."""
+
+    pattern: str
+
+    def expression(self) -> re.Pattern[str]:
+        _compiled(self.pattern)
+        return _compiled(rf"(?!(?:{self.pattern})\Z).*")
+
+
+TopicFilter = Whitelist | Blacklist
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidConfigError(
+            "a topic filter", expected="a regular expression", found=f"{pattern!r}: {error}"
+        ) from error
+
+
+class Stream:
+    """Records of some partitions, for one thread: an iterator without an end but for Connector.shutdown().
+
+    name: of the member. A record is finished when the next one is asked for.
+    """
+
+    def __init__(self, name: str, consumer: Consumer) -> None:
+        """Not for users."""
+        self.name = name
+        self._consumer = consumer
+        self._records = iter(consumer)
+        self._is_over = False
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name}>"
+
+    def __iter__(self) -> Iterator[TopicRecord]:
+        return self
+
+    def __next__(self) -> TopicRecord:
+        try:
+            if not self._is_over:
+                return next(self._records)
+        except (StopIteration, ConsumerStateError):
+            if not self._is_over:
+                raise
+        except Exception:
+            self._records = iter(self._consumer)  # the same record is tried again
+            raise
+        self._consumer.close()  # what was handed out is finished, for the next was asked for
+        raise StopIteration
+
+    def commit(self) -> None:
+        """See Connector.commit_offsets()."""
+        if not self._is_over:
+            self._consumer.commit_elsewhere()
+
+    def announce_end(self) -> None:
+        """In any thread: it hands out nothing more."""
+        self._is_over = True
+
+    def end(self) -> None:
+        """In any thread, behind announce_end(). A thread that waits in the stream leaves it and closes it; without one
+        it is closed here.
+        """
+        self._consumer.wakeup()
+        with contextlib.suppress(ConsumerStateError):  # its thread is in it, and does this itself
+            self._consumer.leave_unfinished()
+
+
+class Connector:
+    """Made by LogDir.connector(). A with block shuts it down. Its methods may be called in any thread."""
+
+    def __init__(self, directory: Directory, group_id: str, settings: Mapping[str, Any]) -> None:
+        """Not for users."""
+        if "group_id" in settings:
+            raise InvalidConfigError("group_id is the first argument of connector()")
+        self._directory = directory
+        self._settings: dict[str, Any] = {"assignors": ("range",), **settings, "group_id": group_id}
+        self._name = str(self._settings.get("client_id") or f"{group_id}_{os.getpid()}")
+        self._lock = threading.Lock()
+        self._streams: list[Stream] | None = None
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<Connector {self._name}, {len(self._streams or ())} streams>"
+
+    def create_message_streams(self, topic_count_map: Mapping[str, int]) -> dict[str, list[Stream]]:
+        """Makes so many streams of each topic. A stream without a partition waits.
+
+        Raises InvalidConfigError, ConsumerStateError when there are streams already.
+        """
+        for topic, count in topic_count_map.items():
+            _check_count(topic, count)
+        wanted = [(topic, {"topics": [topic]}) for topic, count in topic_count_map.items() for _ in range(count)]
+        made: dict[str, list[Stream]] = {topic: [] for topic in topic_count_map}
+        for (topic, _), stream in zip(wanted, self._make([how for _, how in wanted]), strict=True):
+            made[topic].append(stream)
+        return made
+
+    def create_message_streams_by_filter(self, topic_filter: TopicFilter, count: int = 1) -> list[Stream]:
+        """Makes so many streams of all topics that a Whitelist or a Blacklist lets through, also of later ones.
+
+        Raises InvalidConfigError, ConsumerStateError when there are streams already.
+        """
+        if not isinstance(topic_filter, (Whitelist, Blacklist)):
+            raise InvalidConfigError("a topic filter", expected="Whitelist or Blacklist", found=repr(topic_filter))
+        _check_count("the filter", count)
+        return self._make([{"pattern": topic_filter.expression()}] * count)
+
+    def _make(self, subscriptions: Iterable[Mapping[str, Any]]) -> list[Stream]:
+        with self._lock:
+            if self._is_over:
+                raise ConsumerStateError("the connector was shut down")
+            if self._streams is not None:
+                raise ConsumerStateError("the streams of a connector are made in one call", found=repr(self))
+            streams: list[Stream] = []
+            self._streams = streams
+            for number, subscription in enumerate(subscriptions):
+                name = f"{self._name}-{number}"
+                settings = {**self._settings, "client_id": name}
+                consumer = self._directory.consumer(**cast("ConsumerOptions", settings))
+                streams.append(Stream(name, consumer))
+                consumer.subscribe(**subscription)
+            return list(streams)
+
+    def commit_offsets(self) -> None:
+        """Commits behind all records that the streams have handed out. Errors as Consumer.commit()."""
+        with self._lock:
+            for stream in self._streams or ():
+                stream.commit()
+
+    def shutdown(self) -> None:
+        """Ends all streams, and leaves the group. Twice is harmless."""
+        with self._lock:
+            self._is_over = True
+            streams = self._streams or []
+            for stream in streams:  # all, before one leaves and others are given its partitions
+                stream.announce_end()
+            for stream in streams:
+                stream.end()
+
+
+def _check_count(what: str, count: object) -> None:
+    if not isinstance(count, int) or count < 1:
+        raise InvalidConfigError(f"streams of {what}", expected="a number from 1", found=repr(count))

@@ -1,0 +1,227 @@
+"""The producer of the first Kafka: its names and its settings over LogDir.producer().
+
+    producer = Producer(data, {"producer.type": "async", "serializer.class": str.encode})
+    producer.send(ProducerData("orders", "anna", ["4 apples", "a pear"]))
+    producer.close()
+
+Rules (clients reference 2.12):
+- With producer.type=sync, the default, send() returns when the records are stored. With async it returns once they are
+  queued; batches are written when batch.size records came, or after queue.time.
+- The queue holds queue.size records. What a full one does is said by queue.enqueue.timeout.ms: -1 waits, 0 raises.
+- Order per partition holds. Classes of Java are functions here: serializer.class is one.
+
+Batches, retries and partitions by default are those of logcore.producer.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self, cast
+
+from logcore.errors import BufferFullError, InvalidConfigError, InvalidRecordError
+from logcore.producer import Producer as PlainProducer
+from logcore.producer import RecordFuture, RecordMetadata
+from logcore.producer.values import ProducerOptions
+
+#: The settings of both of Kafka's first producers, 0.7 and 0.8: name -> ours, or what the layer does with it.
+_NAMES: Final = {
+    "producer.type": "type",
+    "queue.time": "linger_ms",
+    "queue.buffering.max.ms": "linger_ms",
+    "batch.size": "batch_records",
+    "batch.num.messages": "batch_records",
+    "queue.size": "queue_size",
+    "queue.buffering.max.messages": "queue_size",
+    "queue.enqueue.timeout.ms": "enqueue_timeout_ms",
+    "queue.enqueueTimeout.ms": "enqueue_timeout_ms",
+    "serializer.class": "value_serializer",
+    "key.serializer.class": "key_serializer",
+    "partitioner.class": "partitioner",
+    "event.handler": "interceptor",
+    "callback.handler": "on_delivery",
+    "compression.codec": "compression_type",
+    "request.required.acks": "acks",
+    "max.message.size": "max_request_size",
+    "client.id": "client_id",
+}
+#: What needs a network, and is passed over with a warning.
+_NETWORK: Final = ("zk.", "zookeeper.", "broker.", "metadata.", "socket.", "buffer.size", "connect.", "reconnect.")
+#: The codecs by the numbers that they have in the format.
+_CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", "0": "none", "1": "gzip", "2": "snappy"}
+_NUMBERS: Final = ("linger_ms", "batch_records", "queue_size", "enqueue_timeout_ms", "max_request_size")
+
+
+class Directory(Protocol):
+    """What is asked of the LogDir."""
+
+    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> PlainProducer: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+
+
+class Partitioner(Protocol):
+    """Chooses among partitions: an index from 0 to num_partitions - 1. key: as it was given to send(), or None."""
+
+    def __call__(self, key: Any, num_partitions: int, /) -> int: ...
+
+
+class ProducerData(NamedTuple):
+    """What is sent to one topic under one key. data: a value, or a list of values."""
+
+    topic: str
+    key: Any
+    data: Any
+
+    def values(self) -> list[Any]:
+        """The values, also where there is one."""
+        return list(self.data) if isinstance(self.data, (list, tuple)) else [self.data]
+
+
+class SyncProducer:
+    """Sends one record at a time, and waits for it."""
+
+    def __init__(self, producer: PlainProducer) -> None:
+        self._producer = producer
+
+    def send(self, topic: str, value: Any = None, *, key: Any = None, partition: int | None = None) -> RecordMetadata:
+        """Where the record is stored. Raises what send() and the result of logcore's Producer raise."""
+        return self._producer.send(topic, value, key=key, partition=partition).result()
+
+    def close(self) -> None:
+        """Closes the producer."""
+        self._producer.close()
+
+
+class Producer:
+    """config: settings by the names of the first Kafka; a value for a class is a function.
+
+    producer.type ("sync") or "async". queue.time, queue.buffering.max.ms (5,000) and batch.size, batch.num.messages
+    (200): when a batch is written, async alone. queue.size, queue.buffering.max.messages (10,000): records without an
+    outcome; queue.enqueue.timeout.ms (-1): how long a full queue is waited for. serializer.class,
+    key.serializer.class: f(given) -> bytes. partitioner.class: see Partitioner; by default that of LogDir.producer().
+    callback.handler: f(error, metadata). event.handler: an interceptor. compression.codec: none, gzip, snappy, or
+    their numbers. Raises InvalidConfigError. What needs a network is passed over with a warning.
+    """
+
+    def __init__(self, directory: Directory, config: Mapping[str, object] | None = None) -> None:
+        chosen = _chosen(config or {})
+        self.type = chosen.pop("type", "sync")
+        if self.type not in ("sync", "async"):
+            raise InvalidConfigError("producer.type", expected="sync or async", found=repr(self.type))
+        self._enqueue_timeout_ms: int = chosen.pop("enqueue_timeout_ms", -1)
+        self._room = threading.BoundedSemaphore(_from_one("queue.size", chosen.pop("queue_size", 10_000)))
+        self._partitioner: Partitioner | None = chosen.pop("partitioner", None)
+        if self._partitioner is not None and not callable(self._partitioner):
+            raise InvalidConfigError("partitioner.class", expected="a function", found=repr(self._partitioner))
+        if "interceptor" in chosen:
+            chosen["interceptors"] = [chosen.pop("interceptor")]
+        if self.type == "sync":
+            chosen["linger_ms"] = 0
+        else:
+            chosen.setdefault("linger_ms", 5_000)
+            chosen.setdefault("batch_records", 200)
+        self._directory = directory
+        self._producer = directory.producer(**cast("ProducerOptions", chosen))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self._producer!r}>"
+
+    def send(self, data: ProducerData | Iterable[ProducerData]) -> list[RecordFuture]:
+        """Sends the values of one ProducerData or of several, in their order; a future for each.
+
+        With producer.type=sync all of them are stored when it returns, and it raises the first error of those that
+        are not. Raises BufferFullError when the queue stays full (what came before it is sent), and what send() of
+        logcore's Producer raises.
+        """
+        given = [data] if isinstance(data, ProducerData) else list(data)
+        for one in given:
+            if not isinstance(one, ProducerData):
+                raise InvalidRecordError("send() takes ProducerData", found=type(one).__name__)
+        futures = [self._send(one, value) for one in given for value in one.values()]
+        if self.type == "sync":
+            errors = [future.exception() for future in futures]  # waits for all of them
+            for error in errors:
+                if error is not None:
+                    raise error
+        return futures
+
+    def _send(self, data: ProducerData, value: Any) -> RecordFuture:
+        partition = None
+        if self._partitioner is not None:
+            partition = self._chosen_partition(self._partitioner, data)
+        timeout = None if self._enqueue_timeout_ms < 0 else self._enqueue_timeout_ms / 1000
+        if not self._room.acquire(timeout=timeout):
+            raise BufferFullError(
+                "the queue of the producer is full",
+                expected=f"room within {self._enqueue_timeout_ms} ms",
+                found="as many records as queue.size without an outcome",
+            )
+        try:
+            future = self._producer.send(data.topic, value, key=data.key, partition=partition)
+        except BaseException:
+            self._room.release()
+            raise
+        future.add_done_callback(self._make_room)
+        return future
+
+    def _make_room(self, _: object) -> None:
+        self._room.release()
+
+    def _chosen_partition(self, partitioner: Partitioner, data: ProducerData) -> int:
+        """The index counts in the sorted partitions of the topic."""
+        numbers = self._directory.partitions(data.topic)
+        index = partitioner(data.key, len(numbers))
+        if not isinstance(index, int) or not 0 <= index < len(numbers):
+            raise InvalidConfigError(
+                "partitioner.class", expected=f"an index from 0 to {len(numbers) - 1}", found=repr(index)
+            )
+        return numbers[index]
+
+    def close(self) -> None:
+        """Writes what is queued, waits for it and ends."""
+        self._producer.close()
+
+
+def _chosen(config: Mapping[str, object]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    passed_over = []
+    for name, value in config.items():
+        if name.startswith(_NETWORK):
+            passed_over.append(name)
+            continue
+        ours = _NAMES.get(name)
+        if ours is None:
+            raise InvalidConfigError(f"unknown setting {name!r}", expected=", ".join(_NAMES))
+        if ours in chosen:
+            raise InvalidConfigError(f"{name!r} is given under another name too")
+        chosen[ours] = _whole(name, value) if ours in _NUMBERS else value
+    if passed_over:
+        what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
+        warnings.warn(what, UserWarning, stacklevel=3)
+    if "compression_type" in chosen:
+        chosen["compression_type"] = _CODECS.get(chosen["compression_type"], chosen["compression_type"])
+    return chosen
+
+
+def _whole(name: str, value: object) -> int:
+    """A number, which a file of settings gives as text."""
+    try:
+        return int(cast("Any", value))
+    except (TypeError, ValueError):
+        raise InvalidConfigError(name, expected="a whole number", found=repr(value)) from None
+
+
+def _from_one(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidConfigError(name, expected="a number from 1", found=value)
+    return value

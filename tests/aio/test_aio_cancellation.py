@@ -1,0 +1,468 @@
+"""Each coroutine is cancelled at each of its awaits; then all must be usable, and no record lost or doubled.
+
+A trial makes a directory, runs one call that is cancelled at its n-th await, and checks what is left. n rises until the
+call ends before it is cancelled. Each is done twice: cancelled when it begins to wait, and when what it waits for is
+done and it has not heard of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore import aio
+from logcore.errors import CommitFailedError, LogLockedError, ProducerStateError
+from support.cancelling import at_each_await, cancelled
+
+#: What a trial does with a directory: says whether the call was cancelled, after it has checked what is left.
+Trial = Callable[[aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]], Awaitable[bool]]
+ALL = [b"%d" % number for number in range(10)]
+
+
+@asynccontextmanager
+async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
+    async with aio.open_dir(path, create=True, durability="os") as data:
+        await data.create_topic("t")
+        yield data
+
+
+def explore(path: Path, trial: Trial) -> int:
+    """Runs trials; returns at how many awaits the call was cancelled."""
+
+    async def one(at: int, late: bool) -> bool:
+        async with directory(path / f"{at}-{late}") as data:
+
+            async def cut(make: Callable[[], Awaitable[Any]]) -> bool:
+                was_cancelled, _ = await cancelled(make, at, late=late)
+                return was_cancelled
+
+            return await trial(data, cut)
+
+    return asyncio.run(at_each_await(one))
+
+
+async def values(data: aio.LogDir) -> list[bytes | None]:
+    return [record.value async for record in data.read("t")]
+
+
+# -- logs and directories ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["append", "append_many", "append_columns", "append_batch"])
+def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        log = await data.partition("t", 0)
+        await log.append(b"0")
+        batch = b"".join(log.sync.stored(0, max_bytes=1))
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "append": lambda: log.append(b"0"),
+            "append_many": lambda: log.append_many([(None, b"0")]),
+            "append_columns": lambda: log.append_columns(values=(b"0", [0, 1])),
+            "append_batch": lambda: log.append_batch(batch),
+        }
+        was_cancelled = await cut(calls[kind])
+        await log.append(b"1")
+        found = await values(data)
+        assert found in ([b"0", b"0", b"1"], [b"0", b"1"][: 2 * was_cancelled])
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+def test_an_append_that_was_not_taken_leaves_no_trace(tmp_path: Path) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        log = await data.partition("t", 0)
+        with log.sync._state.lock:  # the thread writes the first, and has not taken the others
+            first = asyncio.ensure_future(log.append(b"first"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            while log._appending._waiting:
+                await asyncio.sleep(0)
+            second = asyncio.ensure_future(log.append(b"second"))
+            third = asyncio.ensure_future(log.append(b"third"))
+            await asyncio.sleep(0)
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+        await asyncio.gather(first, third)
+        assert await values(data) == [b"first", b"third"]
+        return False
+
+    explore(tmp_path, trial)
+
+
+@pytest.mark.parametrize("kind", ["flush", "tick", "roll", "truncate", "delete_records", "statistics", "newest", "get"])
+def test_a_log_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+    arguments = {"truncate": (10,), "delete_records": (0,), "get": (0,)}
+
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        log = await data.partition("t", 0)
+        await log.append_many([(None, value) for value in ALL[:9]])
+        was_cancelled = await cut(
+            lambda: getattr(log, kind)(*(arguments.get(kind, ()) if kind != "truncate" else (9,)))
+        )
+        await log.append(ALL[9])
+        assert await values(data) == ALL
+        return bool(was_cancelled)
+
+    explore(tmp_path, trial)
+
+
+@pytest.mark.parametrize("kind", ["read", "tail", "read_topic", "tail_topic"])
+def test_a_reading_goes_on_where_it_was_cancelled(tmp_path: Path, kind: str) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        log = await data.partition("t", 0)
+        for value in ALL:
+            await log.append(value)
+        readings: dict[str, Callable[[], Any]] = {
+            "read": lambda: log.read(0),
+            "tail": lambda: log.tail(0, timeout=0),
+            "read_topic": lambda: data.read("t"),
+        }
+        reading = readings[kind]() if kind in readings else await data.tail("t", {0: 0}, timeout=0)
+        found: list[bytes] = []
+
+        async def read() -> None:
+            async for record in reading:
+                found.append(record.value)
+
+        was_cancelled = await cut(read)
+        await read()
+        assert found == ALL
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+def test_a_tail_that_waits_goes_on(tmp_path: Path) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        log = await data.partition("t", 0)
+        tail = log.tail(0)
+        found: list[bytes | None] = []
+
+        async def read() -> None:
+            while len(found) < 3:
+                found.append((await anext(tail)).value)
+
+        async def write() -> None:
+            for value in ALL[:3]:
+                await log.append(value)
+
+        writing = asyncio.ensure_future(write())
+        was_cancelled = await cut(read)
+        await read()
+        await writing
+        assert found == ALL[:3]
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 2
+
+
+@pytest.mark.parametrize(
+    "kind", ["create_topic", "add_partitions", "alter_topic", "partition", "append", "delete_topic"]
+)
+def test_a_directory_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+    arguments: dict[str, tuple[Any, ...]] = {
+        "create_topic": ("u",),
+        "add_partitions": ("t", 2),
+        "alter_topic": ("t", {"retention.ms": 5}),
+        "partition": ("t", 0),
+        "append": ("t", b"0"),
+        "delete_topic": ("t",),
+    }
+
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        was_cancelled = await cut(lambda: getattr(data, kind)(*arguments[kind]))
+        await data.create_topic("v")
+        await data.append("v", b"1")
+        assert set(data.topics()) <= {"t", "u", "v"}
+        assert [record.value async for record in data.read("v")] == [b"1"]
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+@pytest.mark.parametrize("kind", ["log", "directory"])
+def test_what_is_opened_for_nobody_is_closed(tmp_path: Path, kind: str) -> None:
+    """And a close that was cancelled is carried out: the lock is free in the end."""
+    path = tmp_path / "t-0" if kind == "log" else tmp_path / "d"
+
+    def opening() -> aio.Opening[Any]:
+        return aio.open(path, create=True) if kind == "log" else aio.open_dir(path, create=True)
+
+    async def open_again() -> Any:
+        for _ in range(2_000):
+            try:
+                return await opening()
+            except LogLockedError:  # not closed yet
+                await asyncio.sleep(0)
+        return await opening()
+
+    async def block() -> None:
+        async with opening():
+            pass
+
+    async def trial(at: int, late: bool) -> bool:
+        was_cancelled, _ = await cancelled(block, at, late=late)
+        await (await open_again()).close()
+        return was_cancelled
+
+    assert asyncio.run(at_each_await(trial)) >= 2
+
+
+# -- producers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        async with data.producer(linger_ms=0, buffer_memory=700) as producer:
+            sent: list[asyncio.Future[Any]] = []
+
+            async def send() -> None:
+                for value in ALL:
+                    sent.append(await producer.send("t", value * 300))
+
+            was_cancelled = await cut(send)
+            await producer.flush()
+            assert await values(data) == [value * 300 for value in ALL[: len(sent)]]
+            assert len(sent) == 10 or was_cancelled
+            assert not producer._line
+            assert not producer._sync._accumulator.waiting
+            await producer.send_and_wait("t", b"last")
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+@pytest.mark.parametrize("kind", ["send_and_wait", "send_many", "send_columns", "flush", "close", "open"])
+def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        async def block() -> None:
+            async with data.producer(linger_ms=0):
+                pass
+
+        async with data.producer(linger_ms=0) as producer:
+            calls: dict[str, Callable[[], Awaitable[Any]]] = {
+                "send_and_wait": lambda: producer.send_and_wait("t", b"0"),
+                "send_many": lambda: producer.send_many("t", [(None, b"0")]),
+                "send_columns": lambda: producer.send_columns("t", values=(b"0", [0, 1])),
+                "flush": producer.flush,
+                "close": producer.close,
+                "open": block,
+            }
+            was_cancelled = await cut(calls[kind])
+            if kind != "close":
+                await producer.flush()
+                await producer.send_and_wait("t", b"1")
+        async with data.producer() as another:
+            await another.send_and_wait("t", b"2")
+        found = await values(data)
+        assert found[-1:] == [b"2"]
+        assert found.count(b"0") == (kind in ("send_and_wait", "send_many", "send_columns"))
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+def test_a_transaction_is_committed_or_not_and_the_next_one_begins(tmp_path: Path) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        async def block() -> None:
+            async with producer.transaction():
+                await (await producer.send("t", b"a"))
+                await producer.send("t", b"b")
+                await producer.send_offsets_to_transaction({("t", 0): 7}, "g")
+
+        async with data.producer(transactional_id="x") as producer:
+            was_cancelled = await cut(block)
+            async with producer.transaction():
+                await producer.send("t", b"c")
+        log = await data.partition("t", 0)
+        found = [record.value async for record in log.read(0, isolation="read_committed")]
+        assert found == [b"a", b"b", b"c"] or (was_cancelled and found == [b"c"])
+        async with data.consumer(group_id="g") as consumer:
+            stored = await consumer.committed([("t", 0)])
+            assert [one and one.offset for one in stored.values()] == [7 if b"a" in found else None]
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 4
+
+
+@pytest.mark.parametrize("kind", ["init_transactions", "begin_transaction", "commit_transaction", "abort_transaction"])
+def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> None:
+    order = ["init_transactions", "begin_transaction", "commit_transaction"]
+    before = order[: order.index(kind)] if kind in order else order[:2]
+
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        async with data.producer(transactional_id="x") as producer:
+            for name in before:
+                await getattr(producer, name)()
+            was_cancelled = await cut(getattr(producer, kind))
+            with pytest.raises(ProducerStateError):  # it has been done, or is done before this
+                await getattr(producer, kind)()
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+async def rest(consumer: aio.Consumer, found: list[bytes | None], count: int = 10) -> None:
+    while len(found) < count:
+        found += [record.value for record in (await consumer.getmany(timeout_ms=1_000, max_records=3)).records()]
+
+
+@pytest.mark.parametrize("group_id", [None, "g"])
+@pytest.mark.parametrize("kind", ["getmany", "iteration", "columns"])
+def test_a_consumer_hands_out_each_record_once(tmp_path: Path, kind: str, group_id: str | None) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        log = await data.partition("t", 0)
+        await log.append_many([(None, value) for value in ALL[:5]])
+        found: list[bytes | None] = []
+
+        async def by_lists() -> None:
+            while len(found) < 10:
+                records = await consumer.getmany(timeout_ms=1_000, max_records=2)
+                found.extend(record.value for record in records.records())
+
+        async def one_by_one() -> None:
+            while len(found) < 10:
+                found.append((await anext(consumer)).value)
+
+        async def by_columns() -> None:
+            while len(found) < 10:
+                columns = await consumer.poll_columns(timeout_ms=1_000)
+                found.extend(record.value for lists in columns.values() for each in lists for record in each.records())
+
+        async def write() -> None:
+            for value in ALL[5:]:
+                await log.append(value)
+
+        kinds = {"getmany": by_lists, "iteration": one_by_one, "columns": by_columns}
+        async with data.consumer(group_id=group_id, auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["t"])
+            writing = asyncio.ensure_future(write())
+            was_cancelled = await cut(kinds[kind])
+            await writing
+            await rest(consumer, found)
+            assert found == ALL
+            assert consumer.position(("t", 0)) == 10
+            assert not (await consumer.getmany()).count
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 3
+
+
+@pytest.mark.parametrize(
+    "kind", ["commit", "committed", "assign", "unsubscribe", "seek_to_end", "lag", "end_offsets", "close", "open"]
+)
+def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        log = await data.partition("t", 0)
+        await log.append_many([(None, value) for value in ALL])
+
+        async def block() -> None:
+            async with data.consumer(group_id="other") as other:
+                other.subscribe(["t"])
+
+        async with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+            calls: dict[str, Callable[[], Awaitable[Any]]] = {
+                "commit": consumer.commit,
+                "committed": lambda: consumer.committed([("t", 0)]),
+                "assign": lambda: consumer.assign([("t", 0)]),
+                "unsubscribe": consumer.unsubscribe,
+                "seek_to_end": lambda: consumer.seek_to_end(("t", 0)),
+                "lag": consumer.lag,
+                "end_offsets": lambda: consumer.end_offsets([("t", 0)]),
+                "close": consumer.close,
+                "open": block,
+            }
+            if kind != "assign":
+                consumer.subscribe(["t"])
+                assert (await consumer.getmany(timeout_ms=1_000, max_records=4)).count == 4
+            was_cancelled = await cut(calls[kind])
+            if kind in ("unsubscribe", "assign"):
+                await consumer.unsubscribe()
+                consumer.subscribe(["t"])
+                assert (await consumer.getmany(timeout_ms=1_000)).count == 10
+            elif kind == "seek_to_end":
+                consumer.seek(("t", 0), 5)  # behind what was cancelled
+                assert (await consumer.getmany(timeout_ms=1_000)).count == 5
+            elif kind != "close":
+                assert (await consumer.getmany(timeout_ms=1_000)).count == 6
+                await consumer.commit()
+        async with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["t"])
+            await log.append(b"last")
+            assert (await consumer.getmany(timeout_ms=1_000)).count in (1, 11)
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+def test_a_rebalance_with_a_listener_goes_on(tmp_path: Path) -> None:
+    """What the listener commits when a partition is taken away is committed; no record is handed out twice."""
+
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        await data.add_partitions("t", 2)
+        for value in ALL:
+            await data.append("t", value, partition=int(value) % 2)
+        found: list[bytes | None] = []
+
+        class Listener(aio.RebalanceListener):
+            async def on_partitions_assigned(self, partitions: Any) -> None:
+                await asyncio.sleep(0)
+
+            async def on_partitions_revoked(self, partitions: Any) -> None:
+                with contextlib.suppress(CommitFailedError):  # at the end, when the other has left the group
+                    await first.commit()
+
+        async with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as first:
+            first.subscribe(["t"], listener=Listener())
+
+            async def read(consumer: aio.Consumer) -> None:
+                records = await consumer.getmany(max_records=1)
+                found.extend(record.value for record in records.records())
+
+            async def both() -> None:
+                while len(second.assignment()) < 1:
+                    await read(first)
+                    await read(second)
+
+            async with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as second:
+                await read(first)
+                second.subscribe(["t"])
+                was_cancelled = await cut(both)
+                while len(found) < 10:
+                    await read(first)
+                    await read(second)
+        assert sorted(found) == ALL
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 5
+
+
+def test_the_harness_sees_what_is_lost(tmp_path: Path) -> None:
+    """A reading that takes a record before its last await loses it."""
+    taken: list[int] = []
+    left = [1, 2, 3]
+
+    async def careless() -> int:
+        found = left.pop(0)
+        await asyncio.sleep(0)
+        return found
+
+    async def trial(at: int, late: bool) -> bool:
+        left[:] = [1, 2, 3]
+        taken.clear()
+        was_cancelled, found = await cancelled(careless, at, late=late)
+        taken.extend([] if was_cancelled else [found])
+        return was_cancelled and sorted(taken + left) == [1, 2, 3]
+
+    assert asyncio.run(at_each_await(trial)) == 0
+    assert sorted(taken + left) == [2, 3]

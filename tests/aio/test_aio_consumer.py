@@ -1,0 +1,461 @@
+"""Consumers in an event loop: steps and readings, listeners that are coroutines, groups, other processes' writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import aio
+from logcore.consumer import OffsetAndMetadata, RebalanceListener, TopicPartition
+from logcore.errors import ConsumerStateError, InvalidConfigError, NoOffsetError, WrongLoopError
+
+ONE = TopicPartition("t", 0)
+
+
+def with_consumer(path: Path, main: Callable[[aio.LogDir, aio.Consumer], Awaitable[None]], **settings: Any) -> None:
+    async def run() -> None:
+        async with aio.open_dir(path / "d", create=True, durability="os") as data:
+            await data.create_topic("t", 2)
+            async with data.consumer(**{"auto_offset_reset": "earliest", **settings}) as consumer:
+                await main(data, consumer)
+
+    asyncio.run(run())
+
+
+async def fill(data: aio.LogDir, partition: int, count: int) -> None:
+    for number in range(count):
+        await data.append("t", b"%d" % number, partition=partition)
+
+
+def offsets(records: Any) -> list[tuple[int, int]]:
+    return [(record.partition, record.offset) for record in records.records()]
+
+
+async def take(consumer: aio.Consumer, count: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    while len(found) < count:
+        found += offsets(await consumer.getmany(timeout_ms=60_000))
+    return found
+
+
+def test_a_group_reads_commits_and_goes_on(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 5)
+        consumer.subscribe(["t"])
+        assert offsets(await consumer.getmany(max_records=3)) == [(0, 0), (0, 1), (0, 2)]
+        assert consumer.assignment() == {ONE, TopicPartition("t", 1)}
+        assert consumer.subscription() == {"t"}
+        assert consumer.position(ONE) == 3
+        await consumer.commit()
+        assert offsets(await consumer.getmany()) == [(0, 3), (0, 4)]
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(3)
+        await consumer.commit({ONE: OffsetAndMetadata(4, "note")})
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(4, "note")
+        assert consumer.group_metadata().group_id == "g"
+        await consumer.unsubscribe()
+        assert consumer.assignment() == frozenset()
+        consumer.subscribe(pattern="t.*")
+        assert await take(consumer, 1) == [(0, 4)]
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
+
+
+def test_positions_are_set_and_looked_up(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 5)
+        await consumer.assign([ONE])
+        await consumer.seek_to_end()
+        assert consumer.position(ONE) == 5
+        assert await consumer.lag() == 0
+        await consumer.seek_to_beginning(ONE)
+        assert await consumer.lag(ONE) == 5
+        consumer.seek(ONE, 3)
+        assert offsets(await consumer.getmany()) == [(0, 3), (0, 4)]
+        assert await consumer.beginning_offsets([ONE]) == {ONE: 0}
+        assert await consumer.end_offsets([ONE]) == {ONE: 5}
+        assert await consumer.offsets_for_times({ONE: 0}) == {ONE: 0}
+        consumer.pause(ONE)
+        assert consumer.paused() == {ONE}
+        consumer.seek(ONE, 0)
+        assert not await consumer.getmany()
+        consumer.resume(ONE)
+        assert offsets(await consumer.getmany()) == [(0, number) for number in range(5)]
+        with pytest.raises(ConsumerStateError):
+            consumer.seek(("t", 1), 0)
+        with pytest.raises(InvalidConfigError):
+            consumer.seek(ONE, -1)
+        with pytest.raises(InvalidConfigError):
+            await consumer.getmany(timeout_ms=-1)
+
+    with_consumer(tmp_path, main)
+
+
+def test_the_iteration_waits_for_what_comes_and_ends_with_wakeup(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 300)
+        consumer.subscribe(["t"])
+        found = []
+
+        async def read() -> None:
+            async for record in consumer:
+                found.append(record.offset)
+                assert consumer.position(ONE) == record.offset + 1
+
+        reading = asyncio.ensure_future(read())
+        while len(found) < 300:
+            await asyncio.sleep(0)
+        await fill(data, 0, 2)
+        while len(found) < 302:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(consumer.wakeup)
+        await reading
+        assert found == list(range(302))
+
+    with_consumer(tmp_path, main)
+
+
+def test_lists_and_the_iteration_take_turns(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 300)
+        await consumer.assign([ONE])
+        assert [(await anext(consumer)).offset for _ in range(2)] == [0, 1]
+        assert offsets(await consumer.getmany(max_records=2)) == [(0, 2), (0, 3)]
+        assert (await anext(consumer)).offset == 4
+        columns = await consumer.poll_columns()
+        assert sum(len(each) for each in columns[ONE]) == 295
+        assert consumer.position(ONE) == 300
+
+    with_consumer(tmp_path, main)
+
+
+def test_what_is_finished_is_committed_at_the_end(tmp_path: Path) -> None:
+    """A block that an exception leaves does not commit the list in hand."""
+
+    async def run() -> None:
+        async with aio.open_dir(tmp_path / "d", create=True, durability="os") as data:
+            await data.create_topic("t")
+            await fill(data, 0, 4)
+
+            async def read(count: int, *, fails: bool = False) -> list[tuple[int, int]]:
+                async with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+                    consumer.subscribe(["t"])
+                    found = offsets(await consumer.getmany(max_records=count))
+                    if fails:
+                        raise ZeroDivisionError
+                    return found
+
+            assert await read(1) == [(0, 0)]
+            with pytest.raises(ZeroDivisionError):
+                await read(1, fails=True)
+            assert await read(2) == [(0, 1), (0, 2)]
+            assert await read(2) == [(0, 3)]
+
+    asyncio.run(run())
+
+
+class Told(aio.RebalanceListener):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, list[int]]] = []
+        self.consumer: aio.Consumer | None = None
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        assert self.consumer is not None
+        self.heard.append(("assigned", sorted(one.partition for one in partitions)))
+        for one in sorted(partitions):
+            self.consumer.seek(one, 1)
+        with pytest.raises(ConsumerStateError):
+            await self.consumer.getmany()
+        with pytest.raises(ConsumerStateError):
+            await self.consumer.close()
+        with pytest.raises(ConsumerStateError):
+            self.consumer.subscribe(["t"])
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        assert self.consumer is not None
+        await asyncio.sleep(0)
+        await self.consumer.commit(dict.fromkeys(partitions, 2))
+        self.heard.append(("revoked", sorted(one.partition for one in partitions)))
+
+
+def test_listeners_may_be_coroutines_that_seek_and_commit(tmp_path: Path) -> None:
+    listener = Told()
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        listener.consumer = consumer
+        consumer.subscribe(["t"], listener=listener)
+        assert offsets(await consumer.getmany()) == [(0, 1), (0, 2)]
+        await consumer.unsubscribe()
+        assert listener.heard == [("assigned", [0, 1]), ("revoked", [0, 1])]
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(2)
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
+
+
+def test_a_task_that_a_listener_starts_may_live_longer(tmp_path: Path) -> None:
+    tasks: list[asyncio.Task[None]] = []
+    is_over = []
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        async def later() -> None:
+            while not is_over:
+                await asyncio.sleep(0)
+            await consumer.commit({ONE: 7})
+
+        class Starting(aio.RebalanceListener):
+            async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+                tasks.append(asyncio.create_task(later()))
+
+        consumer.subscribe(["t"], listener=Starting())
+        await consumer.getmany()
+        is_over.append(True)
+        await tasks[0]
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(7)
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
+
+
+def test_listeners_may_be_those_of_the_other_consumer(tmp_path: Path) -> None:
+    heard: list[str] = []
+    loop_thread = threading.get_ident()
+
+    class Plain(RebalanceListener):
+        def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+            assert threading.get_ident() == loop_thread
+            heard.append("assigned")
+
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            heard.append("revoked")
+            if len(heard) == 2:
+                raise ZeroDivisionError
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        consumer.subscribe(["t"], listener=Plain())
+        await consumer.getmany()
+        assert heard == ["assigned"]
+        with pytest.raises(ZeroDivisionError):
+            await consumer.unsubscribe()
+
+    with_consumer(tmp_path, main, group_id="g")
+
+
+def test_two_tasks_divide_the_partitions_of_a_group(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 50)
+        await fill(data, 1, 50)
+        found: list[tuple[int, int]] = []
+
+        async def work(one: aio.Consumer) -> None:
+            one.subscribe(["t"])
+            while len(found) < 100:
+                for record in (await one.getmany(timeout_ms=50, max_records=1)).records():
+                    found.append((record.partition, record.offset))
+
+        async with data.consumer(group_id="g", auto_offset_reset="earliest") as other:
+            await asyncio.gather(work(consumer), work(other))
+            assert sorted(found) == [(partition, offset) for partition in (0, 1) for offset in range(50)]
+
+    with_consumer(tmp_path, main, group_id="g")
+
+
+def test_one_task_at_a_time_reads(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await consumer.assign([ONE])
+        waiting = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+        await asyncio.sleep(0)
+        with pytest.raises(ConsumerStateError):
+            await consumer.getmany()
+        with pytest.raises(ConsumerStateError):
+            await anext(consumer)
+        await fill(data, 0, 1)
+        assert offsets(await waiting) == [(0, 0)]
+
+    with_consumer(tmp_path, main)
+
+
+def test_a_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        await consumer.assign([ONE])
+        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        waiting = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        consumer.seek(ONE, 2)
+        assert offsets(await waiting) == [(0, 2)]
+
+    with_consumer(tmp_path, main)
+
+
+def test_a_seek_behind_a_step_that_was_cancelled_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step gives the partition its position. It is carried out first, whatever has become of its task."""
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 5)
+        await consumer.assign([ONE])
+        groups = consumer._sync._groups
+        assert groups is not None
+        committed = groups.committed
+        is_midway = threading.Event()
+        hold = threading.Event()
+
+        def slowly(group_id: str) -> Any:
+            is_midway.set()
+            hold.wait()
+            return committed(group_id)
+
+        monkeypatch.setattr(groups, "committed", slowly)
+        reading = asyncio.ensure_future(consumer.getmany())
+        while not is_midway.is_set():
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        consumer.seek(ONE, 3)
+        consumer.pause(ONE)
+        hold.set()
+        consumer.resume(ONE)
+        assert await take(consumer, 2) == [(0, 3), (0, 4)]
+
+    with_consumer(tmp_path, main, group_id="g")
+
+
+def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 5)
+        await consumer.assign([ONE])
+        find = consumer._sync._find_columns
+        is_midway = threading.Event()
+        hold = threading.Event()
+
+        def slowly() -> Any:
+            found = find()
+            is_midway.set()
+            hold.wait()
+            return found
+
+        monkeypatch.setattr(consumer._sync, "_find_columns", slowly)
+        reading = asyncio.ensure_future(consumer.poll_columns(timeout_ms=60_000))
+        while not is_midway.is_set():
+            await asyncio.sleep(0)
+        consumer.seek(ONE, 3)
+        hold.set()
+        assert [offset for each in (await reading)[ONE] for offset in each.offsets.tolist()] == [3, 4]
+        assert consumer.position(ONE) == 5
+
+    with_consumer(tmp_path, main)
+
+
+def test_large_records_are_read_in_pieces(tmp_path: Path) -> None:
+    """A list holds about 1 MiB, however many records it may hold; other tasks have their turn between two lists."""
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        log = await data.partition("t", 0)
+        for _ in range(10):
+            await log.append_many([(None, b"x" * 100_000)] * 10)
+        await consumer.assign([ONE])
+        counts = []
+        while sum(counts) < 100:
+            counts.append((await consumer.getmany(max_records=1_000)).count)
+        assert max(counts) <= 16
+
+    with_consumer(tmp_path, main)
+
+
+def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.open_dir(tmp_path / "d", read_only=True) as data, data.consumer() as consumer:
+            await consumer.assign([ONE])
+            assert not await consumer.getmany()
+            reading = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+            while not consumer._watching._paths:
+                await asyncio.sleep(0)
+            writer.append("t", b"v")
+            assert offsets(await reading) == [(0, 0)]
+
+    with logcore.open_dir(tmp_path / "d", create=True) as writer:
+        writer.create_topic("t")
+        asyncio.run(main())
+
+
+def test_a_directory_that_processes_share(tmp_path: Path) -> None:
+    """Each look may wait for the turn of another process, so it is a step in the thread."""
+
+    async def main() -> None:
+        async with aio.open_dir(tmp_path / "d", create=True, shared=True, durability="os") as data:
+            await data.create_topic("t")
+            await fill(data, 0, 10)
+            async with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+                consumer.subscribe(["t"])
+                reading = asyncio.ensure_future(take(consumer, 20))
+                log = await data.partition("t", 0)
+                tail = log.tail(0)
+                await fill(data, 0, 10)
+                assert [(await anext(tail)).offset for _ in range(20)] == list(range(20))
+                assert await reading == [(0, offset) for offset in range(20)]
+
+    asyncio.run(main())
+
+
+def test_records_go_from_topic_to_topic_exactly_once(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await data.create_topic("doubled")
+        await fill(data, 0, 10)
+        consumer.subscribe(["t"])
+        async with data.producer(transactional_id="doubler") as producer:
+            count = 0
+            while count < 10:
+                records = await consumer.getmany(timeout_ms=60_000, max_records=4)
+                async with producer.transaction():
+                    for record in records.records():
+                        await producer.send("doubled", record.value * 2)
+                    await producer.send_offsets_to_transaction(records.next_offsets(), consumer.group_metadata())
+                count += records.count
+        found = [record.value async for record in data.read("doubled")]
+        assert found == [b"%d" % number * 2 for number in range(10)]
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(10)
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False, isolation_level="read_committed")
+
+
+def test_errors_reach_the_task(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        with pytest.raises(ConsumerStateError):
+            await consumer.getmany()
+        with pytest.raises(ConsumerStateError):
+            await consumer.commit({ONE: 0})
+        await consumer.assign([ONE])
+        with pytest.raises(NoOffsetError):
+            await consumer.getmany()
+        with pytest.raises(InvalidConfigError):
+            data.consumer(group="g")  # type: ignore[call-arg]
+        waiting = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+        consumer.seek(ONE, 0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(ConsumerStateError):
+            await waiting
+        with pytest.raises(ConsumerStateError):
+            await consumer.getmany()
+
+    with_consumer(tmp_path, main, auto_offset_reset="none")
+
+
+def test_another_loop_is_refused(tmp_path: Path) -> None:
+    async def use(consumer: aio.Consumer) -> None:
+        for call in (consumer.getmany(), consumer.commit(), anext(consumer), consumer.close()):
+            with pytest.raises(WrongLoopError):
+                await call
+        with pytest.raises(WrongLoopError):
+            consumer.assignment()
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await asyncio.to_thread(asyncio.run, use(consumer))
+
+    with_consumer(tmp_path, main)

@@ -1,0 +1,114 @@
+"""examples/orders_service.py, called as a server calls it: no socket, and one loop for the service and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "orders_service.py"
+
+
+class Call:
+    """One request. parts: what the service has sent of the answer's body."""
+
+    def __init__(self, app: Any, method: str, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.status = 0
+        self.parts: asyncio.Queue[bytes] = asyncio.Queue()
+        self._requests = [{"type": "http.request", "body": body, "more_body": False}]
+        self._gone = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": "/orders",
+            "raw_path": b"/orders",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "state": {},
+        }
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._requests:
+            return self._requests.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message.get("body"):
+            self.parts.put_nowait(message["body"])
+
+    async def hang_up(self) -> None:
+        self._gone.set()
+        await self.task
+
+
+@asynccontextmanager
+async def running(app: Any) -> AsyncIterator[None]:
+    async with app.router.lifespan_context(app):
+        yield
+
+
+def with_service(path: Path, monkeypatch: pytest.MonkeyPatch, main: Callable[[Any], Awaitable[None]]) -> None:
+    monkeypatch.setenv("ORDERS", str(path / "orders-0"))
+    spec = importlib.util.spec_from_file_location("orders_service", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    asyncio.run(main(module.app))
+
+
+async def place(app: Any, order: bytes) -> int:
+    call = Call(app, "POST", order)
+    await call.task
+    assert call.status == 201
+    return json.loads(call.parts.get_nowait())["offset"]
+
+
+def test_orders_are_stored_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(app: Any) -> None:
+        async with running(app):
+            assert [await place(app, b"%d apples" % number) for number in range(2)] == [0, 1]
+            follower = Call(app, "GET")
+            assert [await follower.parts.get() for _ in range(2)] == [
+                b"id: 0\ndata: 0 apples\n\n",
+                b"id: 1\ndata: 1 apples\n\n",
+            ]
+            placing = asyncio.gather(*(place(app, b"a\nb") for _ in range(20)))
+            assert await follower.parts.get() == b"id: 2\ndata: a\ndata: b\n\n"
+            assert sorted(await placing) == list(range(2, 22))
+            assert follower.status == 200
+            again = Call(app, "GET", headers={"last-event-id": "20"})
+            assert await again.parts.get() == b"id: 21\ndata: a\ndata: b\n\n"
+            await follower.hang_up()
+        await again.task  # the end of the service ends those who follow
+
+    with_service(tmp_path, monkeypatch, main)
+
+
+def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(app: Any) -> None:
+        async with running(app):
+            call = Call(app, "GET", headers={"last-event-id": "7"})
+            await call.task
+            assert call.status == 416
+            too_large = Call(app, "POST", b"x" * 2_000_000)
+            await too_large.task
+            assert too_large.status == 413
+
+    with_service(tmp_path, monkeypatch, main)
