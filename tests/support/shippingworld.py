@@ -1,0 +1,211 @@
+"""A cluster without a network: topics, transactions, groups, and every way in which a step towards it may be cut off.
+
+Clients are made by ModelCluster.client(); all of them see the same cluster. At each step of a sender chance may
+    kill        the process ends there (Killed), before the effect, half-way or behind it
+    lose        the answer is lost (RemoteUnavailableError), before or behind the effect
+    wait        the step is not over yet (None)
+
+The cluster keeps Kafka's rules: records of an open transaction are seen by nobody; the next producer of a
+transactional id aborts what is open and fences the one before; offsets in a transaction count with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping
+
+import attrs
+
+from logcore.errors import ProducerFencedError, RemoteUnavailableError
+from logcore.kernels import Record
+from logcore.shipping.remote import Batch, Outcome, Partition
+from logcore.testing import SimulatedDisk
+
+
+class Killed(BaseException):
+    """The process ended here. No `except Exception` catches it."""
+
+
+@attrs.frozen
+class Faults:
+    """How likely each is, at each step."""
+
+    kill: float = 0.0
+    lose: float = 0.0
+    wait: float = 0.0
+
+
+QUIET = Faults()
+
+
+@attrs.define
+class Transaction:
+    records: list[tuple[Partition, Record]] = attrs.Factory(list)
+    offsets: dict[Partition, int] = attrs.Factory(dict)
+
+
+@attrs.define(eq=False)
+class ModelCluster:
+    """What is in the cluster. visible: what readers of committed records see, by partition."""
+
+    chance: random.Random
+    disk: SimulatedDisk
+    counts: dict[str, int] = attrs.Factory(dict)
+    visible: dict[Partition, list[Record]] = attrs.Factory(dict)
+    offsets: dict[tuple[str, Partition], int] = attrs.Factory(dict)
+    epochs: dict[str, int] = attrs.Factory(dict)
+    open: dict[str, Transaction] = attrs.Factory(dict)
+    refuses: Callable[[Record], bool] = lambda record: False
+    faults: Faults = QUIET
+    is_away: bool = False
+
+    def client(self) -> ModelClient:
+        return ModelClient(self)
+
+    def values(self, partition: Partition) -> list[bytes | None]:
+        return [record.value for record in self.visible.get(partition, [])]
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A point where a step may be cut off."""
+        drawn = self.chance.random()
+        if drawn < self.faults.kill:
+            raise Killed
+        if self.is_away or drawn < self.faults.kill + self.faults.lose:
+            raise RemoteUnavailableError("the model is away")
+
+    def is_slow(self) -> bool:
+        return self.chance.random() < self.faults.wait
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def begin(self, transactional_id: str) -> int:
+        self.open.pop(transactional_id, None)
+        self.epochs[transactional_id] = self.epochs.get(transactional_id, -1) + 1
+        return self.epochs[transactional_id]
+
+    def of(self, transactional_id: str, epoch: int) -> Transaction:
+        if self.epochs[transactional_id] != epoch:
+            raise ProducerFencedError("the model has a newer producer")
+        return self.open.setdefault(transactional_id, Transaction())
+
+    def commit(self, transactional_id: str, group_id: str) -> None:
+        ended = self.open.pop(transactional_id)
+        for partition, record in ended.records:
+            self.visible.setdefault(partition, []).append(record)
+        for partition, offset in ended.offsets.items():
+            self.offsets[group_id, partition] = offset
+
+
+@attrs.define(eq=False)
+class ModelClient:
+    """A TargetCluster."""
+
+    cluster: ModelCluster
+
+    def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
+        self.cluster.step()
+        return {name: count for name, count in self.cluster.counts.items() if name in topics}
+
+    def create_topics(self, wanted: Mapping[str, int]) -> None:
+        self.cluster.step()
+        self.cluster.counts.update(wanted)
+        self.cluster.step()
+
+    def transactional_sender(self, transactional_id: str, group_id: str) -> ModelTransactionalSender:
+        self.cluster.step()
+        epoch = self.cluster.begin(transactional_id)
+        self.cluster.step()
+        return ModelTransactionalSender(self.cluster, transactional_id, group_id, epoch)
+
+    def plain_sender(self) -> ModelSender:
+        return ModelSender(self.cluster)
+
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
+        self.cluster.step()
+        offsets = self.cluster.offsets
+        return {one: offsets[group_id, one] for one in partitions if (group_id, one) in offsets}
+
+    def pause(self, seconds: float) -> None:
+        self.cluster.disk.advance(max(1, round(seconds * 1000)))
+
+    def close(self) -> None:
+        pass
+
+
+@attrs.define(eq=False)
+class ModelSender:
+    """Without transactions. Records of a partition that is refused are not taken from the refused one on, and perhaps
+    none of its batch is.
+    """
+
+    cluster: ModelCluster
+    batch: Batch = attrs.Factory(lambda: Batch({}, {}))
+    left: list[tuple[Partition, Record]] = attrs.Factory(list)
+    delivered: dict[Partition, int] = attrs.Factory(dict)
+    refused: dict[Partition, str] = attrs.Factory(dict)
+
+    def start(self, batch: Batch) -> None:
+        self.batch = batch
+        self.left = [(one, record) for one, records in batch.records.items() for record in records]
+        self.delivered = {}
+        self.refused = {}
+        self.cluster.step()
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        self.cluster.disk.advance(round(timeout_s * 1000))
+        if self.cluster.is_slow():
+            return None
+        while self.left:
+            one, record = self.left.pop(0)
+            self.cluster.step()
+            if one in self.refused:
+                continue
+            if self.cluster.refuses(record):
+                self.refused[one] = "the model refuses it"
+                continue
+            self.take(one, record)
+            self.delivered[one] = record.offset + 1
+        return self.end()
+
+    def take(self, one: Partition, record: Record) -> None:
+        self.cluster.visible.setdefault(one, []).append(record)
+
+    def end(self) -> Outcome:
+        for one, next_offset in self.batch.next_offsets.items():
+            if one not in self.refused:
+                self.delivered[one] = next_offset
+        self.cluster.step()
+        return Outcome(self.delivered, self.refused)
+
+    def close(self) -> None:
+        pass
+
+
+@attrs.define(eq=False)
+class ModelTransactionalSender(ModelSender):
+    transactional_id: str = ""
+    group_id: str = ""
+    epoch: int = 0
+
+    def __init__(self, cluster: ModelCluster, transactional_id: str, group_id: str, epoch: int) -> None:
+        self.__attrs_init__(cluster, transactional_id=transactional_id, group_id=group_id, epoch=epoch)
+
+    def take(self, one: Partition, record: Record) -> None:
+        self.cluster.of(self.transactional_id, self.epoch).records.append((one, record))
+
+    def end(self) -> Outcome:
+        if self.refused:
+            self.cluster.open.pop(self.transactional_id, None)
+            return Outcome({}, self.refused)
+        transaction = self.cluster.of(self.transactional_id, self.epoch)
+        transaction.offsets.update(self.batch.next_offsets)
+        self.cluster.step()
+        self.cluster.commit(self.transactional_id, self.group_id)
+        self.cluster.step()
+        return Outcome(dict(self.batch.next_offsets))
+
+    def close(self) -> None:
+        if self.cluster.epochs[self.transactional_id] == self.epoch:
+            self.cluster.open.pop(self.transactional_id, None)
