@@ -1,4 +1,4 @@
-"""`logcore forward` against a broker of ours: what it ships, what it says."""
+"""`logcore forward` and `logcore mirror` against a broker of ours: what they ship, what they say."""
 
 from __future__ import annotations
 
@@ -76,3 +76,40 @@ def test_renaming_is_that_of_sed() -> None:
     assert rename is not None
     assert rename("orders-old") == "new.orders"
     assert rename("others") == "others"
+
+
+def test_a_mirror_has_the_same_offsets_and_groups(tmp_path: Path, kafka: Kafka) -> None:
+    kafka.create_topic("orders", 2)
+    log = kafka.logdir.partition("orders", 1)
+    log.append_many([(None, b"%d" % number) for number in range(10)])
+    log.delete_records(4)
+    options = ["--bootstrap", kafka.bootstrap_servers, "--topics", "orders", "--until-end"]
+    done = run("mirror", tmp_path / "copy", *options)
+    assert json.loads(done.stdout.splitlines()[-1])["record_count"] == 6
+    with logcore.open_dir(tmp_path / "copy", read_only=True) as copy:
+        assert list(copy.read("orders")) == list(kafka.logdir.read("orders"))
+    log.append(b"more")
+    assert json.loads(run("mirror", tmp_path / "copy", *options).stdout.splitlines()[-1])["record_count"] == 1
+    with logcore.open_dir(tmp_path / "copy", durability="os") as copy:
+        for _ in range(2):  # the quick way of an append is no way around it
+            with pytest.raises(logcore.ReadOnlyLogError, match="the topic is a mirror"):
+                copy.append("orders", b"ours", partition=1)
+    run("mirror", tmp_path / "new", *options, "--offsets", "new", "--rename", "s/^/c./")
+    with logcore.open_dir(tmp_path / "new", read_only=True) as copy:
+        found = copy.partition("c.orders", 1).read(0, isolation="read_committed")
+        assert [record.value for record in found] == [record.value for record in log.read(4)]
+
+
+def test_a_mirror_asks_before_it_cuts(tmp_path: Path, kafka: Kafka) -> None:
+    kafka.create_topic("orders")
+    log = kafka.logdir.partition("orders", 0)
+    log.append_many([(None, b"%d" % number) for number in range(10)])
+    options = [tmp_path / "copy", "--bootstrap", kafka.bootstrap_servers, "--topics", "orders", "--until-end"]
+    run("mirror", *options)
+    log.truncate(6)
+    log.append(b"another")
+    assert "--on-divergence truncate" in run("mirror", *options, code=2).output
+    assert "cut orders-0 from offset 10 to 6?" in run("mirror", *options, "--on-divergence", "truncate", code=1).output
+    run("mirror", *options, "--on-divergence", "truncate", "--yes")
+    with logcore.open_dir(tmp_path / "copy", read_only=True) as copy:
+        assert list(copy.read("orders")) == list(kafka.logdir.read("orders"))

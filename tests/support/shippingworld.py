@@ -18,7 +18,15 @@ import attrs
 
 from logcore.errors import ProducerFencedError, RemoteUnavailableError
 from logcore.kernels import Record
-from logcore.shipping.remote import Batch, Outcome, Partition
+from logcore.shipping.remote import (
+    Batch,
+    Fetched,
+    Outcome,
+    Partition,
+    RemoteRecord,
+    RemoteSpan,
+    RemoteTopic,
+)
 from logcore.testing import SimulatedDisk
 
 
@@ -209,3 +217,108 @@ class ModelTransactionalSender(ModelSender):
     def close(self) -> None:
         if self.cluster.epochs[self.transactional_id] == self.epoch:
             self.cluster.open.pop(self.transactional_id, None)
+
+
+@attrs.define(eq=False)
+class ModelLog:
+    """A partition that is mirrored. records: with gaps where there were markers, aborted or compacted records."""
+
+    start: int = 0
+    end: int = 0
+    epoch: int = 0
+    records: list[RemoteRecord] = attrs.Factory(list)
+
+    def append(self, value: bytes, *, gap: int = 0) -> None:
+        """gap: offsets before it that hold no record."""
+        offset = self.end + gap
+        self.records.append(RemoteRecord(Record(offset, 1_700_000_000_000 + offset, None, value), self.epoch))
+        self.end = offset + 1
+
+    def mark(self) -> None:
+        """A marker, which no consumer sees."""
+        self.end += 1
+
+    def delete_below(self, offset: int) -> None:
+        self.start = offset
+        self.records = [one for one in self.records if one.record.offset >= offset]
+
+    def lose_from(self, offset: int) -> None:
+        """Another leader, which lacks what lay there."""
+        self.end = offset
+        self.epoch += 1
+        self.records = [one for one in self.records if one.record.offset < offset]
+
+    def compact(self, kept: Callable[[Record], bool]) -> None:
+        """Never the last."""
+        self.records = [one for one in self.records if kept(one.record) or one is self.records[-1]]
+
+
+@attrs.define(eq=False)
+class ModelSource:
+    """A cluster that is mirrored from: SourceCluster for one client at a time."""
+
+    chance: random.Random
+    disk: SimulatedDisk
+    logs: dict[Partition, ModelLog] = attrs.Factory(dict)
+    ids: dict[str, str] = attrs.Factory(dict)
+    compacted: set[str] = attrs.Factory(set)
+    groups: dict[str, dict[Partition, int]] = attrs.Factory(dict)
+    faults: Faults = QUIET
+    is_away: bool = False
+
+    def make(self, topic: str, partitions: int = 1) -> None:
+        """Also in the place of one that was deleted."""
+        self.ids[topic] = f"{topic}-{self.chance.randrange(10**9)}"
+        for number in range(partitions):
+            self.logs[topic, number] = ModelLog()
+
+    def step(self) -> None:
+        drawn = self.chance.random()
+        if drawn < self.faults.kill:
+            raise Killed
+        if self.is_away or drawn < self.faults.kill + self.faults.lose:
+            raise RemoteUnavailableError("the model is away")
+
+    def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
+        self.step()
+        counts = {name: sum(topic == name for topic, _ in self.logs) for name in names}
+        known = [name for name in names if name in self.ids]
+        return {name: RemoteTopic(self.ids[name], counts[name], name in self.compacted) for name in known}
+
+    def span(self, partition: Partition) -> RemoteSpan:
+        self.step()
+        log = self.logs[partition]
+        return RemoteSpan(log.start, log.end)
+
+    def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
+        self.disk.advance(round(timeout_s * 1000))
+        self.step()
+        found: dict[Partition, list[RemoteRecord]] = {}
+        reached: dict[Partition, int] = {}
+        lost = []
+        for one, position in positions.items():
+            log = self.logs[one]
+            if not log.start <= position <= log.end:
+                lost.append(one)
+                continue
+            left = [record for record in log.records if record.record.offset >= position]
+            some = left[: self.chance.randrange(1, 6)]
+            if some:
+                found[one] = some
+            if len(some) == len(left):
+                reached[one] = log.end
+        return Fetched(found, reached, lost)
+
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
+        self.step()
+        return {one: offset for one, offset in self.groups.get(group_id, {}).items() if one in partitions}
+
+    def cluster_id(self) -> str:
+        self.step()
+        return "model"
+
+    def pause(self, seconds: float) -> None:
+        self.disk.advance(max(1, round(seconds * 1000)))
+
+    def close(self) -> None:
+        pass

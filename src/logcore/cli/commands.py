@@ -27,7 +27,7 @@ from logcore.cli.groups import group
 from logcore.cli.program import DAMAGED, Group, json_option
 from logcore.cli.reading import read, tail
 from logcore.cli.registry import registry
-from logcore.cli.shipping import forward
+from logcore.cli.shipping import forward, mirror
 from logcore.cli.sql import sql
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.cli.topics import topic
@@ -152,6 +152,6 @@ def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None
 #: In the order of `logcore --help`.
 for _command in (
     append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, transactions, registry,
-    forward, compact, scrub, retention, bench, demo,
+    forward, mirror, compact, scrub, retention, bench, demo,
 ):  # fmt: skip
     main.add_command(_command)

@@ -1,8 +1,8 @@
-"""`logcore forward`: ships topics to a Kafka cluster.
+"""`logcore forward` ships topics to a Kafka cluster, `logcore mirror` brings topics of one here.
 
 Rules:
 - At a terminal one line on stderr says how far it is; in a pipe, or with --json, stdout has a line of JSON a second.
-- The directory is opened read-only, beside any writer, unless something is to be written in it.
+- `forward` opens the directory read-only, beside any writer, unless something is to be written in it.
 
 The work is done by shipping/.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 import logcore
-from logcore.cli.opening import open_to_write
+from logcore.cli.opening import open_to_write, shared_option
 from logcore.cli.program import json_option, log_directory_argument, setting
 from logcore.cli.terminal import Lines, size_text, to_json, wants_json
 from logcore.errors import ShippingError
@@ -179,3 +179,84 @@ def forward(
         finally:
             reporter.end()
         reporter.report(forwarder.metrics())
+
+
+def _mirror_line(metrics: Any) -> str:
+    return f"{metrics.state}: {metrics.record_count:,} mirrored, {metrics.lag_records:,} to go"
+
+
+@click.command()
+@log_directory_argument
+@bootstrap_option
+@click.option("--topics", metavar="NAME[,...]", multiple=True, required=True, help="Which topics there.")
+@click.option("--offsets", type=click.Choice(["keep", "new"]), default="keep", show_default=True, help="Here.")
+@click.option("--rename", metavar="s/x/y/", help="Names of topics here: a regular expression.")
+@click.option("--name", default="default", show_default=True, help="Of this mirror, whose progress is kept with new.")
+@click.option("--groups", metavar="GROUP[,...]", multiple=True, help="With keep: whose committed offsets are copied.")
+@click.option(
+    "--on-gap",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="Records that were deleted there before they were mirrored.",
+)
+@click.option(
+    "--on-divergence",
+    type=click.Choice(["fail", "truncate"]),
+    default="fail",
+    show_default=True,
+    help="The cluster has lost records that are here: cut what is here, after asking.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["fail", "quarantine"]),
+    default="fail",
+    show_default=True,
+    help="With new: a record that cannot be stored stops its partition, or is kept in TOPIC.dlq.",
+)
+@click.option("--until-end", is_flag=True, help="End when all that is there now is mirrored.")
+@shared_option
+@client_option
+@json_option
+def mirror(
+    directory: str,
+    bootstrap: str,
+    topics: tuple[str, ...],
+    rename: str | None,
+    groups: tuple[str, ...],
+    yes: bool,
+    clients: tuple[str, ...],
+    until_end: bool,
+    shared: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Bring topics of a Kafka cluster into DATA, with the offsets they have there, until Ctrl-C.
+
+    It goes on where it stopped. While the cluster is away it waits and tries again.
+    """
+    from logcore.shipping import KafkaCluster, Mirror
+
+    options.update(topics=topic_names(topics), rename=renaming(rename), groups=topic_names(groups))
+    options["confirm"] = None if yes else lambda question: click.confirm(question, err=True)
+    with contextlib.ExitStack() as stack:
+        logdir = stack.enter_context(open_to_write(directory, shared=shared, create=True))
+        cluster = stack.enter_context(KafkaCluster(bootstrap, dict(map(setting, clients))))
+        out = stack.enter_context(Lines())
+        mirrored = stack.enter_context(Mirror(logdir, cluster, **options))
+        reporter = Reporter(out, as_json, _mirror_line)
+
+        def report() -> None:
+            logdir.tick()
+            if reporter.is_due():
+                reporter.report(mirrored.metrics())
+
+        try:
+            mirrored.run(until_end=until_end, after_step=report)
+        except ShippingError:
+            reporter.report(mirrored.metrics())
+            raise
+        finally:
+            reporter.end()
+        reporter.report(mirrored.metrics())

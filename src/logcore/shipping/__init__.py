@@ -5,6 +5,7 @@ The client of the cluster is confluent-kafka: pip install 'logcore[forward]'.
 
 from logcore.shipping.forwarder import Forwarder
 from logcore.shipping.kafka import KafkaCluster
-from logcore.shipping.values import ForwardMetrics, ForwardOptions
+from logcore.shipping.mirror import Mirror
+from logcore.shipping.values import ForwardMetrics, ForwardOptions, MirrorMetrics, MirrorOptions
 
-__all__ = ["ForwardMetrics", "ForwardOptions", "Forwarder", "KafkaCluster"]
+__all__ = ["ForwardMetrics", "ForwardOptions", "Forwarder", "KafkaCluster", "Mirror", "MirrorMetrics", "MirrorOptions"]

@@ -211,6 +211,10 @@ class Forwarder:
                 self.close()
                 raise self._fenced() from error
             self._lose(error)
+        except BaseException:
+            # A batch may be half sent, also after Ctrl-C. Nothing of it is to count as if it were whole.
+            self._drop_sender()
+            raise
         return 0
 
     def _step(self, timeout_s: float) -> int:

@@ -67,6 +67,15 @@ _FAILING: Final = (
     "POLICY_VIOLATION",
     "INVALID_REQUIRED_ACKS",
 )
+#: The position of a consumer is not in what a partition holds.
+_LOSING: Final = (
+    "_AUTO_OFFSET_RESET",
+    "OFFSET_OUT_OF_RANGE",
+    "_LOG_TRUNCATION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_TOPIC",
+    "_UNKNOWN_PARTITION",
+)
 _FENCING: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
 #: What no retry heals: who asks has to be told.
 _REFUSED_ACCESS: Final = (
@@ -112,6 +121,7 @@ class KafkaCluster:
         self.bootstrap_servers = bootstrap_servers
         self._given = dict(config or {})
         self._said = ""  # what the client reported last
+        self._is_down = False  # no broker could be reached, and nothing came since
         self._admin_client: Any = None
         self._readers: dict[str, Any] = {}  # by group
         self._fetching: Any = None
@@ -155,6 +165,8 @@ class KafkaCluster:
 
     def _note(self, error: Any) -> None:
         self._said = error.str()
+        if error.name() == "_ALL_BROKERS_DOWN":
+            self._is_down = True
 
     def unavailable(self, error: Any = None) -> RemoteUnavailableError:
         """What to raise when the cluster does not answer."""
@@ -274,8 +286,22 @@ class KafkaCluster:
                 if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
                     continue
                 raise self.raised(error) from error
-            found[name] = RemoteTopic(_topic_id(one.topic_id), len(one.partitions))
+            found[name] = RemoteTopic(_topic_id(one.topic_id), len(one.partitions), self._is_compacted(name))
         return found
+
+    def _is_compacted(self, topic: str) -> bool:
+        """Also where that may not be asked."""
+        from confluent_kafka import admin
+
+        kind: Any = admin
+        resource = kind.ConfigResource("topic", topic)
+        try:
+            (future,) = self._admin().describe_configs([resource], request_timeout=_PATIENCE_S).values()
+            return "compact" in future.result(_PATIENCE_S)["cleanup.policy"].value
+        except self._kafka.KafkaException as error:
+            if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
+                return True
+            raise self.raised(error) from error
 
     def span(self, partition: Partition) -> RemoteSpan:
         """See SourceCluster."""
@@ -285,6 +311,7 @@ class KafkaCluster:
             )
         except self._kafka.KafkaException as error:
             raise self.raised(error) from error
+        self._is_down = False
         return RemoteSpan(low, high)
 
     def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
@@ -295,6 +322,7 @@ class KafkaCluster:
             consumer.assign([self._kafka.TopicPartition(*one, offset) for one, offset in positions.items()])
         found: dict[Partition, list[RemoteRecord]] = {}
         reached: dict[Partition, int] = {}
+        lost: list[Partition] = []
         for message in consumer.consume(_FETCH_RECORDS, timeout_s):
             one = (message.topic(), message.partition())
             error = message.error()
@@ -306,10 +334,17 @@ class KafkaCluster:
                 reached[one] = message.offset()
             elif error.name() in _REFUSED_ACCESS:
                 raise self.raised(self._kafka.KafkaException(error))
-            else:  # out of range, another leader, away: the next fetch() begins anew
+            else:  # another leader, or away: the next fetch() begins anew
                 self._said = error.str()
                 self._expected = {}
-        return Fetched(found, reached)
+                if error.name() in _LOSING:
+                    lost.append(one)
+        if found or reached:
+            self._is_down = False
+        elif self._is_down and not lost:
+            self._expected = {}
+            raise self.unavailable()
+        return Fetched(found, reached, lost)
 
     def cluster_id(self) -> str:
         """See SourceCluster."""

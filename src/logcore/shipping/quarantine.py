@@ -57,7 +57,9 @@ class Quarantine:
             largest = 1 << 20
             if origin[0] in self._logdir:
                 largest = self._logdir.settings(origin[0]).max_message_bytes
-            config = {"max.message.bytes": min(largest * 2 + _ROOM_BYTES, 2**31 - 1)}
+            largest = min(largest * 2 + _ROOM_BYTES, 2**31 - 1)
+            segment_bytes = max(largest, self._logdir.config.segment_bytes)
+            config = {"max.message.bytes": largest, "segment.bytes": segment_bytes}
             try:
                 self._logdir.create_topic(topic, partition_count, config)
             except ReadOnlyLogError:

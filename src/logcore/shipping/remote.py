@@ -112,19 +112,24 @@ class RemoteRecord(NamedTuple):
 @attrs.frozen
 class Fetched:
     """What one fetch() found. reached: partitions that were read to their end, and where that is: behind markers and
-    aborted records too, of which there are no records to tell.
+    aborted records too, of which there are no records to tell. lost: partitions whose position is not in what they
+    hold, or that are gone; span() and topics() tell more.
     """
 
     records: Mapping[Partition, Sequence[RemoteRecord]]
     reached: Mapping[Partition, int]
+    lost: Collection[Partition] = ()
 
 
 @attrs.frozen
 class RemoteTopic:
-    """A topic of a remote cluster. topic_id: Kafka's id as text; empty where the cluster tells none."""
+    """A topic of a remote cluster. topic_id: Kafka's id as text; empty where the cluster tells none. is_compacted: also
+    where it is not known.
+    """
 
     topic_id: str
     partitions: int
+    is_compacted: bool
 
 
 @attrs.frozen
@@ -147,10 +152,7 @@ class SourceCluster(Protocol):
         ...
 
     def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
-        """Some records at and behind each position, in order; nothing of partitions that have none within timeout_s.
-
-        A partition whose position lies outside of what it holds is left out; span() tells why.
-        """
+        """Some records at and behind each position, in order; nothing of partitions that have none within timeout_s."""
         ...
 
     def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:

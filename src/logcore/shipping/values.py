@@ -16,11 +16,13 @@ from typing import Any, Final, Literal, TypedDict
 import attrs
 
 from logcore.errors import InvalidConfigError
+from logcore.shipping.mirroring import OnDivergence
 from logcore.shipping.planning import OnGap, OnLost
 from logcore.shipping.remote import Partition
 
 State = Literal["connecting", "shipping", "idle", "waiting", "stopped"]
 OnError = Literal["fail", "quarantine"]
+Offsets = Literal["keep", "new"]
 #: Where records that were refused are kept, behind the name of their topic.
 QUARANTINE: Final = ".dlq"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -137,6 +139,90 @@ class ForwardMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: partitions as `topic-number`."""
-        found = attrs.asdict(self)
-        found["failures"] = {f"{topic}-{number}": why for (topic, number), why in self.failures.items()}
-        return found
+        return named(self)
+
+
+def named(metrics: ForwardMetrics | MirrorMetrics) -> dict[str, Any]:
+    found = {field.name: getattr(metrics, field.name) for field in attrs.fields(type(metrics))}
+    found["failures"] = {f"{topic}-{number}": why for (topic, number), why in metrics.failures.items()}
+    return found
+
+
+class MirrorOptions(TypedDict, total=False):
+    """What a Mirror takes.
+
+    topics: their names there. offsets ("keep"): "keep" gives records the offsets they have there, "new" appends them.
+    name ("default"): mirrors of one cluster into one directory with offsets="new" have different names. rename: the
+    name of a topic here, by its name there; with "new" several may become one. on_gap ("fail"): "skip" goes on where
+    records were deleted there before they were mirrored. on_divergence ("fail"): "truncate" cuts the local log to what
+    both hold. confirm: asked before that. on_error ("fail"): "quarantine" keeps a record that cannot be stored in
+    `<topic>.dlq`, and goes on; with "new" only, since a copy takes every record. groups: whose committed offsets are
+    copied, with "keep" only.
+    """
+
+    topics: Collection[str]
+    offsets: Offsets
+    name: str
+    rename: Callable[[str], str] | None
+    on_gap: OnGap
+    on_divergence: OnDivergence
+    confirm: Callable[[str], bool] | None
+    on_error: OnError
+    groups: Collection[str]
+
+
+@attrs.frozen(kw_only=True)
+class MirrorSettings:
+    """See MirrorOptions."""
+
+    topics: Collection[str]
+    offsets: Offsets = "keep"
+    name: str = "default"
+    rename: Callable[[str], str] | None = None
+    on_gap: OnGap = "fail"
+    on_divergence: OnDivergence = "fail"
+    confirm: Callable[[str], bool] | None = None
+    on_error: OnError = "fail"
+    groups: Collection[str] = ()
+
+    def __attrs_post_init__(self) -> None:
+        check_name(self.name)
+        check_names(self.topics)
+        check_names(self.groups)
+        if not self.topics:
+            raise InvalidConfigError("a mirror needs topics", expected="their names", found="none")
+        check_choice("offsets", self.offsets, ("keep", "new"))
+        check_choice("on_gap", self.on_gap, ("fail", "skip"))
+        check_choice("on_divergence", self.on_divergence, ("fail", "truncate"))
+        check_choice("on_error", self.on_error, ("fail", "quarantine"))
+        if self.groups and self.offsets == "new":
+            raise InvalidConfigError("groups mean the same here with offsets='keep' only", found=str(self.groups))
+        if self.on_error == "quarantine" and self.offsets == "keep":
+            raise InvalidConfigError("a mirror with offsets='keep' takes every record, so on_error needs offsets='new'")
+        if self.on_divergence == "truncate" and self.offsets == "new":
+            raise InvalidConfigError("on_divergence='truncate' needs offsets='keep': others have records between")
+
+
+@attrs.frozen(kw_only=True)
+class MirrorMetrics:
+    """How far a mirror is.
+
+    state: "connecting", "shipping", "idle" (all is mirrored), "waiting" (the cluster does not answer), "stopped" (no
+    partition can be mirrored). record_count, size_bytes: stored since it was made. retry_count: attempts that failed.
+    quarantined_count, skipped_offsets: left out. lag_records: offsets there that are not here, by the ends as they were
+    some seconds ago. failures: partitions that stand still, and why. reason: why it waits.
+    """
+
+    state: State
+    record_count: int
+    size_bytes: int
+    retry_count: int
+    quarantined_count: int
+    skipped_offsets: int
+    lag_records: int
+    failures: Mapping[Partition, str]
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: partitions as `topic-number`."""
+        return named(self)
