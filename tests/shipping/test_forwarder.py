@@ -5,6 +5,7 @@ LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make sl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -24,8 +25,9 @@ from logcore.errors import (
 )
 from logcore.shipping import Forwarder
 from logcore.shipping.notes import Note, Notes
+from logcore.shipping.remote import Batch
 from logcore.testing import SimulatedDisk
-from support.shippingworld import Faults, Killed, ModelCluster
+from support.shippingworld import Faults, Killed, ModelCluster, ModelSender
 
 PATH = "edge/data"
 ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))
@@ -186,6 +188,55 @@ def test_a_second_forwarder_fences_the_first(data: logcore.LogDir, cluster: Mode
     assert cluster.values(ORDERS) == numbers(0, 2)
 
 
+def test_what_an_older_forwarder_commits_late_is_counted_or_aborted(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
+    """The older one stopped in the middle of a batch, and wakes up just when the new one asks how far it came."""
+    fill(data, 5)
+    with Forwarder(data, cluster.client(), fs=disk) as older:
+        cluster.faults = Faults(wait=1)
+        older.step()
+        cluster.faults = Faults()
+        fenced: list[bool] = []
+
+        def wake() -> None:
+            if not fenced:
+                fenced.append(True)
+                with contextlib.suppress(ProducerFencedError):
+                    older.step()
+
+        cluster.meanwhile = wake
+        with Forwarder(data, cluster.client(), fs=disk) as newer:
+            newer.run(until_end=True)
+    assert fenced
+    assert cluster.values(ORDERS) == numbers(0, 5)
+
+
+@pytest.mark.parametrize("at_least_once", [False, True])
+def test_a_batch_that_was_half_sent_when_ctrl_c_came_does_not_count(
+    data: logcore.LogDir,
+    cluster: ModelCluster,
+    disk: SimulatedDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    at_least_once: bool,
+) -> None:
+    fill(data, 6)
+    begun = ModelSender.start
+
+    def half(sender: ModelSender, batch: Batch) -> None:
+        begun(sender, batch)
+        del sender.left[3:]
+        raise KeyboardInterrupt
+
+    with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder:
+        monkeypatch.setattr(ModelSender, "start", half)
+        with pytest.raises(KeyboardInterrupt):
+            forwarder.run()
+        monkeypatch.undo()
+        forwarder.run(until_end=True)
+    assert set(cluster.values(ORDERS)) == set(numbers(0, 6))
+
+
 def test_a_second_forwarder_without_transactions_is_refused(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
@@ -263,6 +314,13 @@ def test_a_refused_record_is_kept_with_its_origin(
     with Forwarder(data, cluster.client(), on_error="quarantine", **options) as forwarder:  # type: ignore[arg-type]
         forwarder.run(until_end=True)
         assert forwarder.metrics().quarantined_count == 3
+    notes = Notes(disk, data.path, "default")
+    note = notes.read()
+    notes.close()
+    assert note is not None
+    assert note.offsets == {ORDERS: 20}, "also behind the last one, which was left out"
+    if not at_least_once:
+        assert list(cluster.offsets.values()) == [20]
     assert cluster.values(ORDERS) == [value for value in numbers(0, 20) if value not in (b"7", b"8", b"19")]
     kept = list(data.read("orders.dlq"))
     assert [record.value for record in kept] == [b"7", b"8", b"19"]

@@ -180,6 +180,16 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
     assert epochs(data)[-1] == (1 if regrown else 0)
 
 
+def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    log = source.logs[ORDERS]
+    log.lose_from(9)
+    log.mark()
+    fill(source, 3)
+    with pytest.raises(DivergedError, match="the two logs differ at offset 9"):
+        mirrored(data, source)
+
+
 def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(data: logcore.LogDir, source: ModelSource) -> None:
     mirrored(data, source)
     source.logs[ORDERS].lose_from(0)

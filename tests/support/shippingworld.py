@@ -54,7 +54,9 @@ class Transaction:
 
 @attrs.define(eq=False)
 class ModelCluster:
-    """What is in the cluster. visible: what readers of committed records see, by partition."""
+    """What is in the cluster. visible: what readers of committed records see, by partition. meanwhile: called behind
+    each answer about progress, for what others do before the next question.
+    """
 
     chance: random.Random
     disk: SimulatedDisk
@@ -66,6 +68,7 @@ class ModelCluster:
     refuses: Callable[[Record], bool] = lambda record: False
     faults: Faults = QUIET
     is_away: bool = False
+    meanwhile: Callable[[], None] = lambda: None
 
     def client(self) -> ModelClient:
         return ModelClient(self)
@@ -133,7 +136,9 @@ class ModelClient:
     def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
         self.cluster.step()
         offsets = self.cluster.offsets
-        return {one: offsets[group_id, one] for one in partitions if (group_id, one) in offsets}
+        found = {one: offsets[group_id, one] for one in partitions if (group_id, one) in offsets}
+        self.cluster.meanwhile()
+        return found
 
     def pause(self, seconds: float) -> None:
         self.cluster.disk.advance(max(1, round(seconds * 1000)))

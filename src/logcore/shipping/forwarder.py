@@ -188,7 +188,7 @@ class Forwarder:
             if ends is None:
                 ends = {one: self._end(lane) for one, lane in self._lanes.items()}
             going = [lane for one, lane in self._lanes.items() if lane.failure is None and one in ends]
-            if all(lane.delivered >= ends[lane.target] for lane in going):
+            if all(lane.delivered >= ends[lane.target] and not lane.owes for lane in going):
                 if failures:
                     raise failures[0]
                 return
@@ -261,13 +261,11 @@ class Forwarder:
         self._retry_ms = self._fs.monotonic_ms() + wait_ms
 
     def _drop_sender(self) -> None:
-        """Lanes of the batch go back to what is delivered; with transactions the cluster says what that is."""
+        """The next sender begins at what is delivered then."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
         self._under = None
-        for lane in self._lanes.values():
-            lane.rewind()
 
     def _took_too_long(self) -> bool:
         """By both clocks: a machine that sleeps stops the steady one."""
