@@ -1247,12 +1247,24 @@ MISTAKES: Final = (
         "progress_asked_before_older_forwarders_are_fenced", "logcore/shipping/forwarder.py",
         "            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)\n"
         "            try:\n"
-        "                committed = self._cluster.committed(self.group_id, list(self._lanes))\n"
+        "                progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
         "            except BaseException:\n"
         "                sender.close()\n"
         "                raise\n",
-        "            committed = self._cluster.committed(self.group_id, list(self._lanes))\n"
+        "            progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
         "            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)\n",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "log_that_grew_again_taken_for_the_old_one", "logcore/shipping/forwarder.py",
+        "                self._check(log, progress)\n",
+        "                pass\n",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "progress_of_another_cluster", "logcore/shipping/forwarder.py",
+        "        if note.cluster_id != self._cluster_id:\n",
+        "        if False:\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(

@@ -23,6 +23,7 @@ from logcore.shipping.remote import (
     Fetched,
     Outcome,
     Partition,
+    Progress,
     RemoteRecord,
     RemoteSpan,
     RemoteTopic,
@@ -49,7 +50,7 @@ QUIET = Faults()
 @attrs.define
 class Transaction:
     records: list[tuple[Partition, Record]] = attrs.Factory(list)
-    offsets: dict[Partition, int] = attrs.Factory(dict)
+    progress: dict[Partition, Progress] = attrs.Factory(dict)
 
 
 @attrs.define(eq=False)
@@ -62,7 +63,8 @@ class ModelCluster:
     disk: SimulatedDisk
     counts: dict[str, int] = attrs.Factory(dict)
     visible: dict[Partition, list[Record]] = attrs.Factory(dict)
-    offsets: dict[tuple[str, Partition], int] = attrs.Factory(dict)
+    progress: dict[tuple[str, Partition], Progress] = attrs.Factory(dict)
+    name: str = "model"
     epochs: dict[str, int] = attrs.Factory(dict)
     open: dict[str, Transaction] = attrs.Factory(dict)
     refuses: Callable[[Record], bool] = lambda record: False
@@ -72,6 +74,10 @@ class ModelCluster:
 
     def client(self) -> ModelClient:
         return ModelClient(self)
+
+    def offsets(self) -> dict[tuple[str, Partition], int]:
+        """What groups have committed."""
+        return {key: progress.offset for key, progress in self.progress.items()}
 
     def values(self, partition: Partition) -> list[bytes | None]:
         return [record.value for record in self.visible.get(partition, [])]
@@ -105,8 +111,8 @@ class ModelCluster:
         ended = self.open.pop(transactional_id)
         for partition, record in ended.records:
             self.visible.setdefault(partition, []).append(record)
-        for partition, offset in ended.offsets.items():
-            self.offsets[group_id, partition] = offset
+        for partition, progress in ended.progress.items():
+            self.progress[group_id, partition] = progress
 
 
 @attrs.define(eq=False)
@@ -133,10 +139,14 @@ class ModelClient:
     def plain_sender(self) -> ModelSender:
         return ModelSender(self.cluster)
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
+    def cluster_id(self) -> str:
         self.cluster.step()
-        offsets = self.cluster.offsets
-        found = {one: offsets[group_id, one] for one in partitions if (group_id, one) in offsets}
+        return self.cluster.name
+
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+        self.cluster.step()
+        progress = self.cluster.progress
+        found = {one: progress[group_id, one] for one in partitions if (group_id, one) in progress}
         self.cluster.meanwhile()
         return found
 
@@ -186,9 +196,9 @@ class ModelSender:
         self.cluster.visible.setdefault(one, []).append(record)
 
     def end(self) -> Outcome:
-        for one, next_offset in self.batch.next_offsets.items():
+        for one, progress in self.batch.progress.items():
             if one not in self.refused:
-                self.delivered[one] = next_offset
+                self.delivered[one] = progress.offset
         self.cluster.step()
         return Outcome(self.delivered, self.refused)
 
@@ -213,11 +223,11 @@ class ModelTransactionalSender(ModelSender):
             self.cluster.open.pop(self.transactional_id, None)
             return Outcome({}, self.refused)
         transaction = self.cluster.of(self.transactional_id, self.epoch)
-        transaction.offsets.update(self.batch.next_offsets)
+        transaction.progress.update(self.batch.progress)
         self.cluster.step()
         self.cluster.commit(self.transactional_id, self.group_id)
         self.cluster.step()
-        return Outcome(dict(self.batch.next_offsets))
+        return Outcome({one: progress.offset for one, progress in self.batch.progress.items()})
 
     def close(self) -> None:
         if self.cluster.epochs[self.transactional_id] == self.epoch:
@@ -314,9 +324,9 @@ class ModelSource:
                 reached[one] = log.end
         return Fetched(found, reached, lost)
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
         self.step()
-        return {one: offset for one, offset in self.groups.get(group_id, {}).items() if one in partitions}
+        return {one: Progress(offset) for one, offset in self.groups.get(group_id, {}).items() if one in partitions}
 
     def cluster_id(self) -> str:
         self.step()

@@ -35,6 +35,7 @@ from logcore.errors import (
     RemoteTopicError,
     RemoteUnavailableError,
     ResourceError,
+    ShippingError,
     TopicNotFoundError,
 )
 from logcore.fs import FS, OS
@@ -51,11 +52,14 @@ from logcore.shipping.planning import (
     Stop,
     advice_to_create,
     backoff_ms,
+    check_witness,
     missing_topics,
     resume,
+    witness_of,
+    witnessed_offset,
 )
 from logcore.shipping.quarantine import Quarantine
-from logcore.shipping.remote import Batch, Outcome, Partition, Sender, TargetCluster
+from logcore.shipping.remote import Batch, Outcome, Partition, Progress, Sender, TargetCluster
 from logcore.shipping.values import QUARANTINE, ForwardMetrics, ForwardOptions, ForwardSettings, State
 
 #: How often topics and partitions that are new are looked for.
@@ -128,7 +132,8 @@ class Forwarder:
         self._look_ms = 0
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
-        self._noted: dict[Partition, int] = {}
+        self._noted: dict[Partition, Progress] = {}
+        self._cluster_id = ""
         self._turn = 0
         self._closed = False
         self._notes = Notes(fs, logdir.path, self._settings.name)
@@ -358,41 +363,67 @@ class Forwarder:
         the sender ends what was open, so that nothing moves behind the answer.
         """
         self._state = "connecting" if not self._attempts else self._state
-        note = self._notes.read()
-        noted: Mapping[Partition, int] = {} if note is None else note.offsets
+        note = self._read_note()
         if self._keeper == "directory":
             sender = self._cluster.plain_sender()
-            committed = {**noted, **self._noted}
+            progress = {**note.progress, **self._noted}
         else:
             sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)
             try:
-                committed = self._cluster.committed(self.group_id, list(self._lanes))
+                progress = self._cluster.committed(self.group_id, list(self._lanes))
             except BaseException:
                 sender.close()
                 raise
-            if note is not None and note.by == "directory":  # an earlier forwarder worked without transactions
-                for target, offset in noted.items():
-                    committed[target] = max(offset, committed.get(target, 0))
+            if note.by == "directory":  # an earlier forwarder worked without transactions
+                for target, noted in note.progress.items():
+                    progress[target] = max(noted, progress.get(target, noted))
         for target, lane in self._lanes.items():
             if lane.failure is None:
-                self._place(lane, committed.get(target), noted.get(target))
+                self._place(lane, progress.get(target), note.progress.get(target))
         return sender
 
-    def _place(self, lane: Lane, committed: int | None, noted: int | None) -> None:
+    def _read_note(self) -> Note:
+        """Raises ShippingError where it is about another cluster: its progress means nothing here."""
+        if not self._cluster_id:
+            self._cluster_id = self._cluster.cluster_id()
+        note = self._notes.read()
+        if note is None:
+            return Note(self._keeper, self._cluster_id, {})
+        if note.cluster_id != self._cluster_id:
+            raise ShippingError(
+                f"the forwarder {self._settings.name!r} has shipped to another cluster: give this one another name",
+                expected=f"cluster {note.cluster_id}",
+                found=self._cluster_id,
+            )
+        return note
+
+    def _place(self, lane: Lane, progress: Progress | None, noted: Progress | None) -> None:
+        committed = None if progress is None else progress.offset
         try:
             log = self._log(lane)
+            if progress is not None:
+                self._check(log, progress)
         except ResourceError:
             raise
-        except LogcoreError as error:  # damaged, or deleted: the others go on
+        except LogcoreError as error:  # another log, damaged, or deleted: the others go on
             self._stop(lane, error)
             return
         before = lane.delivered if lane.is_placed and committed is None else committed
-        begin = self._decided(lane, log, before, noted)
+        begin = self._decided(lane, log, before, None if noted is None else noted.offset)
         if begin is None:
             return
         lane.place(committed, begin)
-        if committed is not None:
-            self._noted[lane.target] = committed
+        if progress is not None:
+            lane.witness = progress.witness
+            self._noted[lane.target] = progress
+
+    def _check(self, log: Log, progress: Progress) -> None:
+        """Raises DivergedError where the log holds another record than the last one that was shipped of it."""
+        offset = witnessed_offset(progress.witness)
+        if offset is None or not log.log_start_offset <= offset < log.high_watermark:
+            return
+        found = log.get(offset)
+        check_witness(progress.witness, found if found.offset == offset else None, is_compacted=log.config.is_compacted)
 
     def _decided(self, lane: Lane, log: Log, committed: int | None, noted: int | None) -> Begin | None:
         """Where to go on, None where the partition was stopped."""
@@ -437,13 +468,14 @@ class Forwarder:
             if reading.is_full or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms:
                 break
         self._turn += 1
-        offsets = {lane.target: lane.delivered for lane in lanes if lane.owes} | reading.next_offsets
-        if began_ms >= self._refresh_ms:
-            offsets = {lane.target: lane.delivered for lane in lanes if lane.delivered} | offsets
+        is_due = began_ms >= self._refresh_ms
+        owing = [lane for lane in lanes if lane.owes or (is_due and lane.delivered)]
+        progress = {lane.target: Progress(lane.delivered, lane.witness) for lane in owing} | reading.progress
+        if is_due:
             self._refresh_ms = began_ms + _REFRESH_MS
-        if not offsets:
+        if not progress:
             return None
-        batch = Batch(reading.records, offsets)
+        batch = Batch(reading.records, progress)
         return _Under(batch, reading.size_bytes, began_ms, self._fs.now_ms())
 
     def _read_lane(self, lane: Lane, reading: _Reading) -> None:
@@ -480,9 +512,11 @@ class Forwarder:
             left = [record for record in records if record.offset >= done]
             delivered += len(records) - len(left)
             undelivered[target] = left
+            if len(left) < len(records):
+                self._lanes[target].witness = witness_of(records[len(records) - len(left) - 1])
         for target, next_offset in outcome.delivered.items():
             self._lanes[target].deliver(next_offset)
-            self._noted[target] = next_offset
+            self._noted[target] = Progress(next_offset, self._lanes[target].witness)
         self._counts.records += delivered
         if outcome.refused or outcome.failed:
             self._drop_sender()
@@ -531,10 +565,11 @@ class Forwarder:
             return
         if not self._noted:
             return
-        note = self._notes.read()
-        offsets = {**({} if note is None else note.offsets), **self._noted}
-        if note is None or note.by != self._keeper or note.offsets != offsets:
-            self._notes.write(Note(self._keeper, offsets))
+        found = self._notes.read()
+        before = {} if found is None else found.progress
+        note = Note(self._keeper, self._cluster_id, {**before, **self._noted})
+        if note != found:
+            self._notes.write(note)
         if now_ms >= self._note_ms or is_last:
             self._note_ms = now_ms + _NOTE_MS
             self._hold()
@@ -591,7 +626,7 @@ class _Reading:
     room_records: int
     room_bytes: int
     records: dict[Partition, list[Record]] = attrs.Factory(dict)
-    next_offsets: dict[Partition, int] = attrs.Factory(dict)
+    progress: dict[Partition, Progress] = attrs.Factory(dict)
     size_bytes: int = 0
     is_full: bool = False
 
@@ -614,7 +649,7 @@ class _Reading:
                 break
         if taken:
             self.records[lane.target] = taken
-            self.next_offsets[lane.target] = position
+            self.progress[lane.target] = Progress(position, witness_of(taken[-1]))
         elif self.is_full:
             position = lane.position
         return position

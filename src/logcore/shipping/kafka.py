@@ -31,6 +31,7 @@ from logcore.shipping.remote import (
     Fetched,
     Outcome,
     Partition,
+    Progress,
     RemoteRecord,
     RemoteSpan,
     RemoteTopic,
@@ -221,7 +222,7 @@ class KafkaCluster:
                     raise self.unavailable(error) from error
                 raise RemoteTopicError(f"topic {name!r} could not be made: {_text(error)}") from error
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
         """See TargetCluster. Waits for transactions that are being ended."""
         wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
         if not wanted:
@@ -233,7 +234,9 @@ class KafkaCluster:
         for one in found:
             if one.error is not None:
                 raise RemoteUnavailableError(f"the offset of {one.topic}-{one.partition}: {one.error.str()}")
-        return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
+        return {
+            (one.topic, one.partition): Progress(one.offset, one.metadata or "") for one in found if one.offset >= 0
+        }
 
     def reader(self, group_id: str) -> Any:
         """A consumer of a group that reads nothing: for its committed offsets, and its name in transactions."""
@@ -451,9 +454,9 @@ class _PlainSender:
     def wait(self, timeout_s: float) -> Outcome | None:
         if self._is_under_way(timeout_s):
             return None
-        for one, next_offset in self._batch.next_offsets.items():
+        for one, progress in self._batch.progress.items():
             if self._counts.get(one, 0) == len(self._batch.records.get(one, ())):
-                self._delivered[one] = next_offset
+                self._delivered[one] = progress.offset
         if self._refused or self._failed or self._delivered:
             return Outcome(dict(self._delivered), dict(self._refused), dict(self._failed))
         raise self._cluster.unavailable(self._kafka.KafkaException(self._trouble) if self._trouble else None)
@@ -499,7 +502,7 @@ class _TransactionalSender(_PlainSender):
                 return Outcome({}, dict(self._refused), dict(self._failed))
             # An error of a record besides makes these raise: the transaction can only be aborted.
             if not self._has_offsets:
-                offsets = [self._kafka.TopicPartition(*one, offset) for one, offset in self._batch.next_offsets.items()]
+                offsets = [self._kafka.TopicPartition(*one, *its) for one, its in self._batch.progress.items()]
                 group = self._cluster.reader(self._group_id).consumer_group_metadata()
                 self._producer.send_offsets_to_transaction(offsets, group, timeout_s)
                 self._has_offsets = True
@@ -508,7 +511,7 @@ class _TransactionalSender(_PlainSender):
             if error.args[0].retriable() and not error.args[0].txn_requires_abort():
                 return None  # asked again, the same call goes on
             raise self._raised(error) from error
-        return Outcome(dict(self._batch.next_offsets))
+        return Outcome({one: progress.offset for one, progress in self._batch.progress.items()})
 
     def close(self) -> None:
         """An open transaction is aborted if that is quick; else the next sender of this id, or its timeout, does it."""

@@ -536,7 +536,8 @@ class Mirror:
     def _copy_groups(self) -> None:
         """Committed offsets of groups there, as they are: only with the same offsets do they mean the same here."""
         for group_id in self._settings.groups:
-            found = self._cluster.committed(group_id, list(self._lanes))
+            committed = self._cluster.committed(group_id, list(self._lanes))
+            found = {one: progress.offset for one, progress in committed.items()}
             if found == self._copied.get(group_id):
                 continue
             if group_id not in self._consumers:

@@ -1,6 +1,7 @@
 """What a forwarder notes in the directory's registry: how far it came, and that it is at work.
 
-    /forward/<name>            {"by": "cluster" | "directory", "offsets": [[topic, partition, offset], ...]}
+    /forward/<name>            {"by": "cluster" | "directory", "cluster": id, "progress": [[topic, partition, offset,
+                               witness], ...]}
     /forward/<name>/owner      ephemeral: a forwarder of that name is at work
 
 Rules:
@@ -25,7 +26,7 @@ from logcore.errors import CorruptRegistryError, NodeExistsError, NodeNotFoundEr
 from logcore.fs import FS, SharedFS
 from logcore.registry import open_registry
 from logcore.registry.protocol import Registry
-from logcore.shipping.remote import Partition
+from logcore.shipping.remote import Partition, Progress
 
 Keeper = Literal["cluster", "directory"]
 _FORWARD: Final = "/forward"
@@ -33,28 +34,31 @@ _FORWARD: Final = "/forward"
 
 @attrs.frozen
 class Note:
-    """offsets: by partition of the remote cluster, the local offset behind what was shipped."""
+    """cluster_id: of the remote cluster. progress: by its partitions."""
 
     by: Keeper
-    offsets: Mapping[Partition, int]
+    cluster_id: str
+    progress: Mapping[Partition, Progress]
 
 
 def packed(note: Note) -> bytes:
-    rows = [[topic, number, offset] for (topic, number), offset in sorted(note.offsets.items())]
-    return json.dumps({"by": note.by, "offsets": rows}).encode()
+    rows = [[*one, *its] for one, its in sorted(note.progress.items())]
+    return json.dumps({"by": note.by, "cluster": note.cluster_id, "progress": rows}).encode()
 
 
 def unpacked(content: bytes, path: str) -> Note:
     """Raises CorruptRegistryError."""
     try:
         given = json.loads(content)
-        offsets = {(str(topic), int(number)): int(offset) for topic, number, offset in given["offsets"]}
+        rows = given["progress"]
+        progress = {(str(topic), int(number)): Progress(int(at), str(witness)) for topic, number, at, witness in rows}
         by = given["by"]
+        cluster_id = str(given["cluster"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptRegistryError("not the note of a forwarder", path=path, found=repr(content[:80])) from error
     if by not in ("cluster", "directory"):
         raise CorruptRegistryError("not the note of a forwarder", path=path, found=repr(by))
-    return Note(by, offsets)
+    return Note(by, cluster_id, progress)
 
 
 class Notes:

@@ -4,6 +4,7 @@ Rules:
 - Where to begin is decided by one table, resume(), from what the remote group has committed and from what was noted.
 - Nothing is skipped in silence: a log that begins behind the progress, or ends before it, stops the partition.
 - A batch that was refused is halved until the refused record stands alone. Then it is known which one it is.
+- The progress names the last record that was shipped, so a local log that was cut and grew again is noticed.
 - What was read and not delivered is read again: the position goes back to what was delivered.
 
 This module knows no log, no client and no clock.
@@ -11,16 +12,20 @@ This module knows no log, no client and no clock.
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import attrs
 
 from logcore.errors import DivergedError, LogcoreError, ShippingError, ShippingGapError
+from logcore.kernels import Record
 from logcore.shipping.remote import Partition
 
 OnGap = Literal["fail", "skip"]
 OnLost = Literal["fail", "noted", "start"]
+_WITNESS: Final = re.compile(r"(\d+):[0-9a-f]{8}")
 
 
 @attrs.frozen
@@ -99,6 +104,33 @@ def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
     return Begin(committed)
 
 
+def witness_of(record: Record) -> str:
+    """What tells this record from another one at its offset, as text."""
+    body = b"%d|%b|%b" % (record.timestamp_ms, record.key or b"", record.value or b"")
+    return f"{record.offset}:{zlib.crc32(body):08x}"
+
+
+def witnessed_offset(witness: str) -> int | None:
+    """The offset of the record that a witness is of; None for text that is none."""
+    found = _WITNESS.fullmatch(witness)
+    return None if found is None else int(found[1])
+
+
+def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> None:
+    """own: what the local log holds at that offset, None for nothing. Raises DivergedError for another record."""
+    if own is None and is_compacted:
+        return
+    found = "none" if own is None else witness_of(own)
+    if found != witness:
+        raise DivergedError(
+            "the local log holds another record than the one that was shipped: it lost its end, as in a power cut, and "
+            "grew again, or was made anew. Ship it to another topic",
+            offset=witnessed_offset(witness),
+            expected=witness,
+            found=found,
+        )
+
+
 @attrs.define(kw_only=True)
 class Lane:
     """One partition on its way.
@@ -106,7 +138,8 @@ class Lane:
     source, target: here and in the remote cluster. confirmed: the progress there, None for none. is_placed: whether it
     is known where to begin. delivered: as confirmed, or more where what follows is left out. position: behind what was
     read. limit: the most records of it in one batch, fewer while a refused one is looked for. owes: whether the
-    progress is to be committed though nothing is to be shipped. failure: why it is not shipped any more.
+    progress is to be committed though nothing is to be shipped. witness: of the last record that was shipped. failure:
+    why it is not shipped any more.
     """
 
     source: Partition
@@ -118,6 +151,7 @@ class Lane:
     delivered: int = 0
     position: int = 0
     owes: bool = False
+    witness: str = ""
     failure: LogcoreError | None = None
 
     def place(self, confirmed: int | None, begin: Begin) -> None:

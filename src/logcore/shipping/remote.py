@@ -21,19 +21,24 @@ from logcore.kernels import Record
 Partition = tuple[str, int]
 
 
+class Progress(NamedTuple):
+    """How far a partition was shipped. offset: the local offset behind that. witness: of the last record below it, see
+    planning.witness_of(); empty where there is none.
+    """
+
+    offset: int
+    witness: str = ""
+
+
 @attrs.frozen
 class Batch:
-    """What is shipped in one step: records of some partitions, each in order, and the local offsets behind them.
+    """What is shipped in one step: records of some partitions, each in order, and the progress behind them.
 
-    records, next_offsets: by partition of the remote cluster.
+    records, progress: by partition of the remote cluster.
     """
 
     records: Mapping[Partition, Sequence[Record]]
-    next_offsets: Mapping[Partition, int]
-
-    @property
-    def record_count(self) -> int:
-        return sum(map(len, self.records.values()))
+    progress: Mapping[Partition, Progress]
 
 
 @attrs.frozen
@@ -91,9 +96,11 @@ class TargetCluster(Protocol):
         """A sender that keeps the order of each partition, and may repeat what was under way when it was cut off."""
         ...
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
         """The progress that was shipped, as far as its transactions have ended. RemoteUnavailableError."""
         ...
+
+    def cluster_id(self) -> str: ...
 
     def pause(self, seconds: float) -> None:
         """Waits, at most so long."""
@@ -155,7 +162,7 @@ class SourceCluster(Protocol):
         """Some records at and behind each position, in order; nothing of partitions that have none within timeout_s."""
         ...
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, int]:
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
         """What a group has committed there."""
         ...
 
