@@ -36,6 +36,7 @@ ROUNDS: Final = {
     "LOGCORE_SHARING_ROUNDS": "30",
     "LOGCORE_GROUP_ROUNDS": "20",
     "LOGCORE_TRANSACTION_ROUNDS": "60",
+    "LOGCORE_SHIPPING_ROUNDS": "100",
 }
 
 
@@ -1343,6 +1344,96 @@ MISTAKES: Final = (
         "_check_batch(request, topic.name, records, call)[0] or _may_wait(",
         "_may_wait(",
         "netshim/test_produce.py",
+    ),
+    # -- to a cluster, and from one
+    Mistake(
+        "progress_asked_before_older_forwarders_are_fenced", "logcore/shipping/forwarder.py",
+        "            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)\n"
+        "            try:\n"
+        "                progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
+        "            except BaseException:\n"
+        "                sender.close()\n"
+        "                raise\n",
+        "            progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
+        "            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)\n",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "log_that_grew_again_taken_for_the_old_one", "logcore/shipping/forwarder.py",
+        "                self._check(log, progress)\n",
+        "                pass\n",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "progress_of_another_cluster", "logcore/shipping/forwarder.py",
+        "        if note.cluster_id != self._cluster_id:\n",
+        "        if False:\n",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "half_sent_batch_goes_on", "logcore/shipping/forwarder.py",
+        "            # A batch may be half sent, also after Ctrl-C. Nothing of it is to count as if it were whole.\n"
+        "            self._drop_sender()\n",
+        "",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "uncommitted_records_shipped", "logcore/shipping/forwarder.py",
+        'records = log.read(lane.position, end, isolation="read_committed")',
+        "records = log.read(lane.position, log.high_watermark)",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "undelivered_batch_not_read_again", "logcore/shipping/planning.py",
+        "        self.is_placed = True\n"
+        "        self.rewind()\n",
+        "        self.is_placed = True\n",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "lost_progress_starts_again_in_silence", "logcore/shipping/planning.py",
+        '        if on_lost == "fail":',
+        '        if on_lost == "never":',
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "what_was_left_out_is_not_committed", "logcore/shipping/forwarder.py",
+        "        lane.leave_out(record.offset + 1)\n"
+        "        lane.owes = True\n",
+        "        lane.leave_out(record.offset + 1)\n",
+        "shipping/test_forwarder.py",
+    ),
+    Mistake(
+        "fetched_and_not_stored_is_behind_us", "logcore/shipping/mirror.py",
+        "        except BaseException:\n"
+        "            self._forget()\n"
+        "            raise\n",
+        "",
+        "shipping/test_mirror.py",
+    ),
+    Mistake(
+        "missing_record_taken_for_compacted", "logcore/shipping/mirroring.py",
+        "    if is_compacted:\n        return None\n",
+        "    if True:\n        return None\n",
+        "shipping/test_mirror.py",
+    ),
+    Mistake(
+        "mirrored_before_it_is_compared", "logcore/shipping/mirror.py",
+        "            lane.fetch_at = min(lane.own, default=decided.offset)\n",
+        "            lane.fetch_at = decided.offset\n",
+        "shipping/test_mirror.py",
+    ),
+    Mistake(
+        "mirror_written_by_quick_appends", "logcore/partition/writer.py",
+        "        is_plain = is_plain and not self.is_mirror\n",
+        "",
+        "cli/test_shipping_at_the_command_line.py",
+    ),
+    Mistake(
+        "progress_before_its_records", "logcore/shipping/mirror.py",
+        "                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 1, lane.source_id)\n",
+        "                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 2, lane.source_id)\n",
+        "shipping/test_mirror.py",
     ),
 )  # fmt: skip
 

@@ -44,6 +44,10 @@ def _boolean(name: str, default: bool, doc: str = "") -> Any:
     return attrs.field(default=default, metadata={"name": name, "type": "boolean", "doc": doc})
 
 
+def _text(name: str, default: str, doc: str = "", *, ours: bool = False) -> Any:
+    return attrs.field(default=default, metadata={"name": name, "type": "string", "doc": doc, "ours": ours})
+
+
 def _double(name: str, default: float, low: float, high: float, doc: str = "") -> Any:
     return attrs.field(default=default, metadata={"name": name, "type": "double", "range": (low, high), "doc": doc})
 
@@ -74,6 +78,9 @@ class LogConfig:
         ours=True,
     )
     batch_size: int = _int("batch.size", 16_384, 1, doc="bytes at which append_many closes a batch", ours=True)
+    mirror_source: str = _text(
+        "mirror.source", "", "what the topic mirrors, offset by offset; then nothing else may write it", ours=True
+    )
     cleanup_policy: str = _choice(
         "cleanup.policy", "delete", ("delete", "compact", "compact,delete", "delete,compact"), kind="list"
     )
@@ -174,6 +181,8 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
         if truth is None:
             raise InvalidConfigError(f"config {name!r}", expected="true or false", found=repr(value))
         return truth
+    if "range" not in facts:
+        return str(value)
     low, high = facts["range"]
     is_double = facts["type"] == "double"
     parse: Callable[[Any], float] = float if is_double else int

@@ -48,6 +48,12 @@
     │   ├── RegistryUnavailableError  the server does not answer; the outcome is unknown   (retriable)
     │   ├── CorruptRegistryError      a file of the registry is damaged, or not the registry's
     │   └── UnsupportedRegistryError  a file of a newer version
+    ├── ShippingError             records cannot be shipped to a remote cluster, or mirrored from one
+    │   ├── RemoteUnavailableError    the cluster does not answer; the outcome is unknown          (retriable)
+    │   ├── RemoteTopicError          a topic there is missing, too small, or may not be used
+    │   ├── RecordRefusedError        a record that the other side does not take
+    │   ├── ShippingGapError          records were deleted before they were shipped or mirrored
+    │   └── DivergedError             the two sides do not hold the same any more
     └── MissingDependencyError    an optional package is needed; the message names the extra
 
 Rules:
@@ -380,6 +386,32 @@ class CorruptRegistryError(RegistryError):
 
 class UnsupportedRegistryError(RegistryError):
     """A file of the registry was written by a newer version of logcore."""
+
+
+class ShippingError(LogcoreError):
+    """Root of the errors of forwarding and mirroring (logcore.shipping)."""
+
+
+class RemoteUnavailableError(ShippingError):
+    """The remote cluster does not answer. What was asked of it may have happened or not."""
+
+    retriable = True
+
+
+class RemoteTopicError(ShippingError):
+    """A topic of the remote cluster is missing, has too few partitions, or may not be used."""
+
+
+class RecordRefusedError(ShippingError):
+    """A record that the other side does not take, such as one that is too large. Its partition stands still."""
+
+
+class ShippingGapError(ShippingError):
+    """Records were deleted before they were shipped or mirrored."""
+
+
+class DivergedError(ShippingError):
+    """The two sides do not hold the same any more: one was cut, lost records, or is another topic of that name."""
 
 
 class MissingDependencyError(LogcoreError):

@@ -442,7 +442,7 @@ class Log(LogReader):
         because the log does not end there (any more): for who decided by what he has read up to there.
         Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError before anything is written;
         DiskFullError after the write was cut back, so that it may be repeated; LogFailedError once the log is poisoned;
-        DurabilityUnknownError when its sync failed.
+        DurabilityUnknownError when its sync failed; ReadOnlyLogError in a mirror of another log.
         """
         writer = self._writer
         if writer is not None:
@@ -457,7 +457,7 @@ class Log(LogReader):
         if writer is None:
             self._refuse_reader()
         with state.lock:
-            if state.is_closed or writer.commit.failure or self._fs.forks != self._forks:
+            if state.is_closed or writer.commit.failure or self._fs.forks != self._forks or writer.is_mirror:
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
             offset = state.end
@@ -501,7 +501,7 @@ class Log(LogReader):
             records = list(records)  # before the lock: what makes the records may be slow, or append itself
         writer = self.writer
         with self._state.lock:
-            writer.check_writable_locked()
+            writer.check_appendable_locked()
             writer.expect_end_locked(expected_offset)
             now_ms = self._fs.now_ms()
             size, batches = kernel.encode_records(
@@ -544,7 +544,7 @@ class Log(LogReader):
         times = None if timestamps_ms is None else input_timestamps(timestamps_ms, count)
         writer = self.writer
         with self._state.lock:
-            writer.check_writable_locked()
+            writer.check_appendable_locked()
             writer.expect_end_locked(expected_offset)
             now_ms = self._fs.now_ms()
             if writer.checks_times and times is not None:
@@ -581,7 +581,7 @@ class Log(LogReader):
         writer = self.writer
         state = self._state
         with state.lock:
-            writer.check_writable_locked()
+            writer.check_appendable_locked()
             now_ms = self._fs.now_ms()
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise InvalidRecordError("append_batch takes the bytes of batches", found=type(data).__name__)

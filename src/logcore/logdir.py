@@ -383,6 +383,11 @@ class LogDir:
         return self._registry.version
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether it was opened with read_only=True."""
+        return self._claim is None
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes may have the directory open for writing too."""
         return self._sharing.is_shared

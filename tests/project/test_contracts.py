@@ -30,6 +30,7 @@ EXEMPT = {
     "logcore.cli.consuming": "a program, as above",
     "logcore.cli.groups": "a program, as above",
     "logcore.cli.reading": "a program, as above",
+    "logcore.cli.shipping": "a program, as above",
     "logcore.cli.sql": "a program, as above",
     "logcore.cli.sources": "a program, as above",
     "logcore.cli.where": "a program's part: its errors are those of the command line",
@@ -71,7 +72,7 @@ WORLDLY_NAMES = {
 ALLOWED = {"logcore.producer.producer": {"threading.Thread"}}
 
 #: Packages that only the functions which need them may import.
-INSIDE_FUNCTIONS_ONLY = {"click", "cramjam", "kazoo", "pandas", "polars", "pyarrow", "rich"}
+INSIDE_FUNCTIONS_ONLY = {"click", "confluent_kafka", "cramjam", "kazoo", "pandas", "polars", "pyarrow", "rich"}
 
 
 def module_name(path: Path) -> str:

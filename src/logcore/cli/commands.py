@@ -7,8 +7,8 @@ Rules:
 - Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
 
 This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. Most
-commands are in writing.py, reading.py, consuming.py, topics.py, groups.py, transactions.py and care.py. None knows a
-file format: inspect/ and log.py do.
+commands are in writing.py, reading.py, consuming.py, shipping.py, topics.py, groups.py, transactions.py and care.py.
+None knows a file format: inspect/ and log.py do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from logcore.cli.groups import group
 from logcore.cli.program import DAMAGED, Group, json_option
 from logcore.cli.reading import read, tail
 from logcore.cli.registry import registry
+from logcore.cli.shipping import forward, mirror
 from logcore.cli.sql import sql
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.cli.topics import topic
@@ -151,6 +152,6 @@ def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None
 #: In the order of `logcore --help`.
 for _command in (
     append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, transactions, registry,
-    compact, scrub, retention, bench, demo,
+    forward, mirror, compact, scrub, retention, bench, demo,
 ):  # fmt: skip
     main.add_command(_command)

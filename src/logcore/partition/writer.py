@@ -38,6 +38,7 @@ from logcore.errors import (
     LogNotFoundError,
     OffsetConflictError,
     OffsetOutOfRangeError,
+    ReadOnlyLogError,
     ResourceError,
     StorageReadError,
     StorageWriteError,
@@ -196,7 +197,9 @@ class Writer(Appender):
         limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
         self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
         self.requires_key = require_key
+        self.is_mirror = bool(config.mirror_source)
         is_plain = self.is_os and self.sharing is None and attributes == 0 and not self.checks_times
+        is_plain = is_plain and not self.is_mirror
         self.quick_bytes = 0
         if is_plain and offers_descriptors(self.fs):
             self.quick_bytes = min(max_bytes, QUICK_BYTES)
@@ -419,6 +422,15 @@ class Writer(Appender):
             self._refuse_midway_locked()
 
     @locked
+    def check_appendable_locked(self) -> None:
+        """The same for records that are to get their offsets here: ReadOnlyLogError for a mirror, whose offsets are
+        another log's.
+        """
+        self.check_writable_locked()
+        if self.is_mirror:
+            self.refuse_locked()
+
+    @locked
     def _refuse_midway_locked(self) -> NoReturn:
         """A write or a roll ended half way, and there was not even the memory to call for taking it back."""
         self.commit.poison(MemoryError("in the middle of a write"))
@@ -436,6 +448,13 @@ class Writer(Appender):
                 else "an earlier write or sync failed; close the log and open it again"
             )
             raise LogFailedError(advice, path=self.path) from self.commit.failure
+        if self.fs.forks == self.forks:
+            raise ReadOnlyLogError(
+                "the topic is a mirror, which `logcore mirror` alone writes; a topic without the setting mirror.source "
+                "takes records",
+                path=self.path,
+                found=f"mirror.source={self.state.config.mirror_source}",
+            )
         raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
 
     # -- what is noted beside the records -------------------------------------------------------------------------

@@ -1,0 +1,11 @@
+"""Ships local logs to a Kafka cluster, and mirrors topics of one into a local log; see docs/shipping.md.
+
+The client of the cluster is confluent-kafka: pip install 'logcore[forward]'.
+"""
+
+from logcore.shipping.forwarder import Forwarder
+from logcore.shipping.kafka import KafkaCluster
+from logcore.shipping.mirror import Mirror
+from logcore.shipping.values import ForwardMetrics, ForwardOptions, MirrorMetrics, MirrorOptions
+
+__all__ = ["ForwardMetrics", "ForwardOptions", "Forwarder", "KafkaCluster", "Mirror", "MirrorMetrics", "MirrorOptions"]

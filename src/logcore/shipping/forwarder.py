@@ -1,0 +1,669 @@
+"""Ships topics of a local log to a remote Kafka cluster, in order per partition.
+
+    with logcore.open_dir("edge") as data, shipping.KafkaCluster("kafka:9092") as cluster:
+        with shipping.Forwarder(data, cluster, topics=["orders"]) as forwarder:
+            forwarder.run()
+
+Rules (clients reference 10.1):
+- One batch is under way at a time: read, shipped, settled. What is not settled is read again.
+- Exactly once: a batch is a transaction of the cluster, and the local offsets behind it are committed in it. After any
+  failure the sender is made anew, which ends what was left open, and the progress is read from the cluster.
+- At least once: the progress is a note in the directory, written when the deliveries were reported.
+- What is read is committed, and on disk where appends wait for the disk.
+- A partition that cannot go on stands still with an error, and the others go on.
+
+step() does one piece of work in the thread of the caller. What follows from what is in planning.py; the client is
+in kafka.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+import attrs
+
+from logcore.errors import (
+    InvalidConfigError,
+    LogcoreError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    ProducerStateError,
+    RecordRefusedError,
+    RemoteTopicError,
+    RemoteUnavailableError,
+    ResourceError,
+    ShippingError,
+    TopicNotFoundError,
+)
+from logcore.fs import FS, OS
+from logcore.kernels import Record
+from logcore.log import Log
+from logcore.logdir import LogDir
+from logcore.notices import WARNING, tell
+from logcore.reader import LogReader, segments_between
+from logcore.shipping.notes import Keeper, Note, Notes
+from logcore.shipping.planning import (
+    Begin,
+    Known,
+    Lane,
+    Stop,
+    advice_to_create,
+    backoff_ms,
+    check_witness,
+    missing_topics,
+    resume,
+    witness_of,
+    witnessed_offset,
+)
+from logcore.shipping.quarantine import Quarantine
+from logcore.shipping.remote import Batch, Outcome, Partition, Progress, Sender, TargetCluster
+from logcore.shipping.values import QUARANTINE, ForwardMetrics, ForwardOptions, ForwardSettings, State
+
+#: How often topics and partitions that are new are looked for.
+_LOOK_MS: Final = 1_000
+#: How often the progress is noted here while the cluster keeps it, and committed for the local group.
+_NOTE_MS: Final = 1_000
+#: How often all progress is committed again: clusters forget groups that commit nothing for a week.
+_REFRESH_MS: Final = 3_600_000
+_FIRST_BACKOFF_MS: Final = 100
+_MOST_BACKOFF_MS: Final = 10_000
+#: A transaction that was open for longer is aborted by the cluster, which says the same then as for a takeover.
+_TRANSACTION_TIMEOUT_MS: Final = 60_000
+#: In memory, beside key, value and headers.
+_RECORD_BYTES: Final = 64
+
+
+@attrs.define
+class _Under:
+    """The batch that is under way. size_bytes: of keys, values and headers."""
+
+    batch: Batch
+    size_bytes: int
+    began_ms: int
+    wall_ms: int
+
+
+@attrs.define
+class _Counts:
+    records: int = 0
+    bytes: int = 0
+    batches: int = 0
+    retries: int = 0
+    quarantined: int = 0
+    skipped: int = 0
+
+
+class Forwarder:
+    """See the top of this module. A with block closes it; used by one thread.
+
+    logdir: may be open read-only, beside any writer. cluster: a KafkaCluster. options: see ForwardOptions. Raises
+    InvalidConfigError; ShippingError where another forwarder of this name keeps its progress in the directory.
+    """
+
+    def __init__(
+        self, logdir: LogDir, cluster: TargetCluster, *, fs: FS = OS, **options: Unpack[ForwardOptions]
+    ) -> None:
+        self._settings = ForwardSettings(**options)
+        self._logdir = logdir
+        self._cluster = cluster
+        self._fs = fs
+        self.group_id = f"logcore-forward-{logdir.cluster_id}"
+        self.transactional_id = f"{self.group_id}-{self._settings.name}"
+        self._keeper: Keeper = "directory" if self._settings.at_least_once else "cluster"
+        can_write = not logdir.is_read_only
+        self._holds = can_write and not logdir.has_coordinator if self._settings.hold is None else self._settings.hold
+        if not can_write and (self._holds or self._settings.on_error == "quarantine"):
+            raise InvalidConfigError(
+                "hold=True and on_error='quarantine' write to the directory, which was opened with read_only=True"
+            )
+        self._quarantine = Quarantine(logdir, f"forward-{self._settings.name}")
+        self._consumer: Any = None  # of the local group
+        self._lanes: dict[Partition, Lane] = {}  # by target
+        self._sender: Sender | None = None
+        self._under: _Under | None = None
+        self._counts = _Counts()
+        self._state: State = "connecting"
+        self._reason = ""
+        self._attempts = 0
+        self._retry_ms = 0  # when to connect again
+        self._look_ms = 0
+        self._note_ms = 0
+        self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
+        self._noted: dict[Partition, Progress] = {}
+        self._cluster_id = ""
+        self._turn = 0
+        self._closed = False
+        self._notes = Notes(fs, logdir.path, self._settings.name)
+        try:
+            if self._keeper == "directory":
+                self._notes.own()
+            self._check_names()
+        except BaseException:
+            self._notes.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self._state
+        return f"<Forwarder {self._settings.name} of {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
+
+    def close(self) -> None:
+        """Gives up what is under way, notes how far it came, and ends. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._drop_sender()
+            self._note(is_last=True)
+        finally:
+            if self._consumer is not None:
+                self._consumer.close()
+            self._notes.close()
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
+        """Ships until an exception ends it, such as KeyboardInterrupt; until_end: until all that is there now is
+        shipped.
+
+        after_step: called after each step. Raises ProducerFencedError when another forwarder of this name has begun,
+        and the error of a partition when no other partition can go on; with until_end, after the others came to their
+        ends.
+        """
+        ends: dict[Partition, int] | None = None
+        while True:
+            self.step()
+            if after_step is not None:
+                after_step()
+            failures = [lane.failure for lane in self._lanes.values() if lane.failure is not None]
+            if failures and len(failures) == len(self._lanes):
+                raise failures[0]
+            if not until_end or self._sender is None:
+                continue
+            if ends is None:
+                ends = {one: self._end(lane) for one, lane in self._lanes.items()}
+            going = [lane for one, lane in self._lanes.items() if lane.failure is None and one in ends]
+            if all(lane.delivered >= ends[lane.target] and not lane.owes for lane in going):
+                if failures:
+                    raise failures[0]
+                return
+
+    def step(self, timeout_s: float = 0.1) -> int:
+        """One piece of work, of at most about timeout_s; returns how many records it has delivered.
+
+        Raises ProducerFencedError, RemoteTopicError for topics that are missing in the cluster, and what reading the
+        directory raises. A cluster that is away is no error: the state is "waiting" then.
+        """
+        if self._closed:
+            raise ProducerStateError("the forwarder is closed")
+        try:
+            return self._step(timeout_s)
+        except RemoteUnavailableError as error:
+            self._lose(error)
+        except ProducerFencedError as error:
+            # The cluster says the same of a transaction that it has aborted because it took too long.
+            if not self._took_too_long():
+                self.close()
+                raise self._fenced() from error
+            self._lose(error)
+        except BaseException:
+            # A batch may be half sent, also after Ctrl-C. Nothing of it is to count as if it were whole.
+            self._drop_sender()
+            raise
+        return 0
+
+    def _step(self, timeout_s: float) -> int:
+        now_ms = self._fs.monotonic_ms()
+        if now_ms < self._retry_ms:
+            self._cluster.pause(min(timeout_s, (self._retry_ms - now_ms) / 1000))
+            return 0
+        if now_ms >= self._look_ms or self._sender is None:
+            self._look()
+            self._look_ms = now_ms + _LOOK_MS
+        if self._sender is None:
+            self._sender = self._connected()
+        if self._under is None:
+            self._under = self._read()
+            if self._under is None:
+                self._rest(timeout_s)
+                return 0
+            self._sender.start(self._under.batch)
+        outcome = self._sender.wait(timeout_s)
+        if outcome is None:
+            return 0
+        return self._settle(outcome)
+
+    def _rest(self, timeout_s: float) -> None:
+        """Nothing is to be shipped now."""
+        is_stopped = self._lanes and all(lane.failure is not None for lane in self._lanes.values())
+        self._state = "stopped" if is_stopped else "idle"
+        self._reason = ""
+        self._attempts = 0
+        self._note()
+        self._cluster.pause(timeout_s)
+
+    def _lose(self, error: LogcoreError) -> None:
+        """Connects again, later: whether the batch under way counts is then found out."""
+        self._drop_sender()
+        self._attempts += 1
+        self._counts.retries += 1
+        if self._state != "waiting":
+            tell("shipping", WARNING, "forwarder %s waits: %s", self._settings.name, error)
+        self._state = "waiting"
+        self._reason = str(error)
+        chance = self._fs.random_bytes(1)[0] / 255
+        wait_ms = backoff_ms(self._attempts, first_ms=_FIRST_BACKOFF_MS, most_ms=_MOST_BACKOFF_MS, chance=chance)
+        self._retry_ms = self._fs.monotonic_ms() + wait_ms
+
+    def _drop_sender(self) -> None:
+        """The next sender begins at what is delivered then."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+        self._under = None
+
+    def _took_too_long(self) -> bool:
+        """By both clocks: a machine that sleeps stops the steady one."""
+        if self._under is None:
+            return False
+        steady_ms = self._fs.monotonic_ms() - self._under.began_ms
+        wall_ms = self._fs.now_ms() - self._under.wall_ms
+        return max(steady_ms, wall_ms) >= _TRANSACTION_TIMEOUT_MS
+
+    def _fenced(self) -> ProducerFencedError:
+        return ProducerFencedError(
+            f"another forwarder of the name {self._settings.name!r} ships this directory now, with the transactional "
+            f"id {self.transactional_id!r}; what this one had begun is aborted. Run one of them, or give them other "
+            "names and other topics"
+        )
+
+    # -- which partitions ----------------------------------------------------------------------------------------
+
+    def _wanted(self) -> dict[str, str]:
+        """Local topic -> its name in the cluster."""
+        names = self._settings.topics
+        if names is None:
+            names = [name for name in self._logdir.topics() if not name.startswith("__")]
+            names = [name for name in names if not name.endswith(QUARANTINE)]
+        rename = self._settings.rename
+        return {name: name if rename is None else rename(name) for name in names}
+
+    def _check_names(self) -> None:
+        """Raises TopicNotFoundError, and InvalidConfigError where two topics would become one."""
+        wanted = self._wanted()
+        for name in wanted:
+            if name not in self._logdir:
+                raise TopicNotFoundError(f"topic {name!r} is not in the directory", path=self._logdir.path)
+        for target in wanted.values():
+            sources = [name for name, its in wanted.items() if its == target]
+            if len(sources) > 1:
+                raise InvalidConfigError(
+                    "two topics would be shipped to one, and their progress could not be told apart",
+                    expected="names that differ",
+                    found=f"{' and '.join(sources)} to {target}",
+                )
+
+    def _look(self) -> None:
+        """Adds lanes for partitions that are new. Raises RemoteTopicError where the cluster has no place for them."""
+        self._logdir.refresh()
+        self._check_names()
+        wanted = self._wanted()
+        known = {lane.source for lane in self._lanes.values()}
+        new = [(name, number) for name in wanted for number in self._logdir.partitions(name)]
+        new = [source for source in new if source not in known]
+        if not new:
+            return
+        failure: LogcoreError | None = None
+        try:
+            self._check_topics({wanted[topic]: max(self._logdir.partitions(topic)) + 1 for topic, _ in new})
+        except RemoteTopicError as error:
+            if not self._lanes:
+                raise
+            failure = error  # of what is new: the others go on
+        if self._sender is not None:
+            # Their progress is read with that of all others, when the next sender begins.
+            self._drop_sender()
+        for source in new:
+            target = (wanted[source[0]], source[1])
+            most = self._settings.max_records
+            lane = Lane(source=source, target=target, most=most, limit=most)
+            self._lanes[target] = lane
+            if failure is not None:
+                self._stop(lane, failure)
+
+    def _check_topics(self, counts: Mapping[str, int]) -> None:
+        missing = missing_topics(counts, self._cluster.partition_counts(counts))
+        if missing and self._settings.create_topics:
+            self._cluster.create_topics({name: wanted for name, (wanted, _) in missing.items()})
+            missing = missing_topics(counts, self._cluster.partition_counts(counts))
+            if missing:
+                raise RemoteUnavailableError(f"the cluster does not show its new topics yet: {', '.join(missing)}")
+        if missing:
+            found = ", ".join(f"{name}: {has} of {wanted} partitions" for name, (wanted, has) in missing.items())
+            raise RemoteTopicError(
+                "topics are missing in the cluster, or have too few partitions; make them with create_topics=True "
+                f"(--create-topics), or with {advice_to_create(missing)}",
+                found=found,
+            )
+
+    # -- where to begin ------------------------------------------------------------------------------------------
+
+    def _connected(self) -> Sender:
+        """A new sender, and every lane at what is delivered. With transactions, first the sender and then the question:
+        the sender ends what was open, so that nothing moves behind the answer.
+        """
+        self._state = "connecting" if not self._attempts else self._state
+        note = self._read_note()
+        if self._keeper == "directory":
+            sender = self._cluster.plain_sender()
+            progress = {**note.progress, **self._noted}
+        else:
+            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)
+            try:
+                progress = self._cluster.committed(self.group_id, list(self._lanes))
+            except BaseException:
+                sender.close()
+                raise
+            if note.by == "directory":  # an earlier forwarder worked without transactions
+                for target, noted in note.progress.items():
+                    progress[target] = max(noted, progress.get(target, noted))
+        for target, lane in self._lanes.items():
+            if lane.failure is None:
+                self._place(lane, progress.get(target), note.progress.get(target))
+        return sender
+
+    def _read_note(self) -> Note:
+        """Raises ShippingError where it is about another cluster: its progress means nothing here."""
+        if not self._cluster_id:
+            self._cluster_id = self._cluster.cluster_id()
+        note = self._notes.read()
+        if note is None:
+            return Note(self._keeper, self._cluster_id, {})
+        if note.cluster_id != self._cluster_id:
+            raise ShippingError(
+                f"the forwarder {self._settings.name!r} has shipped to another cluster: give this one another name",
+                expected=f"cluster {note.cluster_id}",
+                found=self._cluster_id,
+            )
+        return note
+
+    def _place(self, lane: Lane, progress: Progress | None, noted: Progress | None) -> None:
+        committed = None if progress is None else progress.offset
+        try:
+            log = self._log(lane)
+            if progress is not None:
+                self._check(log, progress)
+        except ResourceError:
+            raise
+        except LogcoreError as error:  # another log, damaged, or deleted: the others go on
+            self._stop(lane, error)
+            return
+        before = lane.delivered if lane.is_placed and committed is None else committed
+        begin = self._decided(lane, log, before, None if noted is None else noted.offset)
+        if begin is None:
+            return
+        lane.place(committed, begin)
+        if progress is not None:
+            lane.witness = progress.witness
+            self._noted[lane.target] = progress
+
+    def _check(self, log: Log, progress: Progress) -> None:
+        """Raises DivergedError where the log holds another record than the last one that was shipped of it."""
+        offset = witnessed_offset(progress.witness)
+        if offset is None or not log.log_start_offset <= offset < log.high_watermark:
+            return
+        found = log.get(offset)
+        check_witness(progress.witness, found if found.offset == offset else None, is_compacted=log.config.is_compacted)
+
+    def _decided(self, lane: Lane, log: Log, committed: int | None, noted: int | None) -> Begin | None:
+        """Where to go on, None where the partition was stopped."""
+        known = Known(committed=committed, noted=noted, log_start=log.log_start_offset, log_end=log.high_watermark)
+        decided = resume(known, on_gap=self._settings.on_gap, on_lost=self._settings.on_lost)
+        if isinstance(decided, Stop):
+            self._stop(lane, decided.error)
+            return None
+        if decided.skipped:
+            self._counts.skipped += decided.skipped
+            text = "forwarder %s: %d offsets of %s-%d were deleted before they were shipped"
+            tell("shipping", WARNING, text, self._settings.name, decided.skipped, *lane.source)
+        return decided
+
+    def _stop(self, lane: Lane, error: LogcoreError) -> None:
+        lane.failure = error
+        tell("shipping", WARNING, "%s-%d is not shipped any more: %s", *lane.source, error)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _log(self, lane: Lane) -> Log:
+        log = self._logdir.partition(*lane.source)
+        log.refresh()
+        return log
+
+    def _end(self, lane: Lane) -> int:
+        return self._log(lane).last_stable_offset
+
+    def _read(self) -> _Under | None:
+        """The next batch, of all partitions in turn; None when there is nothing to ship."""
+        began_ms = self._fs.monotonic_ms()
+        lanes = [lane for lane in self._lanes.values() if lane.failure is None]
+        reading = _Reading(self._settings.max_records, self._settings.batch_bytes)
+        for at in range(len(lanes)):
+            lane = lanes[(self._turn + at) % len(lanes)]
+            try:
+                self._read_lane(lane, reading)
+            except (RemoteUnavailableError, ResourceError):
+                raise
+            except LogcoreError as error:  # damage, or a log that is gone: the others go on
+                self._stop(lane, error)
+            if reading.is_full or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms:
+                break
+        self._turn += 1
+        is_due = began_ms >= self._refresh_ms
+        owing = [lane for lane in lanes if lane.owes or (is_due and lane.delivered)]
+        progress = {lane.target: Progress(lane.delivered, lane.witness) for lane in owing} | reading.progress
+        if is_due:
+            self._refresh_ms = began_ms + _REFRESH_MS
+        if not progress:
+            return None
+        batch = Batch(reading.records, progress)
+        return _Under(batch, reading.size_bytes, began_ms, self._fs.now_ms())
+
+    def _read_lane(self, lane: Lane, reading: _Reading) -> None:
+        log = self._log(lane)
+        if not log.log_start_offset <= lane.position <= log.high_watermark:
+            begin = self._decided(lane, log, lane.delivered, None)
+            if begin is None:
+                return
+            lane.leave_out(begin.offset)
+            lane.owes = True
+        end = log.last_stable_offset
+        if lane.position >= end:
+            return
+        try:
+            records = log.read(lane.position, end, isolation="read_committed")
+        except OffsetOutOfRangeError:
+            return  # deleted just now; the next look decides what that means
+        position = reading.take(lane, records, end)
+        if lane.target in reading.records:
+            lane.read_to(position)
+        else:  # markers, and records of aborted transactions
+            lane.leave_out(position)
+
+    # -- settling ------------------------------------------------------------------------------------------------
+
+    def _settle(self, outcome: Outcome) -> int:
+        under = self._under
+        assert under is not None
+        batch = under.batch
+        delivered = 0
+        undelivered: dict[Partition, list[Record]] = {}
+        for target, records in batch.records.items():
+            done = outcome.delivered.get(target, self._lanes[target].delivered)
+            left = [record for record in records if record.offset >= done]
+            delivered += len(records) - len(left)
+            undelivered[target] = left
+            if len(left) < len(records):
+                self._lanes[target].witness = witness_of(records[len(records) - len(left) - 1])
+        for target, next_offset in outcome.delivered.items():
+            self._lanes[target].deliver(next_offset)
+            self._noted[target] = Progress(next_offset, self._lanes[target].witness)
+        self._counts.records += delivered
+        if outcome.refused or outcome.failed:
+            self._drop_sender()
+        else:
+            self._counts.bytes += under.size_bytes
+            self._counts.batches += 1
+            self._under = None
+            for target in batch.records:
+                self._lanes[target].rewind()
+        for target, reason in outcome.failed.items():
+            self._stop(self._lanes[target], RemoteTopicError(f"the cluster refuses {target[0]}-{target[1]}: {reason}"))
+        for target, reason in outcome.refused.items():
+            self._refused(self._lanes[target], undelivered[target], reason)
+        if delivered or outcome.delivered:
+            self._state = "shipping"
+            self._reason = ""
+            self._attempts = 0
+        self._note(is_due=self._keeper == "directory")
+        return delivered
+
+    def _refused(self, lane: Lane, records: list[Record], reason: str) -> None:
+        if not lane.refuse(len(records)):
+            return
+        record = records[0]
+        if self._settings.on_error == "fail":
+            self._stop(
+                lane,
+                RecordRefusedError(
+                    f"the cluster refuses a record of {lane.source[0]}-{lane.source[1]}: {reason}. Change the topic "
+                    "there, or leave the record out with on_error='quarantine' (--on-error quarantine)",
+                    offset=record.offset,
+                ),
+            )
+            return
+        count = len(self._logdir.partitions(lane.source[0]))
+        if self._quarantine.keep(lane.source, count, record, reason):
+            self._counts.quarantined += 1
+            tell("shipping", WARNING, "a record of %s-%d was refused and kept: %s", *lane.source, reason)
+        lane.leave_out(record.offset + 1)
+        lane.owes = True
+
+    def _note(self, *, is_due: bool = False, is_last: bool = False) -> None:
+        """How far it came, for the next forwarder and for local retention."""
+        now_ms = self._fs.monotonic_ms()
+        if not is_due and not is_last and now_ms < self._note_ms:
+            return
+        if not self._noted:
+            return
+        found = self._notes.read()
+        before = {} if found is None else found.progress
+        note = Note(self._keeper, self._cluster_id, {**before, **self._noted})
+        if note != found:
+            self._notes.write(note)
+        if now_ms >= self._note_ms or is_last:
+            self._note_ms = now_ms + _NOTE_MS
+            self._hold()
+
+    def _hold(self) -> None:
+        """Local retention may delete what is delivered."""
+        if not self._holds:
+            return
+        if self._consumer is None:
+            group_id = f"forward-{self._settings.name}"
+            self._consumer = self._logdir.consumer(group_id=group_id, enable_auto_commit=False)
+        lanes = [lane for lane in self._lanes.values() if lane.target in self._noted]
+        with contextlib.suppress(ResourceError):  # it is committed again in a second
+            self._consumer.commit({lane.source: lane.delivered for lane in lanes})
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> ForwardMetrics:
+        """How far it is now; see there. Looks at the ends of the partitions."""
+        lag_records = 0
+        lag_bytes = 0
+        oldest_ms: int | None = None
+        for lane in self._lanes.values():
+            with contextlib.suppress(LogcoreError):  # damaged, or deleted
+                log = self._logdir.partition(*lane.source)
+                if lane.delivered >= log.high_watermark:
+                    continue
+                lag_records += log.high_watermark - lane.delivered
+                lag_bytes += _bytes_behind(log, lane.delivered)
+                first_ms = log.get(lane.delivered).timestamp_ms
+                oldest_ms = first_ms if oldest_ms is None else min(oldest_ms, first_ms)
+        counts = self._counts
+        return ForwardMetrics(
+            state=self._state,
+            record_count=counts.records,
+            size_bytes=counts.bytes,
+            batch_count=counts.batches,
+            retry_count=counts.retries,
+            quarantined_count=counts.quarantined,
+            skipped_offsets=counts.skipped,
+            buffered_bytes=0 if self._under is None else self._under.size_bytes,
+            lag_records=lag_records,
+            lag_bytes=lag_bytes,
+            lag_age_ms=0 if oldest_ms is None else max(0, self._fs.now_ms() - oldest_ms),
+            failures={lane.source: str(lane.failure) for lane in self._lanes.values() if lane.failure is not None},
+            reason=self._reason,
+        )
+
+
+@attrs.define
+class _Reading:
+    """A batch that is being read."""
+
+    room_records: int
+    room_bytes: int
+    records: dict[Partition, list[Record]] = attrs.Factory(dict)
+    progress: dict[Partition, Progress] = attrs.Factory(dict)
+    size_bytes: int = 0
+    is_full: bool = False
+
+    def take(self, lane: Lane, records: Iterable[Record], end: int) -> int:
+        """Takes records as far as there is room, at least one into an empty batch; returns the offset behind them."""
+        taken: list[Record] = []
+        position = end
+        for record in records:
+            size = _size(record)
+            has_room = self.size_bytes + size <= self.room_bytes and self.room_records > 0
+            if not has_room and (taken or self.records):
+                self.is_full = True
+                position = record.offset
+                break
+            taken.append(record)
+            self.size_bytes += size
+            self.room_records -= 1
+            if len(taken) == lane.limit:
+                position = record.offset + 1
+                break
+        if taken:
+            self.records[lane.target] = taken
+            self.progress[lane.target] = Progress(position, witness_of(taken[-1]))
+        elif self.is_full:
+            position = lane.position
+        return position
+
+
+def _size(record: Record) -> int:
+    size = _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += len(name) + len(value or b"")
+    return size
+
+
+def _bytes_behind(log: LogReader, offset: int) -> int:
+    """Of the files of a log, those that hold offset and what comes behind it."""
+    segments = segments_between(log, offset, log.high_watermark)
+    total = sum(segment.size_bytes for segment in segments)
+    return total - segments[0].find(offset) if segments else 0

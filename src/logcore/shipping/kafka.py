@@ -1,0 +1,543 @@
+"""A remote cluster over confluent-kafka (librdkafka): TLS, SASL, leaders and retries are the client's.
+
+Rules:
+- What the client reports is told apart here and nowhere else: the cluster is away, another one has the transactional
+  id, a record is refused, a partition is refused, the transaction can only be aborted.
+- Every call has an end in time. What is not over then is asked again, or given up by the caller.
+- Calls run in the thread of the caller, delivery reports too.
+- librdkafka stamps a record without a time, or of the time 0, with its own clock. All other times are kept.
+
+confluent-kafka is imported when a cluster is made. This module decides nothing about progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from logcore.errors import (
+    InvalidConfigError,
+    LogcoreError,
+    MissingDependencyError,
+    ProducerFencedError,
+    RemoteTopicError,
+    RemoteUnavailableError,
+)
+from logcore.kernels import Record
+from logcore.shipping.remote import (
+    Batch,
+    Fetched,
+    Outcome,
+    Partition,
+    Progress,
+    RemoteRecord,
+    RemoteSpan,
+    RemoteTopic,
+    Sender,
+)
+
+#: How long one question to the cluster may take.
+_PATIENCE_S: Final = 10.0
+#: How long a call that ends a sender may take.
+_ENDING_S: Final = 2.0
+#: One message of librdkafka may be as large as it allows: the remote topic decides what is too large.
+_LARGEST_MESSAGE_BYTES: Final = 1_000_000_000
+_FETCH_RECORDS: Final = 10_000
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+
+#: The cluster takes other records of this partition, and not this one.
+_REFUSING: Final = (
+    "MSG_SIZE_TOO_LARGE",
+    "RECORD_LIST_TOO_LARGE",
+    "INVALID_MSG_SIZE",
+    "INVALID_RECORD",
+    "INVALID_TIMESTAMP",
+    "INVALID_MSG",
+    "_INVALID_DIFFERENT_RECORD",
+    "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+)
+#: It takes none of this partition.
+_FAILING: Final = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "UNKNOWN_TOPIC_OR_PART",
+    "TOPIC_EXCEPTION",
+    "_UNKNOWN_TOPIC",
+    "_UNKNOWN_PARTITION",
+    "POLICY_VIOLATION",
+    "INVALID_REQUIRED_ACKS",
+)
+#: The position of a consumer is not in what a partition holds.
+_LOSING: Final = (
+    "_AUTO_OFFSET_RESET",
+    "OFFSET_OUT_OF_RANGE",
+    "_LOG_TRUNCATION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_TOPIC",
+    "_UNKNOWN_PARTITION",
+)
+_FENCING: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+#: What no retry heals: who asks has to be told.
+_REFUSED_ACCESS: Final = (
+    "_AUTHENTICATION",
+    "SASL_AUTHENTICATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "_UNSUPPORTED_FEATURE",
+    "UNSUPPORTED_VERSION",
+    "INVALID_TRANSACTION_TIMEOUT",
+)
+
+
+def _client() -> Any:
+    try:
+        import confluent_kafka
+    except ImportError:
+        raise MissingDependencyError(
+            "shipping to or from a Kafka cluster needs confluent-kafka: pip install 'logcore[forward]'"
+        ) from None
+    return confluent_kafka
+
+
+def _journal() -> logging.Logger:
+    """Where librdkafka writes what it has to say. What matters of it is raised too, so without handlers it is quiet."""
+    journal = logging.getLogger("logcore.shipping.librdkafka")
+    if not journal.handlers:
+        journal.addHandler(logging.NullHandler())
+    return journal
+
+
+class KafkaCluster:
+    """A Kafka cluster to ship to, or to mirror from. Made by its address; a with block closes it.
+
+    bootstrap_servers: as clients take it, "host:port,host:port". config: more settings of librdkafka, such as those of
+    TLS and SASL; they win, but for those that what is promised rests on. Raises MissingDependencyError, and
+    InvalidConfigError for a setting that librdkafka does not take. Nothing is connected before it is needed.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:
+        self._kafka = _client()
+        self.bootstrap_servers = bootstrap_servers
+        self._given = dict(config or {})
+        self._said = ""  # what the client reported last
+        self._is_down = False  # no broker could be reached, and nothing came since
+        self._admin_client: Any = None
+        self._readers: dict[str, Any] = {}  # by group
+        self._fetching: Any = None
+        self._expected: dict[Partition, int] = {}  # the next offset of each partition that is fetched
+        self.isolation_level = "read_committed"
+
+    def __repr__(self) -> str:
+        return f"<KafkaCluster {self.bootstrap_servers}>"
+
+    def __enter__(self) -> KafkaCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections. It may be used again."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers = {}
+        self._stop_fetching()
+        self._admin_client = None
+
+    def _config(self, **fixed: object) -> dict[str, object]:
+        """Settings of a client. fixed: with `_` for `.`; what is promised rests on them."""
+        config: dict[str, object] = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "error_cb": self._note,
+            "logger": _journal(),
+            "reconnect.backoff.max.ms": 1_000,
+            **self._given,
+        }
+        config.update({name.replace("_", "."): value for name, value in fixed.items()})
+        return config
+
+    def _made(self, kind: Callable[..., Any], config: Mapping[str, object]) -> Any:
+        try:
+            return kind(config)
+        except self._kafka.KafkaException as error:
+            raise InvalidConfigError(f"librdkafka does not take its settings: {_text(error)}") from error
+
+    def _note(self, error: Any) -> None:
+        self._said = error.str()
+        if error.name() == "_ALL_BROKERS_DOWN":
+            self._is_down = True
+
+    def unavailable(self, error: Any = None) -> RemoteUnavailableError:
+        """What to raise when the cluster does not answer."""
+        why = self._said if error is None else _text(error)
+        return RemoteUnavailableError(f"the cluster {self.bootstrap_servers} does not answer: {why or 'no reason'}")
+
+    def raised(self, error: Any, transactional_id: str = "") -> LogcoreError:
+        """An exception of the client as one of ours."""
+        found = error.args[0]
+        if found.name() in _FENCING:
+            return ProducerFencedError(f"another forwarder has taken over the transactional id {transactional_id!r}")
+        if found.name() in _REFUSED_ACCESS:
+            return RemoteTopicError(f"the cluster {self.bootstrap_servers} refuses: {found.str()} ({found.name()})")
+        return self.unavailable(error)
+
+    def _admin(self) -> Any:
+        if self._admin_client is None:
+            from confluent_kafka.admin import AdminClient
+
+            self._admin_client = self._made(AdminClient, self._config())
+        return self._admin_client
+
+    # -- to ship to ----------------------------------------------------------------------------------------------
+
+    def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
+        """See TargetCluster. Asks for all topics, for a cluster may make those that it is asked for by name."""
+        try:
+            found = self._admin().list_topics(timeout=_PATIENCE_S).topics
+        except self._kafka.KafkaException as error:
+            raise self.raised(error) from error
+        return {name: len(found[name].partitions) for name in topics if name in found and found[name].error is None}
+
+    def create_topics(self, wanted: Mapping[str, int]) -> None:
+        """See TargetCluster. Replication is the cluster's default."""
+        from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+        existing = self.partition_counts(wanted)
+        new = [NewTopic(name, num_partitions=count) for name, count in wanted.items() if name not in existing]
+        more = [NewPartitions(name, count) for name, count in wanted.items() if existing.get(name, count) < count]
+        futures = {}
+        if new:
+            futures.update(self._admin().create_topics(new, operation_timeout=_PATIENCE_S))
+        if more:
+            futures.update(self._admin().create_partitions(more, operation_timeout=_PATIENCE_S))
+        for name, future in futures.items():
+            try:
+                future.result(_PATIENCE_S)
+            except self._kafka.KafkaException as error:
+                if error.args[0].name() == "TOPIC_ALREADY_EXISTS":
+                    continue
+                if error.args[0].retriable():
+                    raise self.unavailable(error) from error
+                raise RemoteTopicError(f"topic {name!r} could not be made: {_text(error)}") from error
+
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+        """See TargetCluster. Waits for transactions that are being ended."""
+        wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
+        if not wanted:
+            return {}
+        try:
+            found = self.reader(group_id).committed(wanted, timeout=_PATIENCE_S)
+        except self._kafka.KafkaException as error:
+            raise self.raised(error) from error
+        for one in found:
+            if one.error is not None:
+                raise RemoteUnavailableError(f"the offset of {one.topic}-{one.partition}: {one.error.str()}")
+        return {
+            (one.topic, one.partition): Progress(one.offset, one.metadata or "") for one in found if one.offset >= 0
+        }
+
+    def reader(self, group_id: str) -> Any:
+        """A consumer of a group that reads nothing: for its committed offsets, and its name in transactions."""
+        if group_id not in self._readers:
+            fixed = self._config(group_id=group_id, enable_auto_commit=False, isolation_level="read_committed")
+            self._readers[group_id] = self._made(self._kafka.Consumer, fixed)
+        return self._readers[group_id]
+
+    def transactional_sender(self, transactional_id: str, group_id: str) -> Sender:
+        """See TargetCluster."""
+        config = self._config(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            message_max_bytes=_LARGEST_MESSAGE_BYTES,
+        )
+        producer = self._made(self._kafka.Producer, config)
+        try:
+            producer.init_transactions(_PATIENCE_S)
+        except self._kafka.KafkaException as error:
+            raise self.raised(error, transactional_id) from error
+        return _TransactionalSender(self, producer, transactional_id, group_id)
+
+    def plain_sender(self) -> Sender:
+        """See TargetCluster. Records wait in it as long as the cluster is away, so that nothing is sent twice for it.
+
+        Without gaps: what comes behind a record that fails is not sent, or its repetition would change the order.
+        """
+        config = self._config(
+            enable_idempotence=True,
+            enable_gapless_guarantee=True,
+            message_timeout_ms=0,
+            message_max_bytes=_LARGEST_MESSAGE_BYTES,
+        )
+        return _PlainSender(self, self._made(self._kafka.Producer, config))
+
+    # -- to mirror from ------------------------------------------------------------------------------------------
+
+    def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
+        """See SourceCluster."""
+        from confluent_kafka import TopicCollection
+
+        found = {}
+        if not names:
+            return {}
+        futures = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=_PATIENCE_S)
+        for name, future in futures.items():
+            try:
+                one = future.result(_PATIENCE_S)
+            except self._kafka.KafkaException as error:
+                if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
+                    continue
+                raise self.raised(error) from error
+            found[name] = RemoteTopic(_topic_id(one.topic_id), len(one.partitions), self._is_compacted(name))
+        return found
+
+    def _is_compacted(self, topic: str) -> bool:
+        """Also where that may not be asked."""
+        from confluent_kafka import admin
+
+        kind: Any = admin
+        resource = kind.ConfigResource("topic", topic)
+        try:
+            (future,) = self._admin().describe_configs([resource], request_timeout=_PATIENCE_S).values()
+            return "compact" in future.result(_PATIENCE_S)["cleanup.policy"].value
+        except self._kafka.KafkaException as error:
+            if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
+                return True
+            raise self.raised(error) from error
+
+    def span(self, partition: Partition) -> RemoteSpan:
+        """See SourceCluster."""
+        try:
+            low, high = self._consumer().get_watermark_offsets(
+                self._kafka.TopicPartition(*partition), timeout=_PATIENCE_S
+            )
+        except self._kafka.KafkaException as error:
+            raise self.raised(error) from error
+        self._is_down = False
+        return RemoteSpan(low, high)
+
+    def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
+        """See SourceCluster."""
+        consumer = self._consumer()
+        if dict(positions) != self._expected:
+            self._expected = dict(positions)
+            consumer.assign([self._kafka.TopicPartition(*one, offset) for one, offset in positions.items()])
+        found: dict[Partition, list[RemoteRecord]] = {}
+        reached: dict[Partition, int] = {}
+        lost: list[Partition] = []
+        for message in consumer.consume(_FETCH_RECORDS, timeout_s):
+            one = (message.topic(), message.partition())
+            error = message.error()
+            if error is None:
+                record = _record(message)
+                found.setdefault(one, []).append(record)
+                self._expected[one] = record.record.offset + 1
+            elif error.name() == "_PARTITION_EOF":
+                reached[one] = message.offset()
+            elif error.name() in _REFUSED_ACCESS:
+                raise self.raised(self._kafka.KafkaException(error))
+            else:  # another leader, or away: the next fetch() begins anew
+                self._said = error.str()
+                self._expected = {}
+                if error.name() in _LOSING:
+                    lost.append(one)
+        if found or reached:
+            self._is_down = False
+        elif self._is_down and not lost:
+            self._expected = {}
+            raise self.unavailable()
+        return Fetched(found, reached, lost)
+
+    def cluster_id(self) -> str:
+        """See SourceCluster."""
+        try:
+            found = self._admin().list_topics(timeout=_PATIENCE_S).cluster_id
+        except self._kafka.KafkaException as error:
+            raise self.raised(error) from error
+        return str(found or "")
+
+    def _consumer(self) -> Any:
+        if self._fetching is None:
+            config = self._config(
+                group_id="logcore-mirror",  # nothing is committed for it
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                auto_offset_reset="error",
+                enable_partition_eof=True,
+                isolation_level=self.isolation_level,
+                check_crcs=True,
+            )
+            self._fetching = self._made(self._kafka.Consumer, config)
+            self._expected = {}
+        return self._fetching
+
+    def _stop_fetching(self) -> None:
+        if self._fetching is not None:
+            self._fetching.close()
+            self._fetching = None
+
+    def pause(self, seconds: float) -> None:
+        """See TargetCluster."""
+        self._admin().poll(seconds)
+
+
+class _PlainSender:
+    """Idempotent, without transactions."""
+
+    def __init__(self, cluster: KafkaCluster, producer: Any) -> None:
+        self._cluster = cluster
+        self._kafka = _client()
+        self._producer = producer
+        self._batch = Batch({}, {})
+        self._delivered: dict[Partition, int] = {}
+        self._counts: dict[Partition, int] = {}
+        self._refused: dict[Partition, str] = {}
+        self._failed: dict[Partition, str] = {}
+        self._trouble: Any = None
+
+    def start(self, batch: Batch) -> None:
+        self._batch = batch
+        self._delivered = {}
+        self._counts = {}
+        self._refused = {}
+        self._failed = {}
+        self._trouble = None
+        try:
+            self._begin()
+            for one, records in batch.records.items():
+                for record in records:
+                    self._send(one, record)
+        except (self._kafka.KafkaException, BufferError) as error:
+            raise self._raised(error) from error
+
+    def _begin(self) -> None:
+        pass
+
+    def _raised(self, error: Any) -> LogcoreError:
+        if isinstance(error, BufferError):
+            return self._cluster.unavailable()
+        return self._cluster.raised(error)
+
+    def _send(self, one: Partition, record: Record) -> None:
+        def report(error: Any, _: object) -> None:
+            self._report(one, record.offset, error)
+
+        try:
+            self._producer.produce(
+                one[0],
+                record.value,
+                record.key,
+                one[1],
+                report,
+                timestamp=record.timestamp_ms,
+                headers=list(record.headers) or None,
+            )
+        except self._kafka.KafkaException as error:
+            if error.args[0].name() not in _REFUSING + _FAILING:
+                raise
+            self._report(one, record.offset, error.args[0])
+
+    def _report(self, one: Partition, offset: int, error: Any) -> None:
+        """Reports of a partition come in order. What comes behind an error does not count."""
+        is_broken = one in self._refused or one in self._failed
+        if error is None and not is_broken:
+            self._delivered[one] = offset + 1
+            self._counts[one] = self._counts.get(one, 0) + 1
+        elif error is not None and error.name() in _REFUSING:
+            self._refused.setdefault(one, f"{error.str()} ({error.name()})")
+        elif error is not None and error.name() in _FAILING:
+            self._failed.setdefault(one, f"{error.str()} ({error.name()})")
+        elif error is not None:
+            self._trouble = error
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        if self._is_under_way(timeout_s):
+            return None
+        for one, progress in self._batch.progress.items():
+            if self._counts.get(one, 0) == len(self._batch.records.get(one, ())):
+                self._delivered[one] = progress.offset
+        if self._refused or self._failed or self._delivered:
+            return Outcome(dict(self._delivered), dict(self._refused), dict(self._failed))
+        raise self._cluster.unavailable(self._kafka.KafkaException(self._trouble) if self._trouble else None)
+
+    def _is_under_way(self, timeout_s: float) -> bool:
+        """Whether reports are missing after timeout_s."""
+        try:
+            left: int = self._producer.flush(timeout_s)
+        except self._kafka.KafkaException as error:
+            raise self._raised(error) from error
+        return left > 0
+
+    def close(self) -> None:
+        with contextlib.suppress(self._kafka.KafkaException):  # a fatal error was told before
+            self._producer.purge()
+            self._producer.flush(_ENDING_S)
+
+
+class _TransactionalSender(_PlainSender):
+    """A batch is a transaction."""
+
+    def __init__(self, cluster: KafkaCluster, producer: Any, transactional_id: str, group_id: str) -> None:
+        super().__init__(cluster, producer)
+        self._transactional_id = transactional_id
+        self._group_id = group_id
+        self._has_offsets = False
+
+    def _begin(self) -> None:
+        self._has_offsets = False
+        self._producer.begin_transaction()
+
+    def _raised(self, error: Any) -> LogcoreError:
+        if isinstance(error, BufferError):
+            return self._cluster.unavailable()
+        return self._cluster.raised(error, self._transactional_id)
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        if self._is_under_way(timeout_s):
+            return None
+        try:
+            if self._refused or self._failed:
+                self._producer.abort_transaction(_PATIENCE_S)
+                return Outcome({}, dict(self._refused), dict(self._failed))
+            # An error of a record besides makes these raise: the transaction can only be aborted.
+            if not self._has_offsets:
+                offsets = [self._kafka.TopicPartition(*one, *its) for one, its in self._batch.progress.items()]
+                group = self._cluster.reader(self._group_id).consumer_group_metadata()
+                self._producer.send_offsets_to_transaction(offsets, group, timeout_s)
+                self._has_offsets = True
+            self._producer.commit_transaction(timeout_s)
+        except self._kafka.KafkaException as error:
+            if error.args[0].retriable() and not error.args[0].txn_requires_abort():
+                return None  # asked again, the same call goes on
+            raise self._raised(error) from error
+        return Outcome({one: progress.offset for one, progress in self._batch.progress.items()})
+
+    def close(self) -> None:
+        """An open transaction is aborted if that is quick; else the next sender of this id, or its timeout, does it."""
+        super().close()
+        # There may be none, or the cluster is away, or another forwarder has the id.
+        with contextlib.suppress(self._kafka.KafkaException):
+            self._producer.abort_transaction(_ENDING_S)
+
+
+def _record(message: Any) -> RemoteRecord:
+    kind, timestamp_ms = message.timestamp()
+    headers = tuple((name, value) for name, value in message.headers() or ())
+    epoch = message.leader_epoch()
+    record = Record(message.offset(), timestamp_ms if kind else -1, message.key(), message.value(), headers)
+    return RemoteRecord(record, -1 if epoch is None else epoch)
+
+
+def _topic_id(given: Any) -> str:
+    """Kafka's id of a topic as text; empty for the id of none."""
+    if given is None:
+        return ""
+    most = given.get_most_significant_bits()
+    least = given.get_least_significant_bits()
+    return "" if (most, least) == (0, 0) else f"{most & (1 << 64) - 1:016x}{least & (1 << 64) - 1:016x}"
+
+
+def _text(error: Any) -> str:
+    found = error.args[0]
+    return f"{found.str()} ({found.name()})"

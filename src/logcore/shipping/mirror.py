@@ -1,0 +1,593 @@
+"""Mirrors topics of a remote Kafka cluster into a local directory, with their offsets or with new ones.
+
+    with logcore.open_dir("copy", create=True) as data, shipping.KafkaCluster("kafka:9092") as cluster:
+        with shipping.Mirror(data, cluster, topics=["orders"], offsets="keep") as mirror:
+            mirror.run()
+
+Rules (clients reference 10.2):
+- keep: batches are stored with the offsets and leader epochs they have there. The local log end is the progress, and
+  there is no other, so nothing comes twice and nothing is missing by construction.
+- new: records and the progress are in one local transaction. The progress are offsets of a local group.
+- What is committed is mirrored. Nothing is skipped in silence: mirroring.py has the table.
+- A partition that cannot go on stands still with an error, and the others go on.
+
+step() does one piece of work in the thread of the caller. mirroring.py decides; the client is in kafka.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+import attrs
+
+from logcore.consumer.values import OffsetAndMetadata
+from logcore.errors import (
+    DivergedError,
+    InvalidConfigError,
+    InvalidRecordError,
+    LogcoreError,
+    OffsetOutOfRangeError,
+    ProducerStateError,
+    RecordRefusedError,
+    RecordTooLargeError,
+    RemoteTopicError,
+    RemoteUnavailableError,
+    TransactionAbortedError,
+)
+from logcore.format.grouprecords import Committed
+from logcore.fs import FS, OS
+from logcore.groupoffsets import stored_groups
+from logcore.kernels import Record
+from logcore.log import Log
+from logcore.logdir import LogDir
+from logcore.names import OFFSETS_TOPIC
+from logcore.notices import WARNING, tell
+from logcore.reader import LogReader
+from logcore.recordbatch import empty_batch
+from logcore.shipping import mirroring
+from logcore.shipping.mirroring import Diverged, Stopped
+from logcore.shipping.planning import backoff_ms
+from logcore.shipping.quarantine import Quarantine
+from logcore.shipping.remote import Fetched, Partition, RemoteRecord, RemoteSpan, RemoteTopic, SourceCluster
+from logcore.shipping.values import MirrorMetrics, MirrorOptions, MirrorSettings, State
+
+#: How often partitions that were added are looked for, ends are asked for, and offsets of groups are copied.
+_LOOK_MS: Final = 5_000
+_FIRST_BACKOFF_MS: Final = 100
+_MOST_BACKOFF_MS: Final = 10_000
+_REFUSING: Final = (InvalidRecordError, RecordTooLargeError)
+#: How many offsets at our end are compared when a partition is placed.
+_COMPARED: Final = 16
+#: How long one record is waited for.
+_ONE_RECORD_S: Final = 10.0
+
+
+@attrs.define(kw_only=True)
+class _Lane:
+    """One partition on its way. source, target: there and here. position: the next offset to store. fetch_at: the next
+    one to fetch, lower until our last records, own, are compared. span: what it held when it was asked last. reached:
+    up to where it was read.
+    """
+
+    source: Partition
+    target: Partition
+    source_id: str
+    is_compacted: bool = False
+    position: int | None = None
+    fetch_at: int = 0
+    own: Mapping[int, Record] = attrs.field(factory=dict)
+    span: RemoteSpan = attrs.Factory(lambda: RemoteSpan(0, 0))
+    reached: int = 0
+    failure: LogcoreError | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it stands still, or goes on and our last records are compared."""
+        if self.failure is not None:
+            return True
+        return self.position is not None and self.fetch_at >= self.position
+
+    @property
+    def end(self) -> int:
+        """Up to where it is mirrored."""
+        return max(self.reached, self.position or 0)
+
+
+class Mirror:
+    """See the top of this module. A with block closes it; used by one thread.
+
+    logdir: open for writing. cluster: a KafkaCluster. options: see MirrorOptions. Raises InvalidConfigError.
+    """
+
+    def __init__(
+        self, logdir: LogDir, cluster: SourceCluster, *, fs: FS = OS, **options: Unpack[MirrorOptions]
+    ) -> None:
+        self._settings = MirrorSettings(**options)
+        if logdir.is_read_only:
+            raise InvalidConfigError("a mirror writes to the directory, which was opened with read_only=True")
+        self._logdir = logdir
+        self._cluster = cluster
+        self._fs = fs
+        self._keeps = self._settings.offsets == "keep"
+        self._quarantine = Quarantine(logdir, f"mirror-{self._settings.name}")
+        self._cluster_id = ""
+        self._lanes: dict[Partition, _Lane] = {}  # by source
+        self._producer: Any = None
+        self._consumers: dict[str, Any] = {}  # of local groups
+        self._copied: dict[str, dict[Partition, int]] = {}
+        self._state: State = "connecting"
+        self._reason = ""
+        self._attempts = 0
+        self._retry_ms = 0
+        self._look_ms = 0
+        self._record_count = 0
+        self._size_bytes = 0
+        self._retry_count = 0
+        self._quarantined_count = 0
+        self._skipped_offsets = 0
+        self._closed = False
+        self._check_names()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self._state
+        return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
+
+    def close(self) -> None:
+        """Ends. What was fetched and not stored is fetched again next time. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._end_producer()
+        for consumer in self._consumers.values():
+            consumer.close()
+
+    @property
+    def group_id(self) -> str:
+        """Of the local group whose offsets are the progress with offsets="new"; known once it is connected."""
+        return f"logcore-mirror-{self._cluster_id}-{self._settings.name}"
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
+        """Mirrors until an exception ends it, such as KeyboardInterrupt; until_end: until all that is there now is
+        mirrored.
+
+        after_step: called after each step. Raises the error of a partition when no other partition can go on; with
+        until_end, after the others came to their ends.
+        """
+        ends: dict[Partition, int] | None = None
+        while True:
+            self.step()
+            if after_step is not None:
+                after_step()
+            lanes = self._lanes.values()
+            failures = [lane.failure for lane in lanes if lane.failure is not None]
+            if failures and len(failures) == len(lanes):
+                raise failures[0]
+            if not until_end or not lanes or not all(lane.is_settled for lane in lanes):
+                continue
+            if ends is None:
+                ends = {lane.source: lane.span.log_end for lane in lanes}
+            going = [lane for lane in lanes if lane.failure is None and lane.source in ends]
+            if all(lane.end >= ends[lane.source] for lane in going):
+                if failures:
+                    raise failures[0]
+                return
+
+    def step(self, timeout_s: float = 0.1) -> int:
+        """One piece of work, of at most about timeout_s; returns how many records it has stored.
+
+        Raises RemoteTopicError for topics that are missing, DivergedError for a topic that is another one now, and what
+        writing to the directory raises. A cluster that is away is no error: the state is "waiting" then.
+        """
+        if self._closed:
+            raise ProducerStateError("the mirror is closed")
+        try:
+            return self._step(timeout_s)
+        except LogcoreError as error:
+            if not error.retriable:
+                self._forget()
+                raise
+            self._lose(error)
+        except BaseException:
+            self._forget()
+            raise
+        return 0
+
+    def _forget(self) -> None:
+        """What was fetched may not be stored: every partition is judged anew."""
+        self._end_producer()
+        for lane in self._lanes.values():
+            lane.position = None
+
+    def _step(self, timeout_s: float) -> int:
+        now_ms = self._fs.monotonic_ms()
+        if now_ms < self._retry_ms:
+            self._cluster.pause(min(timeout_s, (self._retry_ms - now_ms) / 1000))
+            return 0
+        if now_ms >= self._look_ms:
+            self._look()
+            self._look_ms = now_ms + _LOOK_MS
+        self._place_all()
+        lanes = self._lanes.values()
+        positions = {lane.source: lane.fetch_at for lane in lanes if lane.position is not None and lane.failure is None}
+        if not positions:
+            self._state = "stopped" if self._lanes else "idle"
+            self._cluster.pause(timeout_s)
+            return 0
+        fetched = self._cluster.fetch(positions, timeout_s)
+        for one in fetched.lost:
+            self._lanes[one].position = None  # it is judged anew
+        for one, offset in fetched.reached.items():
+            self._lanes[one].reached = max(self._lanes[one].reached, offset)
+        found = {}
+        for one in fetched.records.keys() | fetched.reached.keys():
+            lane = self._lanes[one]
+            if lane.position is not None and lane.failure is None:
+                left = self._checked(lane, fetched)
+                if left:
+                    found[one] = left
+        self._attempts = 0
+        self._reason = ""
+        self._state = "shipping" if found else "idle"
+        return self._store(found)
+
+    def _lose(self, error: LogcoreError) -> None:
+        """Tries again, later, with every partition judged anew."""
+        self._forget()
+        self._attempts += 1
+        self._retry_count += 1
+        if self._state != "waiting":
+            tell("shipping", WARNING, "mirror %s waits: %s", self._settings.name, error)
+        self._state = "waiting"
+        self._reason = str(error)
+        chance = self._fs.random_bytes(1)[0] / 255
+        wait_ms = backoff_ms(self._attempts, first_ms=_FIRST_BACKOFF_MS, most_ms=_MOST_BACKOFF_MS, chance=chance)
+        self._retry_ms = self._fs.monotonic_ms() + wait_ms
+
+    # -- which partitions ----------------------------------------------------------------------------------------
+
+    def _target(self, name: str) -> str:
+        return name if self._settings.rename is None else self._settings.rename(name)
+
+    def _check_names(self) -> None:
+        """Raises InvalidConfigError where two topics would share offsets."""
+        targets = [self._target(name) for name in self._settings.topics]
+        if self._keeps and len(set(targets)) < len(targets):
+            raise InvalidConfigError(
+                "several topics can become one with offsets='new' only: their offsets would meet", found=str(targets)
+            )
+
+    def _look(self) -> None:
+        """Adds lanes for partitions that are new, and looks whether topics are still the same."""
+        if not self._cluster_id:
+            self._cluster_id = self._cluster.cluster_id()
+        topics = self._cluster.topics(self._settings.topics)
+        missing = sorted(set(self._settings.topics) - set(topics))
+        if missing:
+            raise RemoteTopicError(f"topics are missing in the cluster: {', '.join(missing)}")
+        for name, topic in topics.items():
+            source_id = f"{self._cluster_id}/{topic.topic_id}"
+            self._make(self._target(name), topic, source_id)
+            for number in range(topic.partitions):
+                one = (name, number)
+                known = self._lanes.get(one)
+                if known is None:
+                    known = _Lane(source=one, target=(self._target(name), number), source_id=source_id)
+                    self._lanes[one] = known
+                mirroring.check_same_topic(known.source_id, source_id, name)
+                known.is_compacted = topic.is_compacted
+        for lane in self._lanes.values():
+            if lane.failure is None:
+                lane.span = self._cluster.span(lane.source)
+        self._copy_groups()
+
+    def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
+        """The local topic. Raises DivergedError for one that is no mirror of this one, or of an older of its name."""
+        if target not in self._logdir:
+            config = {"mirror.source": source_id} if self._keeps else {}
+            self._logdir.create_topic(target, topic.partitions, config)
+            return
+        known = self._logdir.settings(target).mirror_source
+        if self._keeps and not known:
+            raise DivergedError(
+                f"topic {target!r} is here already and is no mirror: mirror to another name with rename (--rename)"
+            )
+        if self._keeps:
+            mirroring.check_same_topic(known, source_id, target)
+        if len(self._logdir.partitions(target)) < topic.partitions:
+            self._logdir.add_partitions(target, topic.partitions)
+
+    # -- where to go on ------------------------------------------------------------------------------------------
+
+    def _place_all(self) -> None:
+        waiting = [lane for lane in self._lanes.values() if lane.position is None and lane.failure is None]
+        if not waiting:
+            return
+        progress: Mapping[Partition, Committed] = {}
+        if not self._keeps:
+            self._begin_producer()  # first: it ends what an earlier one left open
+            progress = self._progress()
+        for lane in waiting:
+            lane.span = self._cluster.span(lane.source)
+            own = progress.get(lane.source)
+            if self._keeps:
+                self._place_kept(lane)
+                continue
+            if own is not None:
+                mirroring.check_same_topic(own.metadata, lane.source_id, lane.source[0])
+            self._place(lane, None if own is None else own.offset, None)
+
+    def _place_kept(self, lane: _Lane) -> None:
+        log = self._logdir.partition(*lane.target)
+        is_empty = log.log_end_offset == 0
+        self._place(lane, None if is_empty else log.log_end_offset, log)
+
+    def _place(self, lane: _Lane, end: int | None, log: Log | None) -> None:
+        decided = mirroring.judge(end, lane.span, on_gap=self._settings.on_gap)
+        if isinstance(decided, Stopped):
+            self._stop(lane, decided.error)
+        elif isinstance(decided, Diverged):
+            self._diverge(lane, decided.error)
+        else:
+            if decided.skipped:
+                self._skipped_offsets += decided.skipped
+                text = "mirror %s: %d offsets of %s-%d were deleted before they were mirrored"
+                tell("shipping", WARNING, text, self._settings.name, decided.skipped, *lane.source)
+            lane.position = decided.offset
+            lane.reached = min(lane.reached, decided.offset)
+            lane.own = {} if log is None or decided.skipped else _last_records(log, lane.span.log_start)
+            lane.fetch_at = min(lane.own, default=decided.offset)
+
+    def _checked(self, lane: _Lane, fetched: Fetched) -> Sequence[RemoteRecord]:
+        """The records that are new, once those that are not have been compared with ours."""
+        records = fetched.records.get(lane.source, ())
+        position = lane.position or 0
+        behind = records[-1].record.offset + 1 if records else lane.fetch_at
+        behind = max(behind, fetched.reached.get(lane.source, 0))
+        if self._keeps:
+            wrong = mirroring.contradiction(lane.own, position, records, behind, is_compacted=lane.is_compacted)
+            if wrong is not None:
+                why = f"the two logs differ at offset {wrong.offset}"
+                self._diverge(lane, mirroring.diverged(why, lane.own.get(wrong.offset), _at(records, wrong.offset)))
+                return ()
+        lane.own = {offset: record for offset, record in lane.own.items() if offset >= behind}
+        lane.fetch_at = behind if behind < position else max(position, lane.fetch_at)
+        left = [one for one in records if one.record.offset >= position]
+        if left:
+            lane.fetch_at = left[-1].record.offset + 1
+        return left
+
+    def _diverge(self, lane: _Lane, error: DivergedError) -> None:
+        """Stops the partition, or cuts the local log to what both hold."""
+        if self._settings.on_divergence != "truncate" or not self._keeps:
+            self._stop(lane, error)
+            return
+        log = self._logdir.partition(*lane.target)
+        start = max(log.log_start_offset, lane.span.log_start)
+        end = max(start, min(log.log_end_offset, lane.span.log_end))
+        cut = mirroring.common_end(start, end, lambda offset: self._is_same_at(lane, log, offset))
+        if cut >= log.log_end_offset:  # ours begins behind the end there, and cannot be cut to before its beginning
+            self._stop(lane, error)
+            return
+        question = f"cut {lane.target[0]}-{lane.target[1]} from offset {log.log_end_offset} to {cut}?"
+        if self._settings.confirm is not None and not self._settings.confirm(question):
+            self._stop(lane, error)
+            return
+        tell("shipping", WARNING, "mirror %s: %s yes", self._settings.name, question)
+        log.truncate_to_epoch(_epoch_before(log, cut), cut)
+        lane.position = None
+
+    def _is_same_at(self, lane: _Lane, log: LogReader, offset: int) -> bool:
+        try:
+            own = log.get(offset)
+        except OffsetOutOfRangeError:
+            return True  # nothing of ours is there
+        deadline_ms = self._fs.monotonic_ms() + round(_ONE_RECORD_S * 1000)
+        while self._fs.monotonic_ms() < deadline_ms:
+            fetched = self._cluster.fetch({lane.source: own.offset}, 0.1)
+            found = fetched.records.get(lane.source)
+            if found:
+                return found[0].record == own
+            if lane.source in fetched.reached or lane.source in fetched.lost:
+                return False
+        raise RemoteUnavailableError("a record that is to be compared does not come")
+
+    def _stop(self, lane: _Lane, error: LogcoreError) -> None:
+        lane.failure = error
+        tell("shipping", WARNING, "%s-%d is not mirrored any more: %s", *lane.source, error)
+
+    # -- storing -------------------------------------------------------------------------------------------------
+
+    def _store(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
+        if not found:
+            return 0
+        if not self._keeps:
+            return self._store_new(found)
+        stored = 0
+        for one, records in found.items():
+            stored += self._store_kept(self._lanes[one], records)
+        return stored
+
+    def _store_kept(self, lane: _Lane, records: Sequence[RemoteRecord]) -> int:
+        log = self._logdir.partition(*lane.target)
+        try:
+            self._append(log, records, lane.span.log_start)
+        except OffsetOutOfRangeError as error:  # leader epochs fell, or somebody else wrote
+            self._diverge(lane, mirroring.diverged("what comes does not continue the local log", "", error))
+            return 0
+        except _REFUSING as error:
+            self._stop(lane, error)
+            return 0
+        self._count(records)
+        lane.position = log.log_end_offset
+        return len(records)
+
+    def _append(self, log: Log, records: Sequence[RemoteRecord], log_start: int) -> None:
+        codec = log.config.compression_type
+        codec = "uncompressed" if codec == "producer" else codec
+        data = b"".join(mirroring.encoded(records, max(0, log.leader_epoch), codec))
+        first = records[0].record.offset
+        epoch = records[0].leader_epoch
+        if log.log_end_offset == 0 and first > log_start:
+            # Else the log would begin behind offsets that consumers may have committed.
+            data = empty_batch(log_start, first - 1, max(0, epoch)) + data
+        log.append_as_follower(data)
+
+    def _refused(self, lane: _Lane, record: Record, error: LogcoreError) -> bool:
+        """Whether to go on behind a record that cannot be stored here."""
+        if self._settings.on_error == "fail":
+            told = RecordRefusedError(
+                f"a record of {lane.source[0]}-{lane.source[1]} cannot be stored here: {error}. Change the settings of "
+                f"topic {lane.target[0]!r}, or leave it out with on_error='quarantine' (--on-error quarantine)",
+                offset=record.offset,
+            )
+            self._stop(lane, told)
+            return False
+        count = len(self._logdir.partitions(lane.target[0]))
+        if self._quarantine.keep(lane.target, count, record, str(error)):
+            self._quarantined_count += 1
+        return True
+
+    def _count(self, records: Sequence[RemoteRecord]) -> None:
+        self._record_count += len(records)
+        self._size_bytes += sum(mirroring.size_of(one.record) for one in records)
+
+    # -- new offsets ---------------------------------------------------------------------------------------------
+
+    def _begin_producer(self) -> None:
+        if self._producer is None:
+            self._producer = self._logdir.producer(transactional_id=self.group_id, threaded=False)
+            self._producer.init_transactions()
+
+    def _end_producer(self) -> None:
+        if self._producer is not None:
+            producer = self._producer
+            self._producer = None
+            with contextlib.suppress(LogcoreError):  # an open transaction is aborted by the next producer of its id
+                producer.close()
+
+    def _progress(self) -> Mapping[Partition, Committed]:
+        """What the local group has committed, by partition there."""
+        if OFFSETS_TOPIC not in self._logdir:
+            return {}
+        numbers = self._logdir.partitions(OFFSETS_TOPIC)
+        logs: list[LogReader] = [self._logdir.partition(OFFSETS_TOPIC, number) for number in numbers]
+        topics = stored_groups(logs).offsets.get(self.group_id, {})
+        return {(topic, number): one for topic, rows in topics.items() for number, one in rows.items()}
+
+    def _store_new(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
+        """Records and progress of all partitions in one transaction. After any failure all is judged anew."""
+        self._begin_producer()
+        if self._in_transaction(found) is not None:
+            return self._store_new_singly(found)
+        for one, records in found.items():
+            self._count(records)
+            self._lanes[one].position = records[-1].record.offset + 1
+        return sum(map(len, found.values()))
+
+    def _in_transaction(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> LogcoreError | None:
+        """The error when a record of them cannot be stored: nothing of them is then."""
+        producer = self._producer
+        offsets = {}
+        try:
+            with producer.transaction():
+                for one, records in found.items():
+                    lane = self._lanes[one]
+                    topic, number = lane.target
+                    rows = [(each.key, each.value, each.headers, _time(each)) for each, _ in records]
+                    producer.send_many(topic, rows, partition=number)
+                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 1, lane.source_id)
+                producer.send_offsets_to_transaction(offsets, self.group_id)
+        except _REFUSING as error:
+            return error
+        except TransactionAbortedError as error:
+            if isinstance(error.__cause__, _REFUSING):
+                return error.__cause__
+            raise
+        return None
+
+    def _store_new_singly(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
+        stored = 0
+        for one, records in found.items():
+            lane = self._lanes[one]
+            for each in records:
+                error = self._in_transaction({one: [each]})
+                if error is None:
+                    stored += 1
+                    self._count([each])
+                elif not self._refused(lane, each.record, error):
+                    break
+                lane.position = each.record.offset + 1
+        return stored
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def _copy_groups(self) -> None:
+        """Committed offsets of groups there, as they are: only with the same offsets do they mean the same here."""
+        for group_id in self._settings.groups:
+            committed = self._cluster.committed(group_id, list(self._lanes))
+            found = {one: progress.offset for one, progress in committed.items()}
+            if found == self._copied.get(group_id):
+                continue
+            if group_id not in self._consumers:
+                self._consumers[group_id] = self._logdir.consumer(group_id=group_id, enable_auto_commit=False)
+            self._consumers[group_id].commit({self._lanes[one].target: offset for one, offset in found.items()})
+            self._copied[group_id] = found
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> MirrorMetrics:
+        """How far it is now; see there."""
+        lanes = self._lanes.values()
+        return MirrorMetrics(
+            state=self._state,
+            record_count=self._record_count,
+            size_bytes=self._size_bytes,
+            retry_count=self._retry_count,
+            quarantined_count=self._quarantined_count,
+            skipped_offsets=self._skipped_offsets,
+            lag_records=sum(max(0, lane.span.log_end - lane.end) for lane in lanes),
+            failures={lane.source: str(lane.failure) for lane in lanes if lane.failure is not None},
+            reason=self._reason,
+        )
+
+
+def _time(record: Record) -> int | None:
+    return None if record.timestamp_ms < 0 else record.timestamp_ms
+
+
+def _at(records: Sequence[RemoteRecord], offset: int) -> Record | None:
+    return next((record for record, _ in records if record.offset == offset), None)
+
+
+def _last_records(log: Log, least: int) -> dict[int, Record]:
+    """At most _COMPARED of them, from offset least on."""
+    start = max(log.log_start_offset, least, log.log_end_offset - _COMPARED)
+    if start >= log.log_end_offset:
+        return {}
+    return {record.offset: record for record in log.read(start, log.log_end_offset)}
+
+
+def _epoch_before(log: Log, offset: int) -> int:
+    """The leader epoch of what lies before an offset, -1 for nothing."""
+    if offset <= log.log_start_offset:
+        return -1
+    epoch, _ = log.end_of_epoch(log.leader_epoch)
+    while epoch >= 0:
+        earlier, start = log.end_of_epoch(epoch - 1)
+        if start < offset:
+            break
+        epoch = earlier
+    return epoch

@@ -1,0 +1,162 @@
+"""Decides how a mirror goes on: pure functions over offsets and records.
+
+| the remote partition                       | then                                                            |
+|--------------------------------------------|-----------------------------------------------------------------|
+| holds our end, or begins or ends there     | go on at our end; a gap before the next record is legal         |
+| begins above our end: retention passed us  | stop, or go on at its start (on_gap="skip")                     |
+| ends below our end, or holds other records | diverged: stop, or cut our log (on_divergence="truncate")       |
+| belongs to another topic of that name      | stop                                                            |
+
+Rules:
+- Our last records are fetched once more when a partition is placed, and compared. So a remote log that lost its end and
+  grew again is told from one that only grew.
+- A record of ours may be missing there if its log is compacted, else not. A record there below our end that is not ours
+  is one that we have never seen.
+- Batches hold neighbouring offsets of one leader epoch, so a gap or a new epoch begins a batch.
+
+This module knows no log, no client and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal
+
+import attrs
+
+from logcore.errors import DivergedError, ShippingError, ShippingGapError
+from logcore.kernels import Record
+from logcore.recordbatch import encode
+from logcore.shipping.planning import OnGap
+from logcore.shipping.remote import RemoteRecord, RemoteSpan
+
+OnDivergence = Literal["fail", "truncate"]
+#: Of a batch: less than what a segment or a fetch takes by default, and large enough to be read at full speed.
+_BATCH_BYTES: Final = 256 << 10
+#: Of a record, beside key, value and headers; of a header, beside name and value (see the format, section 1.5).
+_RECORD_BYTES: Final = 32
+_HEADER_BYTES: Final = 10
+
+
+@attrs.frozen
+class Go:
+    """Fetch from this offset on. skipped: offsets that are gone there."""
+
+    offset: int
+    skipped: int = 0
+
+
+@attrs.frozen
+class Stopped:
+    """The mirror of a partition cannot go on."""
+
+    error: ShippingError
+
+
+@attrs.frozen
+class Diverged:
+    """The two do not hold the same. error: for who does not want the local log cut."""
+
+    error: DivergedError
+
+
+def judge(end: int | None, span: RemoteSpan, *, on_gap: OnGap) -> Go | Stopped | Diverged:
+    """Where to go on. end: ours, None where there is nothing yet."""
+    if end is None:
+        return Go(span.log_start)
+    if end > span.log_end:
+        return Diverged(
+            diverged("the remote log ends before ours: it lost records, or was made anew", end, span.log_end)
+        )
+    if end < span.log_start:
+        if on_gap == "fail":
+            return Stopped(
+                ShippingGapError(
+                    f"offsets {end} to {span.log_start - 1} were deleted there before they were mirrored: go on at "
+                    f"{span.log_start} with on_gap='skip' (--on-gap skip)",
+                    offset=end,
+                )
+            )
+        return Go(span.log_start, span.log_start - end)
+    return Go(end)
+
+
+def diverged(why: str, expected: object, found: object) -> DivergedError:
+    return DivergedError(
+        f"{why}. Cut the local log to what both hold with on_divergence='truncate' (--on-divergence truncate), or "
+        "mirror to another directory",
+        expected=expected,
+        found=found,
+    )
+
+
+def check_same_topic(known: str, found: str, name: str) -> None:
+    """known, found: what the mirrored topic was, and what it is now. Raises DivergedError."""
+    if known and found and known != found:
+        raise DivergedError(
+            f"topic {name!r} there is another one of that name, deleted and made again: mirror it to another directory",
+            expected=known,
+            found=found,
+        )
+
+
+def contradiction(
+    own: Mapping[int, Record], end: int, found: Iterable[RemoteRecord], behind: int, *, is_compacted: bool
+) -> Record | None:
+    """A record below our end that only one side holds, or holds otherwise; None where there is none.
+
+    own: our last records by offset, those below what was fetched left out. found: all records there up to behind.
+    """
+    theirs = {record.offset: record for record, _ in found}
+    for offset, record in theirs.items():
+        if offset < end and own.get(offset) != record:
+            return record
+    if is_compacted:
+        return None
+    return next((record for offset, record in own.items() if offset < behind and offset not in theirs), None)
+
+
+def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
+    """The offset up to which both hold the same, from start to end. is_same_at: asked about single offsets; once it
+    says no, it says no for all above.
+    """
+    while start < end:
+        middle = (start + end) // 2
+        if is_same_at(middle):
+            start = middle + 1
+        else:
+            end = middle
+    return start
+
+
+def encoded(records: Iterable[RemoteRecord], least_epoch: int, codec: str) -> Iterator[bytes]:
+    """Batches with the offsets and leader epochs of the records. least_epoch: for records whose epoch is not known."""
+    for epoch, run in _runs(records, least_epoch):
+        rows = [(one.key, one.value, one.headers, one.timestamp_ms) for one in run]
+        yield encode(rows, base_offset=run[0].offset, leader_epoch=epoch, codec=codec)
+
+
+def _runs(records: Iterable[RemoteRecord], least_epoch: int) -> Iterator[tuple[int, Sequence[Record]]]:
+    run: list[Record] = []
+    run_epoch = -1
+    run_bytes = 0
+    for record, given in records:
+        epoch = least_epoch if given < 0 else given
+        size = size_of(record)
+        is_next = bool(run) and record.offset == run[-1].offset + 1 and epoch == run_epoch
+        if run and not (is_next and run_bytes + size <= _BATCH_BYTES):
+            yield run_epoch, run
+            run = []
+            run_bytes = 0
+        run.append(record)
+        run_epoch = epoch
+        least_epoch = max(least_epoch, epoch)
+        run_bytes += size
+    if run:
+        yield run_epoch, run
+
+
+def size_of(record: Record) -> int:
+    """About what a record takes."""
+    size = _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
+    return size + sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in record.headers)

@@ -1,0 +1,454 @@
+"""Mirroring from a modelled cluster: the same offsets or new ones, each record once, whatever is cut off when.
+
+LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow` tries 2,000.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.errors import (
+    DivergedError,
+    InvalidConfigError,
+    LogcoreError,
+    ReadOnlyLogError,
+    RecordRefusedError,
+    RemoteTopicError,
+    ShippingGapError,
+)
+from logcore.kernels import Record
+from logcore.shipping import Mirror
+from logcore.shipping.mirroring import common_end
+from logcore.shipping.remote import RemoteRecord
+from logcore.testing import SimulatedDisk
+from support.shippingworld import Faults, Killed, ModelSource
+
+PATH = "copy/data"
+ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))
+MANY = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "2000"))
+LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+ORDERS = ("orders", 0)
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk({"copy": None})
+
+
+@pytest.fixture
+def data(disk: SimulatedDisk) -> Iterator[logcore.LogDir]:
+    with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(disk: SimulatedDisk) -> ModelSource:
+    made = ModelSource(random.Random(1), disk)
+    made.make("orders")
+    fill(made, 10)
+    return made
+
+
+def fill(source: ModelSource, count: int) -> None:
+    log = source.logs[ORDERS]
+    for _ in range(count):
+        log.append(b"%d in epoch %d" % (log.end, log.epoch))
+
+
+def mirrored(data: logcore.LogDir, source: ModelSource, **options: Any) -> Any:
+    """Runs a mirror to the end; returns its metrics."""
+    fs = source.disk
+    with Mirror(data, source, topics=["orders"], fs=fs, **options) as mirror:
+        mirror.run(until_end=True)
+        return mirror.metrics()
+
+
+def here(data: logcore.LogDir, topic: str = "orders") -> list[Record]:
+    log = data.partition(topic, 0)
+    return list(log.read(log.log_start_offset, isolation="read_committed"))
+
+
+def there(source: ModelSource) -> list[Record]:
+    return [one.record for one in source.logs[ORDERS].records]
+
+
+def epochs(data: logcore.LogDir) -> list[int]:
+    log = data.partition(*ORDERS)
+    return [batch.partition_leader_epoch for batch in log.batches(log.log_start_offset)]
+
+
+# -- the same offsets --------------------------------------------------------------------------------------------------
+
+
+def test_offsets_gaps_and_epochs_are_kept(data: logcore.LogDir, source: ModelSource) -> None:
+    log = source.logs[ORDERS]
+    log.mark()
+    log.append(b"behind a marker")
+    log.epoch = 4
+    log.append(b"behind a gap, of another leader", gap=3)
+    log.append(b"last")
+    assert mirrored(data, source).record_count == 13
+    assert here(data) == there(source)
+    assert epochs(data)[-1] == 4
+    assert data.partition(*ORDERS).leader_epoch == 4
+    fill(source, 3)
+    log.mark()
+    found = mirrored(data, source)
+    assert (found.record_count, found.lag_records) == (3, 0), "a marker at the end is no record that waits"
+    assert here(data) == there(source)
+
+
+def test_an_empty_log_begins_where_the_remote_one_begins(data: logcore.LogDir, source: ModelSource) -> None:
+    source.logs[ORDERS].delete_below(6)
+    mirrored(data, source)
+    log = data.partition(*ORDERS)
+    assert (log.log_start_offset, log.log_end_offset) == (6, 10)
+    assert here(data) == there(source)
+
+
+def test_nothing_else_writes_a_mirror(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    log = data.partition(*ORDERS)
+    writes = [
+        lambda: log.append(b"x"),
+        lambda: log.append_many([(None, b"x")]),
+        lambda: log.append_columns(values=(b"x", [0, 1])),
+        lambda: log.append_batch(logcore.recordbatch.encode([(None, b"x")])),  # type: ignore[attr-defined]
+        lambda: data.append("orders", b"x"),
+    ]
+    for write in writes:
+        with pytest.raises(ReadOnlyLogError, match="the topic is a mirror, which `logcore mirror` alone writes"):
+            write()
+    assert here(data) == there(source)
+
+
+def test_a_topic_that_is_no_mirror_is_not_written(data: logcore.LogDir, source: ModelSource) -> None:
+    data.create_topic("orders")
+    with pytest.raises(DivergedError, match="is here already and is no mirror"):
+        mirrored(data, source)
+    mirrored(data, source, rename=lambda name: f"copy-of-{name}")
+    assert here(data, "copy-of-orders") == there(source)
+
+
+def test_partitions_that_are_added_are_mirrored(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    log = source.logs["orders", 1] = type(source.logs[ORDERS])()
+    log.append(b"in another partition")
+    mirrored(data, source)
+    assert [record.value for record in data.partition("orders", 1).read(0)] == [b"in another partition"]
+
+
+def test_retention_that_passed_us_stops_the_partition(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    fill(source, 10)
+    source.logs[ORDERS].delete_below(15)
+    with pytest.raises(ShippingGapError, match="offsets 10 to 14 were deleted there before they were mirrored"):
+        mirrored(data, source)
+    before = here(data)
+    assert mirrored(data, source, on_gap="skip").skipped_offsets == 5
+    assert here(data) == before + there(source)
+    log = data.partition(*ORDERS)
+    log.close()
+    assert here(data) == before + there(source), "the gap is noted, so opening takes it for no damage"
+
+
+@pytest.mark.parametrize("regrown", [0, 1, 2, 9])
+def test_a_remote_log_that_lost_its_end_stops_the_partition(
+    data: logcore.LogDir, source: ModelSource, regrown: int
+) -> None:
+    """Also when it has grown to our end again, and beyond it: our last records are compared."""
+    mirrored(data, source)
+    before = here(data)
+    source.logs[ORDERS].lose_from(8)
+    fill(source, regrown)
+    with pytest.raises(DivergedError, match="on_divergence='truncate'"):
+        mirrored(data, source)
+    assert here(data) == before
+    asked: list[str] = []
+    with pytest.raises(DivergedError):
+        mirrored(data, source, on_divergence="truncate", confirm=lambda text: bool(asked.append(text)))
+    assert asked == ["cut orders-0 from offset 10 to 8?"]
+    assert here(data) == before, "who says no keeps his log"
+    mirrored(data, source, on_divergence="truncate")
+    assert here(data) == there(source)
+    assert epochs(data)[-1] == (1 if regrown else 0)
+
+
+def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    log = source.logs[ORDERS]
+    log.lose_from(9)
+    log.mark()
+    fill(source, 3)
+    with pytest.raises(DivergedError, match="the two logs differ at offset 9"):
+        mirrored(data, source)
+
+
+def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    source.logs[ORDERS].lose_from(0)
+    mirrored(data, source, on_divergence="truncate")
+    assert here(data) == []
+    fill(source, 4)
+    mirrored(data, source)
+    assert here(data) == there(source)
+
+
+def test_divergence_is_noticed_while_the_mirror_runs(data: logcore.LogDir, source: ModelSource) -> None:
+    with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
+        mirror.run(until_end=True)
+        source.logs[ORDERS].lose_from(5)
+        with pytest.raises(DivergedError, match="the remote log ends before ours"):
+            mirror.run()
+
+
+def test_a_log_that_begins_behind_the_remote_end_is_not_cut(data: logcore.LogDir, source: ModelSource) -> None:
+    source.logs[ORDERS].delete_below(8)
+    mirrored(data, source)
+    source.logs[ORDERS] = type(source.logs[ORDERS])()
+    with pytest.raises(DivergedError, match="the remote log ends before ours"):
+        mirrored(data, source, on_divergence="truncate")
+
+
+def test_a_topic_that_was_made_again_is_another_one(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    source.make("orders")
+    fill(source, 20)
+    with pytest.raises(DivergedError, match="another one of that name, deleted and made again"):
+        mirrored(data, source, on_divergence="truncate")
+
+
+def test_what_was_compacted_there_is_no_divergence(data: logcore.LogDir, source: ModelSource) -> None:
+    mirrored(data, source)
+    before = here(data)
+    source.compacted.add("orders")
+    source.logs[ORDERS].compact(lambda record: record.offset % 3 == 0)
+    fill(source, 5)
+    mirrored(data, source)
+    assert here(data) == before + there(source)[-5:]
+
+
+def test_groups_come_with_their_offsets(data: logcore.LogDir, source: ModelSource) -> None:
+    source.groups["billing"] = {ORDERS: 7}
+    mirrored(data, source, groups=["billing"])
+    assert data.committed_offsets(*ORDERS) == {"billing": 7}
+    consumer = data.consumer(group_id="billing", enable_auto_commit=False)
+    consumer.subscribe(["orders"])
+    assert [record.offset for record in consumer.poll().records()] == [7, 8, 9]
+    consumer.close()
+
+
+# -- new offsets -------------------------------------------------------------------------------------------------------
+
+
+def test_records_and_progress_are_one_transaction(data: logcore.LogDir, source: ModelSource) -> None:
+    source.logs[ORDERS].delete_below(4)
+    assert mirrored(data, source, offsets="new").record_count == 6
+    fill(source, 5)
+    assert mirrored(data, source, offsets="new").record_count == 5
+    found = [(record.value, record.timestamp_ms) for record in here(data)]
+    assert found == [(record.value, record.timestamp_ms) for record in there(source)]
+    assert data.committed_offsets(*ORDERS) == {"logcore-mirror-model-default": 15}
+    source.make("orders")
+    with pytest.raises(DivergedError, match="another one of that name"):
+        mirrored(data, source, offsets="new")
+
+
+def test_several_topics_become_one(data: logcore.LogDir, source: ModelSource) -> None:
+    source.make("more")
+    source.logs["more", 0].append(b"more")
+    options: dict[str, Any] = {"topics": ["orders", "more"], "rename": lambda name: "all", "fs": source.disk}
+    with Mirror(data, source, offsets="new", **options) as mirror:
+        mirror.run(until_end=True)
+    assert len(here(data, "all")) == 11
+    with pytest.raises(InvalidConfigError, match="with offsets='new' only"):
+        Mirror(data, source, offsets="keep", **options)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_is_away_is_waited_for(data: logcore.LogDir, source: ModelSource) -> None:
+    with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
+        source.is_away = True
+        for _ in range(200):
+            mirror.step()
+        found = mirror.metrics()
+        assert (found.state, found.reason) == ("waiting", "the model is away")
+        assert 5 < found.retry_count < 20
+        source.is_away = False
+        mirror.run(until_end=True)
+    assert here(data) == there(source)
+
+
+def test_a_missing_topic_is_an_error(data: logcore.LogDir, source: ModelSource) -> None:
+    with Mirror(data, source, topics=["nothing"], fs=source.disk) as mirror, pytest.raises(RemoteTopicError):
+        mirror.run()
+
+
+def test_a_record_that_cannot_be_stored_stops_its_partition_or_is_kept(
+    disk: SimulatedDisk, source: ModelSource
+) -> None:
+    offsets = "new"
+    source.logs[ORDERS].append(b"x" * 2_000)
+    fill(source, 5)
+    config = {"max.message.bytes": 1_000, "segment.bytes": 1_000}
+    with logcore.open_dir(PATH, create=True, durability="os", config=config, fs=disk) as data:
+        with pytest.raises(RecordRefusedError, match="offset 10: a record of orders-0 cannot be stored here"):
+            mirrored(data, source, offsets=offsets)
+        assert [record.value for record in here(data)] == [record.value for record in there(source)[:10]]
+        assert mirrored(data, source, offsets=offsets, on_error="quarantine").quarantined_count == 1
+        wanted = [record for record in there(source) if record.offset != 10]
+        assert [record.value for record in here(data)] == [record.value for record in wanted]
+        (kept,) = data.read("orders.dlq")
+        assert dict(kept.headers)["logcore.offset"] == b"10"
+        assert mirrored(data, source, offsets=offsets, on_error="quarantine").quarantined_count == 0
+
+
+def test_what_was_fetched_and_not_stored_is_fetched_again(data: logcore.LogDir, source: ModelSource) -> None:
+    """An error that ends step() in the middle of storing, Ctrl-C for instance, must leave no gap behind it."""
+    with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
+        mirror.step()
+        stored = data.partition(*ORDERS).append_as_follower
+        data.partition(*ORDERS).append_as_follower = _interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(10):
+                mirror.step()
+        data.partition(*ORDERS).append_as_follower = stored  # type: ignore[method-assign]
+        mirror.run(until_end=True)
+    assert here(data) == there(source)
+
+
+def _interrupted(_: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_settings_are_checked(data: logcore.LogDir, source: ModelSource) -> None:
+    bad: list[dict[str, Any]] = [
+        {"topics": []},
+        {"topics": "orders"},
+        {"offsets": "both"},
+        {"name": "a/b"},
+        {"offsets": "keep", "on_error": "quarantine"},
+        {"offsets": "new", "groups": ["g"]},
+        {"offsets": "new", "on_divergence": "truncate"},
+    ]
+    for options in bad:
+        with pytest.raises(InvalidConfigError):
+            Mirror(data, source, **{"topics": ["orders"], **options})
+
+
+def test_the_common_end_is_found_everywhere() -> None:
+    for end in range(12):
+        for common in range(end + 1):
+            assert common_end(0, end, lambda offset, common=common: offset < common) == common  # type: ignore[misc]
+
+
+# -- whatever is cut off -----------------------------------------------------------------------------------------------
+
+
+def live(seed: int, offsets: str) -> None:
+    """Mirrors that are killed and cut off at any step, in a log that grows, until all is mirrored."""
+    chance = random.Random(seed)
+    disk = SimulatedDisk({"copy": None}, seed=seed)
+    source = ModelSource(chance, disk, faults=Faults(kill=0.03, lose=0.03))
+    source.make("orders", 2)
+    options: dict[str, Any] = {"topics": ["orders"], "offsets": offsets, "fs": disk}
+    with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as data:
+        for _ in range(5):
+            for log in source.logs.values():
+                for _ in range(chance.randrange(8)):
+                    log.append(b"%d" % chance.randrange(1000), gap=chance.choice([0, 0, 0, 2]))
+                if chance.random() < 0.3:
+                    log.mark()
+            mirror = Mirror(data, source, **options)
+            try:
+                for _ in range(chance.randrange(1, 12)):
+                    mirror.step()
+                mirror.close()
+            except Killed:
+                pass  # its producer is gone with it, and fenced by the next
+        source.faults = Faults()
+        with Mirror(data, source, **options) as last:
+            last.run(until_end=True)
+        for one, log in source.logs.items():
+            wanted = [record.record for record in log.records]
+            kept = data.partition(*one)
+            assert kept.log_start_offset == 0
+            found = list(kept.read(0, isolation="read_committed"))
+            if offsets == "keep":
+                assert found == wanted
+            else:
+                assert [record.value for record in found] == [record.value for record in wanted]
+
+
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+@pytest.mark.parametrize("offsets", ["keep", "new"])
+def test_every_record_comes_once_whatever_is_cut_off(offsets: str, rounds: int) -> None:
+    for seed in range(rounds):
+        try:
+            live(seed, offsets)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def lose(seed: int) -> None:
+    """Remote logs lose their ends, grow again, are cut in front and compacted: a mirror that may cut follows, and one
+    that may not never holds what the remote log does not.
+    """
+    chance = random.Random(seed)
+    disk = SimulatedDisk({"copy": None}, seed=seed)
+    source = ModelSource(chance, disk, faults=Faults(kill=0.01, lose=0.03))
+    source.make("orders")
+    log = source.logs[ORDERS]
+    options: dict[str, Any] = {"topics": ["orders"], "on_divergence": "truncate", "on_gap": "skip", "fs": disk}
+    with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as data:
+        seen: set[Record] = set()
+        for _ in range(6):
+            for _ in range(chance.randrange(6)):
+                log.append(b"%d" % chance.randrange(10**9), gap=chance.choice([0, 0, 1]))
+            seen.update(one.record for one in log.records)
+            mirror = Mirror(data, source, **options)
+            try:
+                for _ in range(chance.randrange(1, 12)):
+                    mirror.step()
+                mirror.close()
+            except Killed:
+                pass
+            happens = chance.randrange(4)
+            if happens == 0:
+                log.lose_from(chance.randrange(log.start, log.end + 1))
+            elif happens == 1:
+                log.delete_below(chance.randrange(log.start, log.end + 1))
+        source.faults = Faults()
+        for _ in range(data.partition(*ORDERS).log_start_offset if "orders" in data else 0):
+            log.append(b"a log cannot be cut to before its beginning")
+        seen.update(one.record for one in log.records)
+        with Mirror(data, source, **options) as last:
+            last.run(until_end=True)
+        found = here(data)
+        assert set(found) <= seen, "nothing is made up"
+        start = max(log.start, data.partition(*ORDERS).log_start_offset)
+        assert [one for one in found if one.offset >= start] == [one for one in there(source) if one.offset >= start]
+
+
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+def test_a_mirror_follows_a_remote_log_that_loses(rounds: int) -> None:
+    for seed in range(rounds):
+        try:
+            lose(seed)
+        except (LogcoreError, AssertionError, StopIteration) as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def test_records_without_a_known_epoch_take_the_last(data: logcore.LogDir, source: ModelSource) -> None:
+    log = source.logs[ORDERS]
+    log.records = [RemoteRecord(one.record, -1) for one in log.records]
+    mirrored(data, source)
+    assert here(data) == there(source)

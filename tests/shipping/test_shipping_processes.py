@@ -1,0 +1,70 @@
+"""Real forwarders and mirrors, killed at random, against a broker of ours: each record once, in order.
+
+LOGCORE_SHIPPING_KILLS=n kills each n times instead of 2; `make slow` does it 25 times. The same against Apache Kafka is
+tests/interop/test_interop_shipping.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import logcore
+from netshim.testing import Kafka
+from support.shippers import PARTITIONS, TOPIC, check_repeats, contents, fill, kill_often
+
+pytest.importorskip("confluent_kafka")
+
+KILLS = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "2"))
+MANY = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "25"))
+LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id="many")
+
+
+@pytest.mark.parametrize("kills", [KILLS, LONG])
+@pytest.mark.parametrize("kind", ["exactly-once", "at-least-once"])
+def test_a_killed_forwarder_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
+    kafka.create_topic(TOPIC, PARTITIONS)
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
+        data.create_topic(TOPIC, PARTITIONS)
+        logs = [data.partition(TOPIC, number) for number in range(PARTITIONS)]
+
+        def add(turn: int) -> None:
+            for log in logs:
+                fill(log, 700)
+
+        kill_often(kind, tmp_path / "data", kafka.bootstrap_servers, kills, seed=kills, before_each=add)
+        for number, log in enumerate(logs):
+            wanted = list(log.read(0))
+            found = list(kafka.logdir.partition(TOPIC, number).read(0, isolation="read_committed"))
+            if kind == "exactly-once":
+                assert contents(found) == contents(wanted)
+            else:
+                assert check_repeats(found, wanted) <= 40 * kills, "what was under way, and no more"
+
+
+@pytest.mark.parametrize("kills", [KILLS, LONG])
+@pytest.mark.parametrize("kind", ["keep", "new"])
+def test_a_killed_mirror_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
+    kafka.create_topic(TOPIC, PARTITIONS)
+    logs = [kafka.logdir.partition(TOPIC, number) for number in range(PARTITIONS)]
+
+    def add(turn: int) -> None:
+        for log in logs:
+            log.begin_epoch(turn)
+            fill(log, 20_000)
+
+    with logcore.open_dir(tmp_path / "copy", create=True):
+        pass
+    kill_often(kind, tmp_path / "copy", kafka.bootstrap_servers, kills, seed=kills, before_each=add)
+    with logcore.open_dir(tmp_path / "copy", read_only=True) as copy:
+        for number, log in enumerate(logs):
+            wanted = list(log.read(0))
+            kept = copy.partition(TOPIC, number)
+            found = list(kept.read(0, isolation="read_committed"))
+            if kind == "keep":
+                assert found == wanted
+                assert kept.end_of_epoch(0) == log.end_of_epoch(0)
+            else:
+                assert contents(found) == contents(wanted)

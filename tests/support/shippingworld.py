@@ -1,0 +1,339 @@
+"""A cluster without a network: topics, transactions, groups, and every way in which a step towards it may be cut off.
+
+Clients are made by ModelCluster.client(); all of them see the same cluster. At each step of a sender chance may
+    kill        the process ends there (Killed), before the effect, half-way or behind it
+    lose        the answer is lost (RemoteUnavailableError), before or behind the effect
+    wait        the step is not over yet (None)
+
+The cluster keeps Kafka's rules: records of an open transaction are seen by nobody; the next producer of a
+transactional id aborts what is open and fences the one before; offsets in a transaction count with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping
+
+import attrs
+
+from logcore.errors import ProducerFencedError, RemoteUnavailableError
+from logcore.kernels import Record
+from logcore.shipping.remote import (
+    Batch,
+    Fetched,
+    Outcome,
+    Partition,
+    Progress,
+    RemoteRecord,
+    RemoteSpan,
+    RemoteTopic,
+)
+from logcore.testing import SimulatedDisk
+
+
+class Killed(BaseException):
+    """The process ended here. No `except Exception` catches it."""
+
+
+@attrs.frozen
+class Faults:
+    """How likely each is, at each step."""
+
+    kill: float = 0.0
+    lose: float = 0.0
+    wait: float = 0.0
+
+
+QUIET = Faults()
+
+
+@attrs.define
+class Transaction:
+    records: list[tuple[Partition, Record]] = attrs.Factory(list)
+    progress: dict[Partition, Progress] = attrs.Factory(dict)
+
+
+@attrs.define(eq=False)
+class ModelCluster:
+    """What is in the cluster. visible: what readers of committed records see, by partition. meanwhile: called behind
+    each answer about progress, for what others do before the next question.
+    """
+
+    chance: random.Random
+    disk: SimulatedDisk
+    counts: dict[str, int] = attrs.Factory(dict)
+    visible: dict[Partition, list[Record]] = attrs.Factory(dict)
+    progress: dict[tuple[str, Partition], Progress] = attrs.Factory(dict)
+    name: str = "model"
+    epochs: dict[str, int] = attrs.Factory(dict)
+    open: dict[str, Transaction] = attrs.Factory(dict)
+    refuses: Callable[[Record], bool] = lambda record: False
+    faults: Faults = QUIET
+    is_away: bool = False
+    meanwhile: Callable[[], None] = lambda: None
+
+    def client(self) -> ModelClient:
+        return ModelClient(self)
+
+    def offsets(self) -> dict[tuple[str, Partition], int]:
+        """What groups have committed."""
+        return {key: progress.offset for key, progress in self.progress.items()}
+
+    def values(self, partition: Partition) -> list[bytes | None]:
+        return [record.value for record in self.visible.get(partition, [])]
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A point where a step may be cut off."""
+        drawn = self.chance.random()
+        if drawn < self.faults.kill:
+            raise Killed
+        if self.is_away or drawn < self.faults.kill + self.faults.lose:
+            raise RemoteUnavailableError("the model is away")
+
+    def is_slow(self) -> bool:
+        return self.chance.random() < self.faults.wait
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def begin(self, transactional_id: str) -> int:
+        self.open.pop(transactional_id, None)
+        self.epochs[transactional_id] = self.epochs.get(transactional_id, -1) + 1
+        return self.epochs[transactional_id]
+
+    def of(self, transactional_id: str, epoch: int) -> Transaction:
+        if self.epochs[transactional_id] != epoch:
+            raise ProducerFencedError("the model has a newer producer")
+        return self.open.setdefault(transactional_id, Transaction())
+
+    def commit(self, transactional_id: str, group_id: str) -> None:
+        ended = self.open.pop(transactional_id)
+        for partition, record in ended.records:
+            self.visible.setdefault(partition, []).append(record)
+        for partition, progress in ended.progress.items():
+            self.progress[group_id, partition] = progress
+
+
+@attrs.define(eq=False)
+class ModelClient:
+    """A TargetCluster."""
+
+    cluster: ModelCluster
+
+    def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
+        self.cluster.step()
+        return {name: count for name, count in self.cluster.counts.items() if name in topics}
+
+    def create_topics(self, wanted: Mapping[str, int]) -> None:
+        self.cluster.step()
+        self.cluster.counts.update(wanted)
+        self.cluster.step()
+
+    def transactional_sender(self, transactional_id: str, group_id: str) -> ModelTransactionalSender:
+        self.cluster.step()
+        epoch = self.cluster.begin(transactional_id)
+        self.cluster.step()
+        return ModelTransactionalSender(self.cluster, transactional_id, group_id, epoch)
+
+    def plain_sender(self) -> ModelSender:
+        return ModelSender(self.cluster)
+
+    def cluster_id(self) -> str:
+        self.cluster.step()
+        return self.cluster.name
+
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+        self.cluster.step()
+        progress = self.cluster.progress
+        found = {one: progress[group_id, one] for one in partitions if (group_id, one) in progress}
+        self.cluster.meanwhile()
+        return found
+
+    def pause(self, seconds: float) -> None:
+        self.cluster.disk.advance(max(1, round(seconds * 1000)))
+
+    def close(self) -> None:
+        pass
+
+
+@attrs.define(eq=False)
+class ModelSender:
+    """Without transactions. Records of a partition that is refused are not taken from the refused one on, and perhaps
+    none of its batch is.
+    """
+
+    cluster: ModelCluster
+    batch: Batch = attrs.Factory(lambda: Batch({}, {}))
+    left: list[tuple[Partition, Record]] = attrs.Factory(list)
+    delivered: dict[Partition, int] = attrs.Factory(dict)
+    refused: dict[Partition, str] = attrs.Factory(dict)
+
+    def start(self, batch: Batch) -> None:
+        self.batch = batch
+        self.left = [(one, record) for one, records in batch.records.items() for record in records]
+        self.delivered = {}
+        self.refused = {}
+        self.cluster.step()
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        self.cluster.disk.advance(round(timeout_s * 1000))
+        if self.cluster.is_slow():
+            return None
+        while self.left:
+            one, record = self.left.pop(0)
+            self.cluster.step()
+            if one in self.refused:
+                continue
+            if self.cluster.refuses(record):
+                self.refused[one] = "the model refuses it"
+                continue
+            self.take(one, record)
+            self.delivered[one] = record.offset + 1
+        return self.end()
+
+    def take(self, one: Partition, record: Record) -> None:
+        self.cluster.visible.setdefault(one, []).append(record)
+
+    def end(self) -> Outcome:
+        for one, progress in self.batch.progress.items():
+            if one not in self.refused:
+                self.delivered[one] = progress.offset
+        self.cluster.step()
+        return Outcome(self.delivered, self.refused)
+
+    def close(self) -> None:
+        pass
+
+
+@attrs.define(eq=False)
+class ModelTransactionalSender(ModelSender):
+    transactional_id: str = ""
+    group_id: str = ""
+    epoch: int = 0
+
+    def __init__(self, cluster: ModelCluster, transactional_id: str, group_id: str, epoch: int) -> None:
+        self.__attrs_init__(cluster, transactional_id=transactional_id, group_id=group_id, epoch=epoch)
+
+    def take(self, one: Partition, record: Record) -> None:
+        self.cluster.of(self.transactional_id, self.epoch).records.append((one, record))
+
+    def end(self) -> Outcome:
+        if self.refused:
+            self.cluster.open.pop(self.transactional_id, None)
+            return Outcome({}, self.refused)
+        transaction = self.cluster.of(self.transactional_id, self.epoch)
+        transaction.progress.update(self.batch.progress)
+        self.cluster.step()
+        self.cluster.commit(self.transactional_id, self.group_id)
+        self.cluster.step()
+        return Outcome({one: progress.offset for one, progress in self.batch.progress.items()})
+
+    def close(self) -> None:
+        if self.cluster.epochs[self.transactional_id] == self.epoch:
+            self.cluster.open.pop(self.transactional_id, None)
+
+
+@attrs.define(eq=False)
+class ModelLog:
+    """A partition that is mirrored. records: with gaps where there were markers, aborted or compacted records."""
+
+    start: int = 0
+    end: int = 0
+    epoch: int = 0
+    records: list[RemoteRecord] = attrs.Factory(list)
+
+    def append(self, value: bytes, *, gap: int = 0) -> None:
+        """gap: offsets before it that hold no record."""
+        offset = self.end + gap
+        self.records.append(RemoteRecord(Record(offset, 1_700_000_000_000 + offset, None, value), self.epoch))
+        self.end = offset + 1
+
+    def mark(self) -> None:
+        """A marker, which no consumer sees."""
+        self.end += 1
+
+    def delete_below(self, offset: int) -> None:
+        self.start = offset
+        self.records = [one for one in self.records if one.record.offset >= offset]
+
+    def lose_from(self, offset: int) -> None:
+        """Another leader, which lacks what lay there."""
+        self.end = offset
+        self.epoch += 1
+        self.records = [one for one in self.records if one.record.offset < offset]
+
+    def compact(self, kept: Callable[[Record], bool]) -> None:
+        """Never the last."""
+        self.records = [one for one in self.records if kept(one.record) or one is self.records[-1]]
+
+
+@attrs.define(eq=False)
+class ModelSource:
+    """A cluster that is mirrored from: SourceCluster for one client at a time."""
+
+    chance: random.Random
+    disk: SimulatedDisk
+    logs: dict[Partition, ModelLog] = attrs.Factory(dict)
+    ids: dict[str, str] = attrs.Factory(dict)
+    compacted: set[str] = attrs.Factory(set)
+    groups: dict[str, dict[Partition, int]] = attrs.Factory(dict)
+    faults: Faults = QUIET
+    is_away: bool = False
+
+    def make(self, topic: str, partitions: int = 1) -> None:
+        """Also in the place of one that was deleted."""
+        self.ids[topic] = f"{topic}-{self.chance.randrange(10**9)}"
+        for number in range(partitions):
+            self.logs[topic, number] = ModelLog()
+
+    def step(self) -> None:
+        drawn = self.chance.random()
+        if drawn < self.faults.kill:
+            raise Killed
+        if self.is_away or drawn < self.faults.kill + self.faults.lose:
+            raise RemoteUnavailableError("the model is away")
+
+    def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
+        self.step()
+        counts = {name: sum(topic == name for topic, _ in self.logs) for name in names}
+        known = [name for name in names if name in self.ids]
+        return {name: RemoteTopic(self.ids[name], counts[name], name in self.compacted) for name in known}
+
+    def span(self, partition: Partition) -> RemoteSpan:
+        self.step()
+        log = self.logs[partition]
+        return RemoteSpan(log.start, log.end)
+
+    def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
+        self.disk.advance(round(timeout_s * 1000))
+        self.step()
+        found: dict[Partition, list[RemoteRecord]] = {}
+        reached: dict[Partition, int] = {}
+        lost = []
+        for one, position in positions.items():
+            log = self.logs[one]
+            if not log.start <= position <= log.end:
+                lost.append(one)
+                continue
+            left = [record for record in log.records if record.record.offset >= position]
+            some = left[: self.chance.randrange(1, 6)]
+            if some:
+                found[one] = some
+            if len(some) == len(left):
+                reached[one] = log.end
+        return Fetched(found, reached, lost)
+
+    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+        self.step()
+        return {one: Progress(offset) for one, offset in self.groups.get(group_id, {}).items() if one in partitions}
+
+    def cluster_id(self) -> str:
+        self.step()
+        return "model"
+
+    def pause(self, seconds: float) -> None:
+        self.disk.advance(max(1, round(seconds * 1000)))
+
+    def close(self) -> None:
+        pass
