@@ -282,6 +282,23 @@ def test_a_cluster_that_is_away_is_waited_for(data: logcore.LogDir, cluster: Mod
     assert cluster.values(ORDERS) == numbers(0, 3)
 
 
+def test_a_cluster_that_does_not_answer_in_the_middle_is_waited_for(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
+    fill(data, 3)
+    with Forwarder(data, cluster.client(), fs=disk) as forwarder:
+        cluster.faults = Faults(wait=1)
+        for _ in range(30):
+            forwarder.step()
+        found = forwarder.metrics()
+        assert (found.state, found.lag_records, found.retry_count) == ("waiting", 3, 0)
+        assert found.reason == "the cluster has not answered for 3 s"
+        cluster.faults = Faults()
+        forwarder.step()
+        assert forwarder.metrics().state == "shipping"
+    assert cluster.values(ORDERS) == numbers(0, 3)
+
+
 @pytest.mark.parametrize("at_least_once", [False, True])
 @pytest.mark.parametrize("bad", [0, 5, 9])
 def test_a_refused_record_stops_its_partition_alone(

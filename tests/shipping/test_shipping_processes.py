@@ -6,17 +6,22 @@ tests/interop/test_interop_shipping.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 
 import logcore
+import netshim
+from logcore.shipping import Forwarder, KafkaCluster, Mirror
 from netshim.testing import Kafka
 from support.shippers import PARTITIONS, TOPIC, check_repeats, contents, fill, kill_often
 
 pytest.importorskip("confluent_kafka")
 
+#: Retention goes by the times of the records, which are old.
+KEEPS_ALL = {"retention.ms": -1}
 KILLS = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "2"))
 MANY = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "25"))
 LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id="many")
@@ -25,7 +30,7 @@ LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id
 @pytest.mark.parametrize("kills", [KILLS, LONG])
 @pytest.mark.parametrize("kind", ["exactly-once", "at-least-once"])
 def test_a_killed_forwarder_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
-    kafka.create_topic(TOPIC, PARTITIONS)
+    kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic(TOPIC, PARTITIONS)
         logs = [data.partition(TOPIC, number) for number in range(PARTITIONS)]
@@ -47,7 +52,7 @@ def test_a_killed_forwarder_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kil
 @pytest.mark.parametrize("kills", [KILLS, LONG])
 @pytest.mark.parametrize("kind", ["keep", "new"])
 def test_a_killed_mirror_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
-    kafka.create_topic(TOPIC, PARTITIONS)
+    kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
     logs = [kafka.logdir.partition(TOPIC, number) for number in range(PARTITIONS)]
 
     def add(turn: int) -> None:
@@ -68,3 +73,36 @@ def test_a_killed_mirror_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills:
                 assert kept.end_of_epoch(0) == log.end_of_epoch(0)
             else:
                 assert contents(found) == contents(wanted)
+
+
+@pytest.mark.parametrize("at_least_once", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_broker_that_goes_and_comes_again_is_waited_for(tmp_path: Path, at_least_once: bool) -> None:
+    """For the forwarder and for a mirror of what it ships."""
+    with contextlib.ExitStack() as stack:
+        data = stack.enter_context(logcore.open_dir(tmp_path / "data", create=True, durability="os"))
+        copy = stack.enter_context(logcore.open_dir(tmp_path / "copy", create=True, durability="os"))
+        data.create_topic(TOPIC)
+        log = data.partition(TOPIC, 0)
+        fill(log, 100)
+        with netshim.serve(tmp_path / "cluster") as broker:
+            broker.logdir.create_topic(TOPIC, 1, KEEPS_ALL)
+            address = broker.bootstrap_servers
+            port = broker.port
+            there = stack.enter_context(KafkaCluster(address))
+            from_there = stack.enter_context(KafkaCluster(address))
+            forwarder = stack.enter_context(Forwarder(data, there, topics=[TOPIC], at_least_once=at_least_once))
+            forwarder.run(until_end=True)
+            mirror = stack.enter_context(Mirror(copy, from_there, topics=[TOPIC]))
+            mirror.run(until_end=True)
+        fill(log, 100)
+        while forwarder.metrics().state != "waiting" or mirror.metrics().state != "waiting":
+            forwarder.step()
+            mirror.step()
+        assert forwarder.metrics().lag_records == 100
+        with netshim.serve(tmp_path / "cluster", port=port) as broker:
+            forwarder.run(until_end=True)
+            while len(list(copy.read(TOPIC))) < 200:
+                mirror.step()
+            found = list(copy.read(TOPIC))
+            assert found == list(broker.logdir.read(TOPIC, isolation="read_committed"))
+            assert contents(list(copy.partition(TOPIC, 0).read(0))) == contents(list(log.read(0)))

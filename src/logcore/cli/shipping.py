@@ -176,9 +176,10 @@ def forward(
         except ShippingError:
             reporter.report(forwarder.metrics())
             raise
+        else:
+            reporter.report(forwarder.metrics())
         finally:
             reporter.end()
-        reporter.report(forwarder.metrics())
 
 
 def _mirror_line(metrics: Any) -> str:
@@ -257,6 +258,7 @@ def mirror(
         except ShippingError:
             reporter.report(mirrored.metrics())
             raise
+        else:
+            reporter.report(mirrored.metrics())
         finally:
             reporter.end()
-        reporter.report(mirrored.metrics())

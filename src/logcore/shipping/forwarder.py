@@ -68,6 +68,8 @@ _LOOK_MS: Final = 1_000
 _NOTE_MS: Final = 1_000
 #: How often all progress is committed again: clusters forget groups that commit nothing for a week.
 _REFRESH_MS: Final = 3_600_000
+#: A batch that takes longer waits for the cluster: usually one takes some milliseconds.
+_SLOW_MS: Final = 2_000
 _FIRST_BACKOFF_MS: Final = 100
 _MOST_BACKOFF_MS: Final = 10_000
 #: A transaction that was open for longer is aborted by the cluster, which says the same then as for a takeover.
@@ -240,6 +242,10 @@ class Forwarder:
             self._sender.start(self._under.batch)
         outcome = self._sender.wait(timeout_s)
         if outcome is None:
+            waited_ms = self._fs.monotonic_ms() - self._under.began_ms
+            if waited_ms >= _SLOW_MS:
+                self._state = "waiting"
+                self._reason = f"the cluster has not answered for {waited_ms // 1000} s"
             return 0
         return self._settle(outcome)
 

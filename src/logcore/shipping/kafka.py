@@ -44,6 +44,8 @@ _PATIENCE_S: Final = 10.0
 _ENDING_S: Final = 2.0
 #: One message of librdkafka may be as large as it allows: the remote topic decides what is too large.
 _LARGEST_MESSAGE_BYTES: Final = 1_000_000_000
+#: How long a transaction may stand still.
+_SILENCE_S: Final = 10.0
 _FETCH_RECORDS: Final = 10_000
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 
@@ -250,6 +252,9 @@ class KafkaCluster:
         config = self._config(
             transactional_id=transactional_id,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            # After a new bootstrap send_offsets_to_transaction() may wait for ever for a broker that was dropped
+            # (librdkafka issue 5456). A sender that gets no answer is replaced as a whole.
+            metadata_recovery_strategy="none",
             message_max_bytes=_LARGEST_MESSAGE_BYTES,
         )
         producer = self._made(self._kafka.Producer, config)
@@ -452,7 +457,7 @@ class _PlainSender:
             self._trouble = error
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        if self._is_under_way(timeout_s):
+        if self._left(timeout_s):
             return None
         for one, progress in self._batch.progress.items():
             if self._counts.get(one, 0) == len(self._batch.records.get(one, ())):
@@ -461,13 +466,13 @@ class _PlainSender:
             return Outcome(dict(self._delivered), dict(self._refused), dict(self._failed))
         raise self._cluster.unavailable(self._kafka.KafkaException(self._trouble) if self._trouble else None)
 
-    def _is_under_way(self, timeout_s: float) -> bool:
-        """Whether reports are missing after timeout_s."""
+    def _left(self, timeout_s: float) -> int:
+        """How many reports are missing after timeout_s."""
         try:
             left: int = self._producer.flush(timeout_s)
         except self._kafka.KafkaException as error:
             raise self._raised(error) from error
-        return left > 0
+        return left
 
     def close(self) -> None:
         with contextlib.suppress(self._kafka.KafkaException):  # a fatal error was told before
@@ -483,9 +488,19 @@ class _TransactionalSender(_PlainSender):
         self._transactional_id = transactional_id
         self._group_id = group_id
         self._has_offsets = False
+        self._seen_left = -1
+        self._silent_s = 0.0
+
+    def _silent(self, timeout_s: float) -> None:
+        """Nothing has happened. A sender to which nothing happens for long is replaced: that ends its transaction."""
+        self._silent_s += timeout_s
+        if self._silent_s >= _SILENCE_S:
+            raise self._cluster.unavailable()
 
     def _begin(self) -> None:
         self._has_offsets = False
+        self._seen_left = -1
+        self._silent_s = 0.0
         self._producer.begin_transaction()
 
     def _raised(self, error: Any) -> LogcoreError:
@@ -494,7 +509,12 @@ class _TransactionalSender(_PlainSender):
         return self._cluster.raised(error, self._transactional_id)
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        if self._is_under_way(timeout_s):
+        left = self._left(timeout_s)
+        if left != self._seen_left:
+            self._seen_left = left
+            self._silent_s = 0.0
+        if left:
+            self._silent(timeout_s)
             return None
         try:
             if self._refused or self._failed:
@@ -509,6 +529,7 @@ class _TransactionalSender(_PlainSender):
             self._producer.commit_transaction(timeout_s)
         except self._kafka.KafkaException as error:
             if error.args[0].retriable() and not error.args[0].txn_requires_abort():
+                self._silent(timeout_s)
                 return None  # asked again, the same call goes on
             raise self._raised(error) from error
         return Outcome({one: progress.offset for one, progress in self._batch.progress.items()})

@@ -2,7 +2,7 @@
 
     /forward/<name>            {"by": "cluster" | "directory", "cluster": id, "progress": [[topic, partition, offset,
                                witness], ...]}
-    /forward/<name>/owner      ephemeral: a forwarder of that name is at work
+    .forward-<name>            a file beside the nodes; who has locked its first byte is at work
 
 Rules:
 - A note is replaced whole, in one write, and is on disk when set() returns.
@@ -14,7 +14,6 @@ This module decides nothing.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,10 +21,9 @@ from typing import Final, Literal, cast
 
 import attrs
 
-from logcore.errors import CorruptRegistryError, NodeExistsError, NodeNotFoundError, RegistryError, ShippingError
+from logcore.errors import CorruptRegistryError, NodeNotFoundError, ShippingError
 from logcore.fs import FS, SharedFS
 from logcore.registry import open_registry
-from logcore.registry.protocol import Registry
 from logcore.shipping.remote import Partition, Progress
 
 Keeper = Literal["cluster", "directory"]
@@ -65,16 +63,18 @@ class Notes:
     """The notes of one forwarder. Raises RegistryError of any kind."""
 
     def __init__(self, fs: FS, directory: str, name: str) -> None:
-        self._registry: Registry = open_registry(directory, fs=cast(SharedFS, fs))
+        self._fs = cast(SharedFS, fs)
+        self._registry = open_registry(directory, fs=self._fs)
+        self._lock_path = os.path.join(self._registry.path, f".forward-{name}")
+        self._handle: int | None = None  # of the lock
         self._path = f"{_FORWARD}/{name}"
         self._name = name
 
     def read(self) -> Note | None:
         try:
-            content = self._registry.get(self._path).value
+            return unpacked(self._registry.get(self._path).value, self._path)
         except NodeNotFoundError:
             return None
-        return unpacked(content, self._path) if content else None  # empty: only its child was made yet
 
     def write(self, note: Note) -> None:
         content = packed(note)
@@ -86,18 +86,23 @@ class Notes:
     def own(self) -> None:
         """Says that this forwarder is at work. Raises ShippingError where another one of its name is.
 
-        Nothing but the directory keeps the progress then, so nothing else would tell two of them apart.
+        Nothing but the directory keeps the progress then, so nothing else would tell two of them apart. The system
+        gives the lock back when a process dies.
         """
-        try:
-            self._registry.create(f"{self._path}/owner", str(os.getpid()).encode(), ephemeral=True)
-        except NodeExistsError:
-            pid = "?"
-            with contextlib.suppress(RegistryError):
-                pid = self._registry.get(f"{self._path}/owner").value.decode()
-            raise ShippingError(
-                f"another forwarder of the name {self._name!r} is at work in process {pid}; end it, or give this one "
-                "another name and other topics"
-            ) from None
+        handle = self._fs.open(self._lock_path, write=True, create=True)
+        if self._fs.lock_byte(handle, 0):
+            self._handle = handle
+            self._fs.pwrite(handle, b"%-10d" % os.getpid(), 0)
+            return
+        pid = self._fs.pread(handle, 10, 0).decode("ascii", "replace").strip()
+        self._fs.close(handle)
+        raise ShippingError(
+            f"another forwarder of the name {self._name!r} is at work in process {pid}; end it, or give this one "
+            "another name and other topics"
+        )
 
     def close(self) -> None:
+        if self._handle is not None:
+            self._fs.close(self._handle)  # gives the lock back
+            self._handle = None
         self._registry.close()

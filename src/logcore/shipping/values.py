@@ -117,8 +117,8 @@ class ForwardMetrics:
 
     state: "connecting", "shipping", "idle" (all is shipped), "waiting" (the cluster does not answer), "stopped" (no
     partition can be shipped). record_count, size_bytes, batch_count: shipped since it was made; size_bytes of keys,
-    values and headers. retry_count: attempts that failed. quarantined_count, skipped_offsets: left out.
-    buffered_bytes: read and not delivered. lag_records: offsets that are not delivered, those of markers too.
+    values and headers, and 64 for each record. retry_count: attempts that failed. quarantined_count, skipped_offsets:
+    left out. buffered_bytes: read and not delivered. lag_records: offsets that are not delivered, those of markers too.
     lag_bytes: of the log files behind what is delivered. lag_age_ms: how old the oldest record is that is not
     delivered, 0 for none. failures: partitions that stand still, and why. reason: why it waits.
     """
