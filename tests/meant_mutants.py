@@ -792,7 +792,7 @@ MISTAKES: Final = (
         "end_of_a_stream_commits_the_record_in_hand", "logcore/consumer/consumer.py",
         "        self._close(is_done=False)\n",
         "        self._close(is_done=True)\n",
-        "consumer/test_streams.py",
+        "consumer/test_consumer_streams.py",
     ),
     Mistake(
         "columns_undo_a_seek", "logcore/consumer/consumer.py",

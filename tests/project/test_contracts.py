@@ -8,6 +8,7 @@ optional packages are imported inside functions. Modules that do not exist yet a
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -228,3 +229,9 @@ def test_import_is_light():
     command = f"import sys, logcore; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_modules_of_tests_have_names_of_their_own():
+    """pytest imports them by their names alone, so two of one name stop the whole run."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
