@@ -13,7 +13,7 @@ import pytest
 import logcore
 from logcore import aio
 from logcore.consumer import OffsetAndMetadata, RebalanceListener, TopicPartition
-from logcore.errors import ConsumerStateError, InvalidConfigError, NoOffsetError, WrongLoopError
+from logcore.errors import ConsumerStateError, InvalidConfigError, NoOffsetError, ReadOnlyLogError, WrongLoopError
 
 ONE = TopicPartition("t", 0)
 
@@ -365,6 +365,16 @@ def test_large_records_are_read_in_pieces(tmp_path: Path) -> None:
         assert max(counts) <= 16
 
     with_consumer(tmp_path, main)
+
+
+def test_a_group_is_refused_where_nothing_can_be_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.open_dir(tmp_path / "d", read_only=True) as data:
+            with pytest.raises(ReadOnlyLogError):
+                await data.consumer(group_id="g")
+
+    with logcore.open_dir(tmp_path / "d", create=True):
+        asyncio.run(main())
 
 
 def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:

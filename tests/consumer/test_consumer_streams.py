@@ -195,8 +195,9 @@ def test_what_cannot_be_asked_is_refused(data: LogDir) -> None:
     for wrong in (0, -1, "2", 1.5):
         with pytest.raises(InvalidConfigError):
             data.connector("g").create_message_streams({"t": wrong})  # type: ignore[dict-item]
-    with pytest.raises(InvalidConfigError):
-        data.connector("g").create_message_streams_by_filter(Whitelist("("))
+    for wrong_filter in (Whitelist("("), Blacklist("("), Blacklist(")|(")):
+        with pytest.raises(InvalidConfigError):
+            data.connector("g").create_message_streams_by_filter(wrong_filter)
     with pytest.raises(InvalidConfigError):
         data.connector("g").create_message_streams_by_filter("t.*")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfigError):

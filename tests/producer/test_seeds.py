@@ -57,6 +57,13 @@ def test_an_async_producer_returns_when_records_are_queued(data: LogDir) -> None
         producer.send(ProducerData("t", None, b"late"))
 
 
+def test_a_batch_holds_two_hundred_records_by_default(data: LogDir) -> None:
+    with Producer(data, {"producer.type": "async", "queue.time": 60_000}) as producer:
+        futures = producer.send(ProducerData("t", b"k", [b"v"] * 201))
+        assert futures[199].result().offset == 199
+        assert not futures[200].done()
+
+
 def test_keys_values_and_partitions_are_chosen_by_functions(data: LogDir) -> None:
     heard: list[tuple[Any, int]] = []
 
