@@ -8,6 +8,7 @@ Method:
   codec, with no log behind it. Policy os on our side, because the bare loop has no disk; group is shown too.
 - fetch: one connection keeps 4 Fetch v11 requests of 1 MB outstanding over a sealed log of 512 MB. The bare loop writes
   as large a view of the mapped file for each request, whatever it says.
+- idle: a broker whose 1,000 partitions were each written to once, and one without partitions, both left alone.
 - confluent-kafka: 1 KB messages through its Producer, and back through its Consumer, beside librdkafka's mock cluster,
   which lives in a client's process and keeps what it is sent in memory: the last 5 MB of a partition, so what is
   consumed lies in 4 MB of each of many partitions, on both sides.
@@ -49,6 +50,7 @@ def run(settings: Settings) -> Iterator[Result]:
     yield from starting(settings)
     yield from produce_requests(settings)
     yield fetch_bytes(settings)
+    yield from idle(settings)
     yield from clients(settings)
 
 
@@ -359,6 +361,42 @@ def fetch_bytes(settings: Settings) -> Result:
 
 
 # -- a real client -------------------------------------------------------------------------------------------------
+
+
+def idle(settings: Settings) -> Iterator[Result]:
+    kafka = common.peer("confluent_kafka", "the row of idle brokers")
+    if kafka is None:
+        return
+    seconds = 4 if settings.quick else 15
+    with common.scratch(settings, "shim") as path:
+        with logcore.open_dir(path / "full", create=True) as logdir:
+            logdir.create_topics({f"t{number}": (100, {}) for number in range(10)})
+        with (
+            _process(_serve_shim, str(path / "full"), "os") as (full, full_cpu),
+            _process(_serve_shim, str(path / "empty"), "os") as (_, empty_cpu),
+        ):
+            producer = kafka.Producer({"bootstrap.servers": f"127.0.0.1:{full}", "linger.ms": 50})
+            for number in range(10):
+                for partition in range(100):
+                    producer.produce(f"t{number}", b"v", partition=partition)
+            assert producer.flush(60) == 0
+            del producer
+            time.sleep(3)  # what is due soon after an append is done
+            before = full_cpu(), empty_cpu()
+            time.sleep(seconds)
+            ours = full_cpu() - before[0]
+            peer = empty_cpu() - before[1]
+    yield Result(
+        question="CPU of an idle broker, 1,000 partitions written once",
+        unit="s a minute",
+        ours=ours * 60 / seconds,
+        peer_name="no partition",
+        peer=peer * 60 / seconds,
+        ratio=ours / peer,
+        target=1.5,
+        bound="at most",
+        method=f"CPU of both servers in the same {seconds} s.",
+    )
 
 
 def clients(settings: Settings) -> Iterator[Result]:

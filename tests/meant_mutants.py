@@ -1345,6 +1345,12 @@ MISTAKES: Final = (
         "_may_wait(",
         "netshim/test_produce.py",
     ),
+    Mistake(
+        "each_tick_looks_at_all_settings", "logcore/directory/sharing.py",
+        "        if self._seen is not None and self._followed == self._seen:\n",
+        "        if False:\n",
+        "directory/test_upkeep.py",
+    ),
     # -- to a cluster, and from one
     Mistake(
         "progress_asked_before_older_forwarders_are_fenced", "logcore/shipping/forwarder.py",

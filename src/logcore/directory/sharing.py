@@ -53,6 +53,7 @@ class Sharing:
         self._registry = registry
         self._incidents = incidents
         self._seen: tuple[object, ...] | None = None  # the file of topics, as it was when it was last read
+        self._followed: tuple[object, ...] | None = None  # the same, when all open logs were last in line with it
 
     @property
     def is_shared(self) -> bool:
@@ -82,10 +83,14 @@ class Sharing:
 
     def follow(self) -> None:
         """As look(), and brings the open logs in line: those of deleted topics are closed, settings that were changed
-        are in force.
+        are in force. Looks at the logs only where something has changed: each tick comes by.
         """
+        if not self.is_shared:
+            return
         before = {name: topic.topic_id for name, topic in self._registry.known.items()}
         self.look()
+        if self._seen is not None and self._followed == self._seen:
+            return
         known = self._registry.known
         logs = self._directory.known_logs()
         gone = {topic for topic, number in logs if topic not in known or number not in known[topic].numbers}
@@ -93,11 +98,15 @@ class Sharing:
         gone |= {name for name, _ in logs if self._is_other(before.get(name), known.get(name))}
         if gone:
             self._directory.close_logs(gone)
+        is_in_line = True
         for (topic, number), log in list(logs.items()):
             settings = self._directory.settings(topic)
             if not log.is_closed and not log.has_failed and log.config != settings:
                 with self._incidents.going_on("settings", partition_name(topic, number)):
                     log.reconfigure(settings)
+                is_in_line = is_in_line and log.config == settings
+        if is_in_line:
+            self._followed = self._seen
 
     @staticmethod
     def _is_other(before: uuid.UUID | None, topic: TopicEntry | None) -> bool:
