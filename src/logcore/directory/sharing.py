@@ -29,7 +29,6 @@ from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
 from logcore.log import Log
 from logcore.names import partition_name
-from logcore.partition.sharing import say_deleted
 
 
 class Directory(Protocol):
@@ -137,6 +136,8 @@ class Sharing:
         """Tells processes that have partitions open that these are about to go. Not inside changing()."""
         if self._claim is None or not self.is_shared:
             return
+        from logcore.partition.sharing import say_deleted  # late: few directories are shared
+
         for number in numbers:
             path = self._registry.partition_path(topic, number)
             if self._fs.is_directory(path):

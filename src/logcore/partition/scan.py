@@ -12,7 +12,6 @@ This module does not know how a log grows or who writes it.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -525,6 +524,8 @@ class Scan:
 
         Raises MissingDependencyError without pandas or pyarrow.
         """
+        import importlib.util
+
         if importlib.util.find_spec("pandas") is None:  # pyarrow's own message does not say how to get it
             raise MissingDependencyError("to_pandas needs pandas: pip install pandas")
         frame: pandas.DataFrame = self.to_table().to_pandas()
