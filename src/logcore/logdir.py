@@ -29,6 +29,7 @@ from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import Durability, LogConfig
 from logcore.coordinators import Coordinators
+from logcore.directory.copying import copy_directory, copy_log
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
 from logcore.directory.sharing import Sharing
@@ -475,8 +476,6 @@ class LogDir:
         whole, or not at all. Errors as create_topic(), and OffsetOutOfRangeError outside [log start, high watermark] of
         a partition.
         """
-        from logcore.directory import copying
-
         with self._lock:
             self._check_alone("fork()")
             source = self._topic(topic)
@@ -501,7 +500,7 @@ class LogDir:
                     key = (new_topic, number)
                     path = os.path.join(self.path, away[number])
                     self._registry.make_partition(made, path)
-                    points[key] = copying.copy_log(log, path, offsets[number])
+                    points[key] = copy_log(log, path, offsets[number])
                     starts[key] = min(log.log_start_offset, points[key] or 0) or None
                 self._fs.sync_dir(self.path)  # what is noted of a partition has a directory
                 self._registry.note(checkpoint.LOG_START, starts)
@@ -528,8 +527,6 @@ class LogDir:
         in `-partial`, and is there when it is whole. Raises InvalidConfigError when there is something at the path, and
         what reading and writing raise.
         """
-        from logcore.directory import copying
-
         target = self._fs.real_path(check_path(path))
         with self._lock:
             self._check_writable()
@@ -540,7 +537,7 @@ class LogDir:
             partial = os.path.join(parent, name[: 255 - len(suffix)] + suffix)
             make_directories(self._fs, partial)
             try:
-                copying.copy_directory(self._fs, self, partial)
+                copy_directory(self._fs, self, partial)
                 self._fs.rename(partial, target)
                 self._fs.sync_dir(parent)
             except BaseException:
