@@ -9,6 +9,8 @@ Method:
 - fetch: one connection keeps 4 Fetch v11 requests of 1 MB outstanding over a sealed log of 512 MB. The bare loop writes
   as large a view of the mapped file for each request, whatever it says.
 - idle: a broker whose 1,000 partitions were each written to once, and one without partitions, both left alone.
+- callbacks: how long those of the broker's event loop take while confluent-kafka produces and three consumers read as
+  fast as they can. Nobody else is served meanwhile.
 - confluent-kafka: 1 KB messages through its Producer, and back through its Consumer, beside librdkafka's mock cluster,
   which lives in a client's process and keeps what it is sent in memory: the last 5 MB of a partition, so what is
   consumed lies in 4 MB of each of many partitions, on both sides.
@@ -51,6 +53,7 @@ def run(settings: Settings) -> Iterator[Result]:
     yield from produce_requests(settings)
     yield fetch_bytes(settings)
     yield from idle(settings)
+    yield from callbacks(settings)
     yield from clients(settings)
 
 
@@ -396,6 +399,73 @@ def idle(settings: Settings) -> Iterator[Result]:
         target=1.5,
         bound="at most",
         method=f"CPU of both servers in the same {seconds} s.",
+    )
+
+
+def _serve_timed(pipe: Any, path: str) -> None:
+    """As _serve_shim(); at the end it says how long callbacks took at the 99.9th percentile, in seconds."""
+    seconds: list[float] = []
+    run = asyncio.events.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        started = time.perf_counter()
+        run(handle)
+        seconds.append(time.perf_counter() - started)
+
+    asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+    with netshim.serve(path, durability="group", num_partitions=4) as server:
+        pipe.send(server.port)
+        pipe.recv()
+        seconds.sort()
+        pipe.send(seconds[int(len(seconds) * 0.999)])
+        pipe.recv()
+
+
+def callbacks(settings: Settings) -> Iterator[Result]:
+    kafka = common.peer("confluent_kafka", "the row of callbacks")
+    if kafka is None:
+        return
+    seconds = 4 if settings.quick else 15
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with common.scratch(settings, "shim") as path:
+        process = context.Process(target=_serve_timed, args=(theirs, str(path / "data")), daemon=True)
+        process.start()
+        address = f"127.0.0.1:{ours.recv()}"
+        producer = kafka.Producer({"bootstrap.servers": address, "linger.ms": 5})
+        readers = [
+            kafka.Consumer({"bootstrap.servers": address, "group.id": f"g{number}", "auto.offset.reset": "earliest"})
+            for number in range(3)
+        ]
+        for reader in readers:
+            reader.subscribe(["t"])
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(BufferError):
+                for _ in range(1_000):
+                    producer.produce("t", _VALUE)
+            producer.poll(0.001)
+            for reader in readers:
+                reader.consume(2_000, 0.001)
+        ours.send(None)
+        longest = ours.recv()
+        producer.flush(30)
+        del producer
+        for reader in readers:
+            reader.close()
+        ours.send(None)
+        process.join(20)
+    yield Result(
+        question="longest callback of the loop under load, p99.9",
+        unit="ms",
+        ours=longest * 1e3,
+        peer_name="the limit",
+        peer=0,
+        ratio=longest * 1e3,
+        target=50,
+        bound="at most",
+        ratio_unit=" ms",
+        method="One producer and three consumers of confluent-kafka, as fast as they can; policy group.",
     )
 
 
