@@ -253,6 +253,8 @@ def metadata(asker: Asker) -> None:
 
     ask("a topic", [{"name": name}])
     ask("no topic", [])
+    step, noted = asker.noted.pop()  # in version 0 it means all topics, also those of other scripts
+    asker.noted.append((step, {**noted, "topics": [each for each in noted["topics"] if each["name"] == name]}))
     ask("an impossible name", [{"name": "a b"}])
     ask("a name of 250 characters", [{"name": "x" * 250}])
     ask("a topic twice", [{"name": name}, {"name": name}])

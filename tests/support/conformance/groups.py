@@ -143,7 +143,9 @@ def leave_group(asker: Asker) -> None:
 
 
 def describe_groups(asker: Asker) -> None:
+    name = asker.topic()
     group_id, _ = stable(asker)
+    _commit(asker, "", name)  # else it would depend on other scripts whether there is a group without a name
     asker.ask("a group", groups=[group_id])
     asker.ask("an unknown group", groups=[f"{group_id}-none"])
     asker.ask("an empty group id", groups=[""])
@@ -243,6 +245,7 @@ def delete_groups(asker: Asker) -> None:
     group_id = f"{asker.name}-simple"
     coordinator(asker, group_id)
     _commit(asker, group_id, name)
+    _commit(asker, "", name)
     full, _ = stable(asker, "-full")
     asker.ask("a group with members", groups_names=[full])
     asker.ask("a group", groups_names=[group_id])

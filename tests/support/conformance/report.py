@@ -90,8 +90,9 @@ def served() -> list[Api[Any, Any]]:
 
 
 def ask_all(port: int, apis: Iterable[Api[Any, Any]]) -> Answers:
-    """Asks a broker everything about some APIs."""
+    """Asks a broker everything about some APIs. What they answer does not depend on which others were asked before."""
     found: Answers = {}
+    _draw_producer_id(port)
     for api in apis:
         for version in range(api.min_version, api.max_version + 1):
             asker = Asker(port, api, version)
@@ -102,6 +103,15 @@ def ask_all(port: int, apis: Iterable[Api[Any, Any]]) -> Answers:
                 asker.close()
             found[asker.name] = asker.noted
     return found
+
+
+def _draw_producer_id(port: int) -> None:
+    """The first id of a broker is 0, which could not be told from none."""
+    asker = Asker(port, wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID.max_version)
+    try:
+        asker.other(wire.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout_ms=0)
+    finally:
+        asker.close()
 
 
 def keep(theirs: Answers) -> None:
