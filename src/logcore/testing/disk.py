@@ -254,7 +254,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
     @property
     def open_handles(self) -> list[str]:
         """Paths of the files that are open."""
-        return [path for _, path, _ in self._handles.values()]
+        return [path for _, path, _ in list(self._handles.values())]
 
     def write_back(self) -> None:
         """What the system does from time to time unasked: all that was written and renamed so far becomes durable."""
@@ -629,7 +629,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 file.forget(len(self.operations))
                 if not file.pending:
                     self._dirty.pop(file, None)
-                others = [other for other, held in self._handles.items() if held[0] is file and other != handle]
+                handles = list(self._handles.items())  # the collector may close some meanwhile
+                others = [other for other, held in handles if held[0] is file and other != handle]
                 self._unreported.update((other, action) for other in others)
                 _raise_sync(OSError(action, os.strerror(action)), path)
             if action != "lie":

@@ -332,7 +332,7 @@ class Machine:
         self.killed.append(process)
         self.on_kill(process)
         # The events of the end may come before the locks are free.
-        for path, is_writable in process.handles.values():
+        for path, is_writable in list(process.handles.values()):
             if is_writable:
                 self.report("close", path)
         self._dying.append((self.steps + self.rng.choice([0, 0, 1, 10, 100]), process))
@@ -357,9 +357,9 @@ class Machine:
                 self.on_freed(item[1])
 
     def _close_all(self, process: SimulatedProcess) -> None:
-        for handle in process.handles:
+        while process.handles:  # the collector may close others meanwhile, see SimulatedProcess.close()
+            handle, _ = process.handles.popitem()
             self.disk.close(handle)
-        process.handles.clear()
 
     def _switch(self, process: SimulatedProcess, *, idle: bool = False) -> None:
         """Lets another process go on, if one can; returns when it is this one's turn again."""
