@@ -38,6 +38,7 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import Group
 from logcore.coordination.transactioneffects import Request, TransactionError, WriteMarkers
 from logcore.coordination.transactioneffects import Result as TransactionResult
+from logcore.errors import InvalidNodeError, NodeTooLargeError
 from logcore.format.grouprecords import Committed
 from logcore.format.transactionrecords import Partition, StoredTransaction
 from logcore.names import TRANSACTIONS_TOPIC
@@ -64,6 +65,7 @@ class _Wait:
 
     answer: process_groups.Answer
     deliver: Callable[[Any], None]
+    refusal: Any  # what is told where it does not come
 
 
 class GroupsBesideOthers:
@@ -90,7 +92,7 @@ class GroupsBesideOthers:
         def done(result: Any) -> None:
             if isinstance(result, LogcoreError | OSError):
                 _log.error("the groups cannot be asked: %s", result)
-                result = refuse(GroupError.COORDINATOR_NOT_AVAILABLE)
+                result = refuse(_error_of(result))
             pass_on(result, answer)
             self._settle()
 
@@ -154,8 +156,8 @@ class GroupsBesideOthers:
 
         self._state.in_turn(_GROUPS, self._open().look, done)
 
-    def _later(self, wait: process_groups.Answer, done: Callable[[Any], None]) -> None:
-        self._waits.append(_Wait(wait, done))
+    def _later(self, answer: process_groups.Answer, done: Callable[[Any], None], refusal: object) -> None:
+        self._waits.append(_Wait(answer, done, refusal))
 
     # -- what is asked in a turn
 
@@ -181,7 +183,8 @@ class GroupsBesideOthers:
         if not request.group_id:
             self._outcomes.append(partial(done, JoinRefused(GroupError.INVALID_GROUP_ID, request.member_id)))
             return
-        self._later(self._open().join(request), done)
+        stopped = JoinRefused(GroupError.NOT_COORDINATOR, request.member_id)
+        self._later(self._open().join(request), done, stopped)
 
     def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
         self._ask(request.group_id, lambda coordinator, waiter, at_ms: coordinator.sync(request, waiter, at_ms), done)
@@ -192,7 +195,7 @@ class GroupsBesideOthers:
         if not group_id:
             self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
             return
-        self._later(self._open().ask(group_id, ask), done)
+        self._later(self._open().ask(group_id, ask), done, GroupError.NOT_COORDINATOR)
 
     def heartbeat(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, now_ms: int
@@ -264,7 +267,7 @@ class GroupsBesideOthers:
         waits = self._waits[:]
         del self._waits[: len(waits)]
         for wait in waits:
-            _tell(wait.deliver, GroupError.NOT_COORDINATOR)
+            _tell(wait.deliver, wait.refusal)
 
 
 class TransactionsBesideOthers:
@@ -341,6 +344,15 @@ class TransactionsBesideOthers:
 
     def stop(self, now_ms: int) -> None:
         """Nothing: a request under way is answered when its turn ends."""
+
+
+def _error_of(error: Exception) -> GroupError:
+    """What clients take for a reason to try again, but for what no registry holds."""
+    if isinstance(error, NodeTooLargeError):
+        return GroupError.RECORD_TOO_LARGE
+    if isinstance(error, InvalidNodeError):
+        return GroupError.INVALID_GROUP_ID
+    return GroupError.COORDINATOR_NOT_AVAILABLE
 
 
 def _tell(done: Callable[[Any], None], result: Any) -> None:

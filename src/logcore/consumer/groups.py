@@ -235,6 +235,10 @@ class Groups:
         """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
         self._do(lambda _: self._coordinator.forget_topics(names))
 
+    def expire_offsets(self) -> None:
+        """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so."""
+        self._do(self._coordinator.expire_offsets)
+
     def look(self) -> None:
         """Notices deadlines that have passed."""
         self._do(lambda _: ())

@@ -231,12 +231,16 @@ class SharedGroups:
     def get(self, group_id: str) -> Group | None:
         """A group as it stands, with its offsets; a copy. None where there is none. Raises what reading it raises."""
         path = _path(group_id)
-        with self._lock, self._registry.holding(path):
-            value = b""
-            with contextlib.suppress(NodeNotFoundError):
-                value = self._registry.get(path).value
-            group = self._opened(group_id, value).group
-        return None if group.is_unused else group
+        with self._lock:
+            node = self._peek(group_id)
+            if node is not None and (self._is_over(node) or self._dead(node)):
+                self.step(group_id, lambda coordinator, now_ms: ())
+            with self._registry.holding(path):
+                value = b""
+                with contextlib.suppress(NodeNotFoundError):
+                    value = self._registry.get(path).value
+                group = self._opened(group_id, value).group
+        return None if group.is_forgotten else group
 
     def all(self) -> list[Group]:
         """All groups that have members or have committed something, by their names. Raises as get()."""
@@ -255,6 +259,11 @@ class SharedGroups:
         """Whether an answer has not come."""
         return bool(self._answers)
 
+    def expire_offsets(self) -> None:
+        """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so, by anybody."""
+        for group in self.all():
+            self.step(group.group_id, lambda coordinator, now_ms: coordinator.expire_offsets(now_ms))
+
     def look(self) -> None:
         """Fetches answers, and notices deadlines that have passed and processes that have died."""
         with self._lock:
@@ -268,9 +277,13 @@ class SharedGroups:
                 if node is None:
                     continue
                 self._fetch(group_id, node)
-                is_over = any(at_ms <= node.clock_ms + clock_ms for at_ms in node.timers.values())
-                if is_over or (is_due and self._dead(node)):
+                if self._is_over(node) or (is_due and self._dead(node)):
                     self.step(group_id, lambda coordinator, now_ms: ())
+
+    def _is_over(self, node: GroupNode) -> bool:
+        """Whether a deadline has passed that nobody has noticed."""
+        now_ms = node.clock_ms + self._fs.monotonic_ms()
+        return any(at_ms <= now_ms for at_ms in node.timers.values())
 
     def _forget_gone(self, group_id: str, node: GroupNode | None) -> None:
         """Of members that have left nothing is to be looked after."""
