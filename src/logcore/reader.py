@@ -489,13 +489,6 @@ class LogReader:
                 self._list_segments()
             return self._state.visible != before
 
-    @property
-    def is_behind(self) -> bool:
-        """Of a shared log: whether another process did something that refresh() would take in. Costs two small reads,
-        and waits for nobody.
-        """
-        return self._state.is_behind()
-
     def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
         """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
 

@@ -127,7 +127,7 @@ class State:
         topic, partition = key
         log = self.logdir.opened(topic, partition)
         if log is not None:
-            return log.has_failed or (self.is_shared and log.is_behind)
+            return log.has_failed or (self.is_shared and log.writer.state.is_behind())
         return topic in self.logdir and partition in self.logdir.partitions(topic)
 
     def when_open(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
@@ -305,7 +305,7 @@ class State:
         keys = self.fetches.waited_for()
         for key in keys:
             log = self.logdir.opened(*key)
-            if log is None or log.has_failed or self.has_turns(key) or not log.is_behind:
+            if log is None or log.has_failed or self.has_turns(key) or not log.writer.state.is_behind():
                 continue
             self.in_turn(key, log.refresh, partial(self._followed, key, now_ms))
         if keys:

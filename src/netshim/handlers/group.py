@@ -63,6 +63,7 @@ _CODES_BY_VERSION: Final = {
     # Kafka names a missing group since OffsetCommit 9, where members may be of the new protocol.
     (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (8, codes.ILLEGAL_GENERATION),
     # The error of a commit would mean nothing to who asked for an assignment.
+    (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     # Producers know no epochs of members.
