@@ -710,12 +710,6 @@ MISTAKES: Final = (
         "netshim/test_transaction_requests.py coordination",
     ),
     Mistake(
-        "deleted_groups_are_remembered", "logcore/groupoffsets.py",
-        "            self.groups.pop(group_id, None)\n            return\n",
-        "            return\n",
-        "netshim/test_shared_broker.py netshim/test_commits.py consumer/test_shared_groups.py",
-    ),
-    Mistake(
         "offsets_never_expire_without_a_broker", "logcore/coordinators.py",
         "self.groups(directory).expire_offsets()",
         "pass",
