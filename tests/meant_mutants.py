@@ -704,7 +704,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "positions_by_an_end_of_before", "logcore/consumer/consumer.py",
-        "            start = self._start(reading.log)\n",
+        "            start = self._fetcher.start(reading.log)\n",
         "            start = reading.log.log_start_offset\n",
         "consumer/test_shared_groups.py",
     ),
@@ -778,12 +778,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
-        "        self._finish()  # the caller says so; or auto-commit would take it back\n",
+        "        self._fetcher.finish()  # the caller says so; or auto-commit would take it back\n",
         "",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
-        "iteration_hides_what_it_read_ahead", "logcore/consumer/consumer.py",
+        "iteration_hides_what_it_read_ahead", "logcore/consumer/fetcher.py",
         "            reading.is_ahead = True\n",
         "",
         "consumer/test_consumer.py",
@@ -795,7 +795,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_streams.py",
     ),
     Mistake(
-        "columns_undo_a_seek", "logcore/consumer/consumer.py",
+        "columns_undo_a_seek", "logcore/consumer/fetcher.py",
         "            if reading is None or reading.position != each.start:\n",
         "            if reading is None:\n",
         "aio/test_aio_consumer.py",
