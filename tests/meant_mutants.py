@@ -78,18 +78,18 @@ MISTAKES: Final = (
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
-        "durable_end_read_before_the_size", "logcore/reader.py",
+        "durable_end_read_before_the_size", "logcore/partition/looking.py",
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n"
         "        # Read after the size: a writer makes this file before its first write, so unsynced bytes "
         "imply the file.\n"
-        "        shown = checkpoint.read_shown_end(self._fs, self.path)\n",
-        "        shown = checkpoint.read_shown_end(self._fs, self.path)\n"
+        "        shown = checkpoint.read_shown_end(self._fs, self._path)\n",
+        "        shown = checkpoint.read_shown_end(self._fs, self._path)\n"
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n",
         "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
     ),
     Mistake(
-        "directory_listed_once", "logcore/reader.py",
-        "again = list_names(self._fs, self.path)", "again = names",
+        "directory_listed_once", "logcore/partition/looking.py",
+        "again = list_names(self._fs, self._path)", "again = names",
         "log/test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
     ),
     Mistake(
