@@ -78,18 +78,18 @@ MISTAKES: Final = (
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
-        "durable_end_read_before_the_size", "logcore/reader.py",
+        "durable_end_read_before_the_size", "logcore/partition/looking.py",
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n"
         "        # Read after the size: a writer makes this file before its first write, so unsynced bytes "
         "imply the file.\n"
-        "        shown = checkpoint.read_shown_end(self._fs, self.path)\n",
-        "        shown = checkpoint.read_shown_end(self._fs, self.path)\n"
+        "        shown = checkpoint.read_shown_end(self._fs, self._path)\n",
+        "        shown = checkpoint.read_shown_end(self._fs, self._path)\n"
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n",
         "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
     ),
     Mistake(
-        "directory_listed_once", "logcore/reader.py",
-        "again = list_names(self._fs, self.path)", "again = names",
+        "directory_listed_once", "logcore/partition/looking.py",
+        "again = list_names(self._fs, self._path)", "again = names",
         "log/test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
     ),
     Mistake(
@@ -735,7 +735,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "positions_by_an_end_of_before", "logcore/consumer/consumer.py",
-        "            start = self._start(reading.log)\n",
+        "            start = self._fetcher.start(reading.log)\n",
         "            start = reading.log.log_start_offset\n",
         "consumer/test_shared_groups.py",
     ),
@@ -809,12 +809,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
-        "        self._finish()  # the caller says so; or auto-commit would take it back\n",
+        "        self._fetcher.finish()  # the caller says so; or auto-commit would take it back\n",
         "",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
-        "iteration_hides_what_it_read_ahead", "logcore/consumer/consumer.py",
+        "iteration_hides_what_it_read_ahead", "logcore/consumer/fetcher.py",
         "            reading.is_ahead = True\n",
         "",
         "consumer/test_consumer.py",
@@ -826,7 +826,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_streams.py",
     ),
     Mistake(
-        "columns_undo_a_seek", "logcore/consumer/consumer.py",
+        "columns_undo_a_seek", "logcore/consumer/fetcher.py",
         "            if reading is None or reading.position != each.start:\n",
         "            if reading is None:\n",
         "aio/test_aio_consumer.py",

@@ -364,7 +364,7 @@ class Log(LogReader):
     @property
     def recovery_point(self) -> int:
         """Below it, opening the log believes what is on disk without looking at it."""
-        return self._checkpoint(checkpoint.RECOVERY_POINT) if self._writer is None else self._writer.recovery_point
+        return self._look.noted(checkpoint.RECOVERY_POINT) if self._writer is None else self._writer.recovery_point
 
     @property
     def has_failed(self) -> bool:

@@ -5,7 +5,8 @@ Rules:
 - Partitions are opened when they are first asked for and stay open until the directory is closed.
 - All methods may be called from several threads; one lock orders what changes topics or opens logs.
 
-Topics are kept by directory/topics.py, and tick() is the work of directory/upkeep.py. This module appends and reads
+Topics are kept by directory/topics.py, open logs by directory/openlogs.py, and tick() is the work of
+directory/upkeep.py. This module appends and reads
 nothing itself (log.py), and starts no thread. consumer/ reads topics for members of a group.
 """
 
@@ -21,22 +22,23 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
-import attrs
-
 from logcore import checkpoint
 from logcore.checkpoint import Key
 from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import Durability, LogConfig
 from logcore.coordinators import Coordinators
-from logcore.directory.copying import copy_directory, copy_log
+from logcore.directory.forking import fork_topic
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
+from logcore.directory.openlogs import OpenLogs
 from logcore.directory.sharing import Sharing
+from logcore.directory.snapshots import take_snapshot
 from logcore.directory.topicfile import (
     TopicEntry,
     new_id,
 )
+from logcore.directory.topics import TopicDescription as TopicDescription  # noqa: PLC0414 -- others import it from here
 from logcore.directory.topics import TopicRegistry
 from logcore.directory.upkeep import Upkeep, Upkeeper, high_watermarks
 from logcore.errors import (
@@ -63,7 +65,6 @@ from logcore.log import (
     OnCorruption,
     check_on_corruption,
     check_path,
-    open_log,
 )
 from logcore.names import (
     LOG,
@@ -96,29 +97,8 @@ if TYPE_CHECKING:  # what only some use is imported where it is used: everybody 
 _MEMBER: Final = "."
 #: Of topics in a repr.
 _SHOWN_TOPICS: Final = 8
-
-
-@attrs.frozen(kw_only=True)
-class PartitionDescription:
-    """One partition of a topic: its number and its directory."""
-
-    partition: int
-    path: str
-
-
-@attrs.frozen(kw_only=True)
-class TopicDescription:
-    """A topic as describe_topic() finds it.
-
-    topic_id: Kafka's topic id; all zero where it is not known, as in directories of a Kafka before 2.8. config: the
-    settings in force. overrides: those of them that were set for this topic, as text.
-    """
-
-    name: str
-    topic_id: uuid.UUID
-    partitions: tuple[PartitionDescription, ...]
-    config: LogConfig
-    overrides: Mapping[str, str]
+#: Of partitions in an error.
+_SHOWN_PARTITIONS: Final = 8
 
 
 def open_dir(
@@ -201,15 +181,13 @@ class LogDir:
         self._claim = claim
         self.given_config = given
         self._make_locks()
-        self._logs: dict[tuple[str, int], Log] = {}
         self._partitioners: dict[str, Partitioner] = {}  # of topics that were appended to; see append()
-        self._leader_epochs: dict[tuple[str, int], int] = {}  # of logs that are not open, as far as they were asked for
         self._closed = True  # until it is open, there is nothing to close
         self._producer_ids = ProducerIds(fs, path)
-        self._on_corruption: OnCorruption = on_corruption
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
+        self._logs = OpenLogs(fs, self._registry, claim, self._upkeeper, self._incidents, on_corruption)
         self._coordinators = Coordinators(fs, claim)
         self.has_coordinator = False
         self._forks = fs.forks
@@ -311,14 +289,14 @@ class LogDir:
                 return
             self._closed = True
             claim = self._claim
-            logs = self._logs
+            logs = self._logs.known
             self._coordinators.close()
             failures: list[BaseException] = []
             try:
                 self._upkeeper.stop_compacting(*logs.values())
             except (LogcoreError, OSError) as error:
                 failures.append(error)
-            self._logs = {}
+            self._logs.take_all()
             ends = high_watermarks(logs)
             if claim is None or self._fs.forks != self._forks:
                 for log in logs.values():
@@ -430,17 +408,7 @@ class LogDir:
     def describe_topic(self, name: str) -> TopicDescription:
         """Raises TopicNotFoundError."""
         with self._lock:
-            topic = self._topic(name)
-            return TopicDescription(
-                name=name,
-                topic_id=self.topic_id(name),
-                partitions=tuple(
-                    PartitionDescription(partition=number, path=self._registry.partition_path(name, number))
-                    for number in topic.numbers
-                ),
-                config=self._registry.settings(topic),
-                overrides=dict(topic.overrides),
-            )
+            return self._registry.describe(self._topic(name))
 
     def settings(self, name: str) -> LogConfig:
         """Those in force for a topic. Raises TopicNotFoundError."""
@@ -493,36 +461,9 @@ class LogDir:
                 number: at_offset.get(number) if isinstance(at_offset, Mapping) else at_offset
                 for number in source.numbers
             }
-            self._registry.save(deleting=[made])  # until it is whole, a crash undoes it
-            # Until they are whole, copies have names that are none of a partition, and that the next opening removes.
-            away = {number: self._registry.doomed_name(partition_name(new_topic, number)) for number in made.numbers}
-            try:
-                self._registry.forget({(new_topic, number): None for number in made.numbers})
-                points: dict[tuple[str, int], int | None] = {}
-                starts: dict[tuple[str, int], int | None] = {}
-                for number in made.numbers:
-                    log = self.partition(topic, number)
-                    key = (new_topic, number)
-                    path = os.path.join(self.path, away[number])
-                    self._registry.make_partition(made, path)
-                    points[key] = copy_log(log, path, offsets[number])
-                    starts[key] = min(log.log_start_offset, points[key] or 0) or None
-                self._fs.sync_dir(self.path)  # what is noted of a partition has a directory
-                self._registry.note(checkpoint.LOG_START, starts)
-                self._registry.note(checkpoint.RECOVERY_POINT, points)
-                for number in made.numbers:
-                    self._fs.rename(
-                        os.path.join(self.path, away[number]), self._registry.partition_path(new_topic, number)
-                    )
-                self._fs.sync_dir(self.path)
-                self._registry.known[new_topic] = made
-                self._registry.save()
-            except BaseException:
-                self._registry.undo(made)
-                with self._incidents.going_on("deletion", new_topic):
-                    for name in set(away.values()) & set(self._fs.listdir(self.path)):
-                        self._registry.remove_tree(name)
-                raise
+            fork_topic(
+                self._fs, self._registry, self._incidents, made, lambda number: self.partition(topic, number), offsets
+            )
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """A copy of the whole directory, at a path where there is nothing yet: a backup that opens as it is.
@@ -535,23 +476,7 @@ class LogDir:
         target = self._fs.real_path(check_path(path))
         with self._lock:
             self._check_writable()
-            if self._fs.exists(target):
-                raise InvalidConfigError("there is something at the path of the snapshot", found=repr(target))
-            parent, name = os.path.split(target)
-            suffix = f".{self._fs.random_bytes(8).hex()}-partial"
-            partial = os.path.join(parent, name[: 255 - len(suffix)] + suffix)
-            make_directories(self._fs, partial)
-            try:
-                copy_directory(self._fs, self, partial)
-                self._fs.rename(partial, target)
-                self._fs.sync_dir(parent)
-            except BaseException:
-                with self._incidents.going_on("deletion", partial):
-                    for inside in self._fs.listdir(partial):
-                        if self._fs.is_directory(os.path.join(partial, inside)):
-                            self._registry.remove_tree(os.path.join(partial, inside))
-                    self._registry.remove_tree(partial)
-                raise
+            take_snapshot(self._fs, self, self._incidents, target)
 
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
         """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
@@ -569,7 +494,7 @@ class LogDir:
             if check_only:
                 return
             settings = self.settings(name)
-            for (of, number), log in self._logs.items():
+            for (of, number), log in self._logs.known.items():
                 if of == name and not log.is_closed:
                     # A poisoned one has them when it is opened again.
                     with self._incidents.going_on("settings", partition_name(of, number)):
@@ -644,44 +569,24 @@ class LogDir:
 
         Raises TopicNotFoundError, also for a partition that the topic does not have, and what logcore.open() raises.
         """
-        log = self._logs.get((topic, number))
+        log = self._logs.known.get((topic, number))
         if log is not None and not log.is_closed:
             return log
         with self._lock:
             known = self._topic(topic)
             number = operator.index(number)
-            log = self._logs.get((topic, number))
-            if log is not None and not log.is_closed:
+            log = self._logs.opened((topic, number))
+            if log is not None:
                 return log
             if number not in known.numbers:
+                expected = f"{len(known.numbers)} others"
+                if len(known.numbers) <= _SHOWN_PARTITIONS:
+                    expected = f"one of {known.numbers}"
                 raise TopicNotFoundError(
-                    f"topic {topic!r} has no such partition",
-                    path=self.path,
-                    expected=f"one of {known.numbers}" if len(known.numbers) < 9 else f"{len(known.numbers)} others",
-                    found=number,
+                    f"topic {topic!r} has no such partition", path=self.path, expected=expected, found=number
                 )
-            path = self._registry.partition_path(topic, number)
-            config = self._registry.settings(known).as_mapping()
-            self._registry.check_directory(path)
-            if self._claim is None:
-                log = open_log(path, read_only=True, config=config, fs=self._fs)
-            else:
-                log = open_log(
-                    path,
-                    config=config,
-                    durability=self.durability,
-                    on_corruption=self._on_corruption,
-                    shared=self.is_shared,
-                    fs=self._fs,
-                )
-                committed = self._upkeeper.settings.committed or self.committed_offsets
-                log.upkeep.retain_by(self._upkeeper.settings.retention, lambda: committed(topic, number))
-                self._upkeeper.admit((topic, number), log)
-            self._logs[topic, number] = log
-            if self._claim is not None:
-                self._upkeeper.visit((topic, number), log)  # last: a tick() drops what is not among the open logs
-            self._leader_epochs.pop((topic, number), None)  # from now on the log knows, and it may rise
-            return log
+            committed = self._upkeeper.settings.committed or self.committed_offsets
+            return self._logs.open(known, number, self.durability, committed)
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -718,7 +623,7 @@ class LogDir:
         """
         if partition is None:
             partition = self.choose_partition(topic, key, value)
-        log = self._logs.get((topic, partition))
+        log = self._logs.known.get((topic, partition))
         if log is None or log.is_closed:
             log = self.partition(topic, partition)
         return log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
@@ -856,40 +761,23 @@ class LogDir:
     def close_logs(self, topics: Collection[str]) -> None:
         """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
         with self._check_writable().gathering():  # and not writing: nothing is to be noted of what is deleted
-            for key in [key for key in self._logs if key[0] in topics]:
-                log = self._logs.pop(key)
-                self._upkeeper.stop_compacting(log)
-                with self._incidents.going_on("deletion", partition_name(*key)):
-                    log.close()
-        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:  # threads that read may add some
-            self._leader_epochs.pop(key, None)
+            self._logs.close_topics(topics)
 
     def known_logs(self) -> Mapping[Key, Log]:
         """The logs that were opened; a user may have closed some of them since."""
-        return self._logs
+        return self._logs.known
 
     def opened(self, topic: str, number: int) -> Log | None:
         """The log of a partition if it is open now."""
-        log = self._logs.get((topic, number))
-        return None if log is None or log.is_closed else log
+        return self._logs.opened((topic, number))
 
     def leader_epoch(self, topic: str, number: int) -> int:
         """The epoch that records appended to a partition are stamped with; if it is not open, what its file says."""
-        log = self.opened(topic, number)
-        if log is not None and self._claim is not None:
-            return log.leader_epoch
-        epoch = self._leader_epochs.get((topic, number))
-        if epoch is None:
-            epochs = checkpoint.read_epochs(self._fs, self._registry.partition_path(topic, number))
-            epoch = epochs[-1][0] if epochs else 0
-            if self._claim is not None:  # else its writer may begin another
-                self._leader_epochs[topic, number] = epoch
-        return epoch
+        return self._logs.leader_epoch((topic, number))
 
     def knows_leader_epoch(self, topic: str, number: int) -> bool:
         """Whether leader_epoch() reads no file."""
-        key = (topic, number)
-        return self._claim is not None and (self.opened(topic, number) is not None or key in self._leader_epochs)
+        return self._logs.knows_leader_epoch((topic, number))
 
     def size_bytes(self, topic: str, number: int) -> int:
         """Of all .log files of a partition, without opening it. Raises TopicNotFoundError."""
@@ -913,7 +801,7 @@ class LogDir:
 
     def open_logs(self) -> dict[tuple[str, int], Log]:
         """The logs that are open now, by (topic, partition)."""
-        return {key: log for key, log in self._logs.copy().items() if not log.is_closed}
+        return self._logs.all_open()
 
     def incidents(self) -> tuple[Incident, ...]:
         """What failed since the directory was opened in work that no caller waits for, such as tick(); newest last.
@@ -955,7 +843,7 @@ class LogDir:
                 return
         if self._upkeeper.owes_high_watermarks:
             with self._lock, self._incidents.going_on("checkpoints", self.path):
-                self._upkeeper.save_high_watermarks(high_watermarks(self._logs))
+                self._upkeeper.save_high_watermarks(high_watermarks(self._logs.known))
 
     # -- rot -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,20 +36,17 @@ from logcore.format.columns import ARROW_COLUMNS, RecordColumns
 from logcore.fs import FS
 from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import Time
-from logcore.names import LOG, SWAP, base_offset_of, bases_in, is_file_of_log, partition_of
+from logcore.names import is_file_of_log, partition_of
 from logcore.partition.gaps import Gaps, check_growing
-from logcore.partition.noted import SETTLING_MS, NotedOffsets, begin, noted_gaps
+from logcore.partition.looking import FileLook
+from logcore.partition.noted import noted_gaps
 from logcore.partition.scan import Cursor, Scan, Span, Stretch, slot_of
-from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
 from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions, control_types
 from logcore.recordbatch import SLICE_ROWS, RecordBatch, time_ms
 from logcore.segment import GrowingSegment, PiecedSegment, Segment
 
 Isolation = Literal["read_uncommitted", "read_committed"]
-
-#: How often a reader looks again when files vanish between listing and opening them.
-_LOOKS: Final = 100
 
 
 def check_is_partition(fs: FS, directory: str) -> None:
@@ -95,10 +92,7 @@ class LogReader:
         self._fs = fs
         self._state = state
         self._is_writing = is_writing
-        self._is_end_noted = False  # whether a writer says up to where it was on disk
-        self._replacements = 0  # how often the last segment was found to be another file
-        self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
-        self._noted = NotedOffsets(fs, directory)
+        self._look = FileLook(fs, directory, state)
         self._forks = fs.forks
         fs.after_fork(self._begin_child)
 
@@ -110,128 +104,6 @@ class LogReader:
     def config(self) -> LogConfig:
         """The settings."""
         return self._state.config
-
-    def _list_segments(self) -> None:
-        """Reader: takes the present files as the log, keeping what is known of segments that are still there."""
-        for attempt in itertools.count(1):
-            try:
-                changed_ms = self._fs.modified_ms(self.path)
-                self._state.segments = self._look_for_segments()
-                # A compaction may put other files under the same names. What changes twice in so short a time may
-                # have the same time, so a look that soon after is not relied on.
-                is_settled = changed_ms < self._fs.now_ms() - SETTLING_MS
-                self._listed_ms = changed_ms if is_settled else -1
-                break
-            except FileNotFoundError:
-                # A writer rolls and deletes while we look, so a file may be gone when it is opened: look again.
-                if attempt == _LOOKS:
-                    raise LogNotFoundError("the files of the partition keep vanishing", path=self.path) from None
-        self._refresh_end()
-        self._miss_end()
-
-    def _miss_end(self) -> None:
-        """Where the files end below the recovery point, the log ends there all the same: reading on then meets an error
-        and no end. Looked at twice, because a writer may have gone on, rolled or truncated since. Raises
-        CorruptLogError when there are no segments at all.
-        """
-        known = 0
-        for _ in range(2):
-            known = self._checkpoint(checkpoint.RECOVERY_POINT)
-            if known <= self._state.end:
-                return
-            if list_bases(self._fs, self.path)[-1:] != [one.base_offset for one in self._state.segments[-1:]]:
-                return
-            if not all(one.is_current() for one in self._state.segments[-1:]):  # a truncation has put another one there
-                return
-            self._refresh_end()
-        if not self._state.segments:
-            raise segments_gone(self.path, known)
-        self._state.end = max(self._state.end, known)
-        self._state.visible = max(self._state.visible, known)
-
-    def _look_for_segments(self) -> list[Segment]:
-        names = list_names(self._fs, self.path)
-        bases = bases_in(names)
-        swapped = self._look_for_swaps(bases, names)
-        again = list_names(self._fs, self.path)
-        if {name for name in again if LOG in name} != {name for name in names if LOG in name}:
-            raise FileNotFoundError(self.path)  # a listing in the middle of renaming may lack a segment: look again
-        if swapped:
-            bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
-        # A truncation puts another file under an old name; what is known of the old one does not hold for it.
-        known = {segment.base_offset: segment for segment in self._state.segments if segment.is_current()}
-        segments: list[Segment] = []
-        for base in bases[:-1]:
-            kept = known.get(base)
-            if kept is None or isinstance(kept, GrowingSegment):
-                kept = Segment(self._fs, self.path, base)
-            segments.append(kept)
-        if bases:
-            last = known.get(bases[-1])
-            if not isinstance(last, GrowingSegment) or isinstance(last, PiecedSegment):
-                last = GrowingSegment(self._fs, self.path, bases[-1])
-            segments.append(last)
-        for one, _ in swapped:
-            segments.insert(slot_of(segments, one.base_offset) + 1, one)
-        if len(known) < len(self._state.segments):
-            self._state.transactions = None
-        # Another file under the last name, or no such name any more: a truncation, or the writer has recovered.
-        if self._state.segments and self._state.segments[-1].base_offset not in known:
-            self._replacements += 1
-        return segments
-
-    def _look_for_swaps(self, bases: list[int], names: list[str]) -> list[tuple[Segment, int]]:
-        """New segments that a compaction is about to give their names, and the offset each reaches.
-
-        From the moment when the first of the old segments is out of the way, the new one is the log: for the
-        milliseconds that it takes, or until the log is opened for writing after a crash.
-        """
-        swaps = (base_offset_of(name, LOG + SWAP) for name in names if name.endswith(SWAP))
-        found = sorted(base for base in swaps if base is not None and base not in bases)
-        segments = [Segment(self._fs, self.path, base, SWAP) for base in found]
-        return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
-
-    def _noted_start(self) -> int:
-        """Where the log begins by what is noted: below the first segment where segments are missing."""
-        start = self._checkpoint(checkpoint.LOG_START)
-        if not self._state.segments or self._state.segments[0].base_offset <= start:
-            return start
-        return begin(self._fs, self.path, self._state.segments[0].base_offset)
-
-    def _checkpoint(self, name: str) -> int:
-        """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
-        return self._noted.get(name)
-
-    def _refresh_end(self) -> None:
-        """Looks where the log begins and how far the files reach now."""
-        self._state.log_start = self._noted_start()
-        # Of what is being deleted there may be any part, with gaps in between.
-        self._state.segments = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
-        if not self._state.segments:
-            self._state.end = self._state.visible = self._state.log_start
-            return
-        last = self._state.segments[-1]
-        assert isinstance(last, GrowingSegment)
-        last.refresh()
-        self._state.end = max(self._state.log_start, last.next_offset())
-        # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
-        shown = checkpoint.read_shown_end(self._fs, self.path)
-        if shown is None:
-            self._is_end_noted = False
-            self._state.visible = self._state.end
-            return
-        limit = shown.offset
-        is_replicated = shown.is_replicated
-        if limit == -1:  # damaged: only what certainly may be shown is, and what was shown before
-            is_replicated = checkpoint.read_notes(self._fs, self.path).replicated
-            noted = checkpoint.HIGH_WATERMARK if is_replicated else checkpoint.RECOVERY_POINT
-            limit = max(self._checkpoint(noted), self._state.visible)
-        low = self._state.log_start
-        if not is_replicated:
-            # What lies before the last segment was on disk before that was made.
-            low = max(low, last.base_offset)
-        self._is_end_noted = limit >= low
-        self._state.visible = max(low, min(self._state.end, limit))
 
     def _check_open(self) -> None:
         if self._state.is_closed:
@@ -246,7 +118,7 @@ class LogReader:
         """Grows when truncate() may have taken records away since the log was opened; also when the last segment was
         replaced by its writer otherwise, which a reader elsewhere cannot tell from it.
         """
-        return len(self._state.cuts) + self._replacements
+        return len(self._state.cuts) + self._look.replacements
 
     @property
     def log_start_offset(self) -> int:
@@ -288,7 +160,7 @@ class LogReader:
                 state = self._state.transactions = Transactions(next_offset=begin)
             if state.next_offset < visible:
                 self._walk_transactions(state, segments, visible)
-            if segments and not self._is_end_noted and not self._is_writing:
+            if segments and not self._look.is_end_noted and not self._is_writing:
                 self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
 
@@ -478,15 +350,7 @@ class LogReader:
             return self._state.follow()
         with self._state.lock, self._state.scanning:  # a look at transactions sees the segments before this or after it
             before = self._state.visible
-            try:
-                is_same = self._fs.modified_ms(self.path) == self._listed_ms
-            except FileNotFoundError:
-                raise LogNotFoundError("the partition directory is gone", path=self.path) from None
-            if is_same and all(segment.is_current() for segment in self._state.segments[-1:]):
-                self._refresh_end()
-                self._miss_end()
-            else:
-                self._list_segments()
+            self._look.again()
             return self._state.visible != before
 
     def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
@@ -537,7 +401,7 @@ class LogReader:
         Raises CorruptBatchError when the growing segment is damaged below the high watermark.
         """
         if isinstance(segment, GrowingSegment) and not isinstance(segment, PiecedSegment):
-            is_end_noted = self._is_end_noted or self._is_writing
+            is_end_noted = self._look.is_end_noted or self._is_writing
             return check_growing(segment, visible, self._state.gaps.dense_from, is_end_noted=is_end_noted)
         _ = segment.max_timestamp()
         return segment.next_offset() if segment.is_newest_sure else -1
@@ -647,9 +511,13 @@ def record_lists(
     *,
     isolation: Isolation = "read_uncommitted",
     max_bytes: int | None = None,
+    cursor: Cursor | None = None,
 ) -> Iterator[list[Record]]:
-    """What LogReader.read() gives, in lists of some hundred records. Errors as there."""
-    return log._stretch(start, end, isolation).record_lists(max_bytes)
+    """What LogReader.read() gives, in lists of some hundred records. Errors as there.
+
+    cursor: where the reading before ended, which spares this one the search for its place.
+    """
+    return log._stretch(start, end, isolation, cursor=cursor).record_lists(max_bytes)
 
 
 def typed_columns(
@@ -711,7 +579,7 @@ def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) ->
     gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
     log = kind(fs, directory, PartitionState(config, gaps), Durability("os"))
     try:
-        log._list_segments()
+        log._look.list_segments()
     except BaseException:
         log._state.segments = []
         raise
@@ -730,14 +598,17 @@ class _Committed(NamedTuple):
 
 
 class Tailed:
-    """One log that is followed, by tail_together() or in a loop. offset: the next to deliver."""
+    """One log that is followed, by tail_together() or in a loop; made by follow(). offset: the next to deliver."""
 
-    def __init__(self, log: LogReader, offset: int) -> None:
+    def __init__(self, log: LogReader, state: PartitionState, look: FileLook, offset: int) -> None:
+        """state, look: of the log."""
         self.log = log
         self.offset = offset
-        self._cuts = len(log._state.cuts)
-        self._shown = log._state.visible  # the largest end of what readers see, since this began
-        self._replacements = log._replacements
+        self._state = state
+        self._look = look
+        self._cuts = len(state.cuts)
+        self._shown = state.visible  # the largest end of what readers see, since this began
+        self._replacements = look.replacements
         self._last: Record | None = None  # the newest that was delivered
         self._cursor = Cursor()
 
@@ -746,25 +617,25 @@ class Tailed:
         """Whether there are records to deliver, or a truncation to tell of. Asked also while the log is shorter: once
         it has grown again, a log opened read-only does not see that.
         """
-        return self.log._state.visible > self.offset or self._is_cut
+        return self._state.visible > self.offset or self._is_cut
 
     @property
     def _is_cut(self) -> bool:
         """Whether the log was truncated below the offset. Where a tail begins above the high watermark, this alone is
         no truncation.
         """
-        state = self.log._state
+        state = self._state
         lowest_cut = min(state.cuts[self._cuts :], default=self.offset)
         return lowest_cut < self.offset or state.visible < min(self.offset, self._shown)
 
     def news(self) -> Iterator[list[Record]]:
         """Records up to the present end. Raises OffsetOutOfRangeError when the log was truncated below the offset."""
-        bound = self.log._state.visible
+        bound = self._state.visible
         if self._is_cut or self._is_other():
             raise OffsetOutOfRangeError("the log was truncated below here", path=self.log.path, offset=self.offset)
         self._shown = max(self._shown, bound)
         if self.offset < bound:
-            for records in self.log._stretch(self.offset, bound, cursor=self._cursor).record_lists():
+            for records in record_lists(self.log, self.offset, bound, cursor=self._cursor):
                 if records:
                     self._last = records[-1]
                 yield records
@@ -774,14 +645,34 @@ class Tailed:
         """Whether another process has cut the log below the offset and filled it again since the last look: another
         record stands where the newest was delivered. If compaction or deletion has removed that one, nothing is known.
         """
-        if self._replacements == self.log._replacements:
+        if self._replacements == self._look.replacements:
             return False
-        self._replacements = self.log._replacements
+        self._replacements = self._look.replacements
         last = self._last
         if last is None or not self.log.log_start_offset <= last.offset < self.log.high_watermark:
             return False
         found = self.log.get(last.offset)
         return found.offset == last.offset and found != last
+
+
+def follow(log: LogReader, offset: int) -> Tailed:
+    """Begins to follow a log: a truncation counts from here on."""
+    return Tailed(log, log._state, log._look, offset)
+
+
+def is_written_here(log: LogReader) -> bool:
+    """Whether this process has the log open for writing."""
+    return log._is_writing
+
+
+def is_shared(log: LogReader) -> bool:
+    """Whether other processes write the log beside this one."""
+    return log._state.is_shared
+
+
+def is_written_elsewhere(log: LogReader) -> bool:
+    """Whether another process may write the log, so that only a look at its files brings news."""
+    return not log._is_writing or is_shared(log)
 
 
 def listen_to(log: LogReader, listener: Callable[[], None]) -> Callable[[], None]:
@@ -797,14 +688,15 @@ def wait_for_news(log: LogReader, offset: int, timeout: float) -> bool:
 
     Raises what refresh() raises.
     """
-    tailed = [Tailed(log, offset)]
+    tailed = [follow(log, offset)]
     with contextlib.ExitStack() as stack:
         return _waiting(tailed)(stack, tailed, timeout)()
 
 
 def _waiting(tailed: Sequence[Tailed]) -> _Waiting:
-    is_known = tailed[0].log._is_writing and not tailed[0].log._state.is_shared
-    return _wait_for_writer if is_known else _wait_for_reader
+    if is_written_elsewhere(tailed[0].log):
+        return _wait_for_reader
+    return _wait_for_writer
 
 
 def segment_times(log: LogReader) -> list[tuple[int, int, int]]:
@@ -825,7 +717,7 @@ def tail_together(
     logs: all open for writing, or all read-only. The records of one log are in order; nothing is said of those of two.
     A truncation counts from this call on. Ends when one of the logs is closed.
     """
-    return _follow([Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
+    return _follow([follow(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
 
 
 def _follow(tailed: Sequence[Tailed], timeout: float | None) -> Iterator[tuple[int, list[Record]]]:

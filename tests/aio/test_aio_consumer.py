@@ -329,7 +329,7 @@ def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pyte
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 5)
         await consumer.assign([ONE])
-        find = consumer._sync._find_columns
+        find = consumer._sync.fetcher.find_columns
         is_midway = threading.Event()
         hold = threading.Event()
 
@@ -339,7 +339,7 @@ def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pyte
             hold.wait()
             return found
 
-        monkeypatch.setattr(consumer._sync, "_find_columns", slowly)
+        monkeypatch.setattr(consumer._sync.fetcher, "find_columns", slowly)
         reading = asyncio.ensure_future(consumer.poll_columns(timeout_ms=60_000))
         while not is_midway.is_set():
             await asyncio.sleep(0)

@@ -206,7 +206,7 @@ def test_a_log_that_is_opened_while_another_thread_ticks_is_visited_later() -> N
                 logdir.tick()
                 super().__setitem__(key, log)
 
-        logdir._logs = Logs()
+        logdir._logs.known = Logs()
         log = logdir.partition("t", 0)
         logdir.tick()
         disk.advance(5_000)

@@ -27,10 +27,12 @@ from logcore.aio.home import Home
 from logcore.aio.opening import Opening
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import values
+from logcore.consumer.fetcher import Fetcher, Reading
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.values import ConsumerRecords, ConsumerSettings, GroupMetadata, OffsetAndMetadata
 from logcore.errors import ConsumerStateError
 from logcore.format.columns import RecordColumns
+from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 
@@ -90,11 +92,12 @@ class _InLoop(values.RebalanceListener):
 
 
 class _Stepped(synchronous.Consumer):
-    """A consumer whose calls a loop keeps apart. loop_thread: there nothing waits for another process."""
+    """A consumer whose calls a loop keeps apart; what of it the loop uses has public names here."""
 
     def begin(self, news: News) -> None:
         self._news: News | None = news
-        self._loop_thread = threading.get_ident()
+        if self._is_shared:
+            self._fetcher.follow = functools.partial(_follow_elsewhere, threading.get_ident())
 
     @contextlib.contextmanager
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
@@ -106,9 +109,43 @@ class _Stepped(synchronous.Consumer):
         if news is not None:
             news.tell()
 
-    def _follow(self, log: Log) -> None:
-        if threading.get_ident() != self._loop_thread:
-            super()._follow(log)
+    @property
+    def fs(self) -> FS:
+        return self._fs
+
+    @property
+    def fetcher(self) -> Fetcher:
+        return self._fetcher
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes write the directory too."""
+        return self._is_shared
+
+    def check_open(self) -> None:
+        self._check_open()
+
+    def checked_most(self, timeout_ms: int, max_records: int | None) -> int:
+        return self._checked_most(timeout_ms, max_records)
+
+    def reading(self, partition: tuple[str, int]) -> Reading:
+        """Raises ConsumerStateError for a partition that is not read."""
+        return self._reading(partition)
+
+    def check_seek(self, partition: tuple[str, int], offset: int) -> None:
+        """Raises what seek() raises."""
+        self._sought(partition, offset)
+
+    def take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets that commit() stores by default."""
+        return self._take_positions()
+
+    def take_wakeup(self) -> bool:
+        return self._take_wakeup()
+
+    def end(self, *, is_done: bool) -> None:
+        """See close(); is_done: what was handed out last is finished."""
+        self._close(is_done=is_done)
 
     def step(self) -> None:
         """In the thread: everything that comes before a reading, also what only the first look has to wait for."""
@@ -129,7 +166,7 @@ class Consumer:
         self._loop = home.loop
         self._sync = consumer
         self._news = News(home)
-        self._watching = Watching(home, consumer._fs, self._news)
+        self._watching = Watching(home, consumer.fs, self._news)
         consumer.begin(self._news)
         self._is_reading = False
         self._steps = 0  # in the thread, or on their way there
@@ -161,7 +198,7 @@ class Consumer:
     async def _close(self, *, is_done: bool) -> None:
         self._refuse_listener("close()")
         self._records = None
-        closing = self._begin_step(functools.partial(self._sync._close, is_done=is_done))
+        closing = self._begin_step(functools.partial(self._sync.end, is_done=is_done))
         self._home.end()
         try:
             await closing
@@ -268,20 +305,20 @@ class Consumer:
     def _check(self, partitions: Iterable[tuple[str, int]]) -> None:
         self._home.check()
         for one in partitions:
-            self._sync._reading(one)
+            self._sync.reading(one)
 
     # -- positions -----------------------------------------------------------------------------------------------
 
     def position(self, partition: tuple[str, int]) -> int:
         """The next offset that is handed out. Raises NoOffsetError."""
         self._home.check()
-        found = self._sync._reading(partition).position
+        found = self._sync.reading(partition).position
         return self._sync.position(partition) if found is None else found
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Goes on from an offset. It is looked for when a reading comes to it."""
         self._home.check()
-        self._sync._sought(partition, offset)
+        self._sync.check_seek(partition, offset)
         self._say(functools.partial(self._sync.seek, partition, offset))
 
     async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
@@ -315,10 +352,10 @@ class Consumer:
         logcore.consumer.Consumer.commit().
         """
         self._home.check()
-        self._sync._check_open()
+        self._sync.check_open()
         chosen: dict[tuple[str, int], int | OffsetAndMetadata] = {}
         if offsets is None:
-            chosen = {one: each for one, each in self._sync._take_positions().items()}  # noqa: C416  # for the types
+            chosen = {one: each for one, each in self._sync.take_positions().items()}  # noqa: C416  # for the types
         else:
             chosen.update(offsets)
         await self._home.call(self._sync.commit, chosen)
@@ -340,13 +377,13 @@ class Consumer:
 
         The list of the call before is finished with this call. Errors as for logcore.consumer.Consumer.poll().
         """
-        most = self._sync._checked_most(timeout_ms, max_records)
+        most = self._sync.checked_most(timeout_ms, max_records)
         with self._alone():
             self._records = None
-            self._sync._finish()
+            self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
             while await self._prepare(deadline):
-                found = self._sync._fetch(max(1, min(most, _PIECE_BYTES // self._record_bytes)))
+                found = self._sync.fetcher.fetch(max(1, min(most, _PIECE_BYTES // self._record_bytes)))
                 if found:
                     self._measure(found)
                     return ConsumerRecords(found)
@@ -361,14 +398,14 @@ class Consumer:
 
     async def poll_columns(self, timeout_ms: int = 0) -> dict[TopicPartition, list[RecordColumns]]:
         """The same as columns: all that there is in the partitions now. Decoded in the thread."""
-        self._sync._checked_most(timeout_ms, None)
+        self._sync.checked_most(timeout_ms, None)
         with self._alone():
             self._records = None
-            self._sync._finish()
+            self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
             found: dict[TopicPartition, list[RecordColumns]] = {}
             while not found and await self._prepare(deadline):
-                found = self._sync._take_columns(await self._begin_step(self._sync._find_columns))
+                found = self._sync.fetcher.take_columns(await self._begin_step(self._sync.fetcher.find_columns))
             return found
 
     def __aiter__(self) -> Self:
@@ -390,12 +427,12 @@ class Consumer:
                 record = None if self._steps else self._next()
                 if record is not None:
                     return record
-                self._sync._finish()
+                self._sync.fetcher.finish()
                 if not await self._prepare(None):
                     raise StopAsyncIteration
-                chosen = self._sync._opened()
+                chosen = self._sync.fetcher.opened()
                 if chosen is not None:
-                    self._records = self._sync._one_by_one(*chosen)
+                    self._records = self._sync.fetcher.one_by_one(*chosen)
 
     def _next(self) -> TopicRecord | None:
         if self._records is not None:
@@ -413,7 +450,7 @@ class Consumer:
                 self._look_at = self._loop.time() + _LOOK_SECONDS
                 if self._steps:  # that of another task came behind it
                     continue
-            if self._sync._take_wakeup():
+            if self._sync.take_wakeup():
                 return False
             if self._sync.has_records():
                 return True
@@ -428,12 +465,18 @@ class Consumer:
 
     @property
     def _is_look_due(self) -> bool:
-        return bool(self._steps) or self._sync._is_shared or self._loop.time() >= self._look_at
+        return bool(self._steps) or self._sync.is_shared or self._loop.time() >= self._look_at
 
     def wakeup(self) -> None:
         """May be called in any thread: the reading that waits, or the next one, ends at once."""
         self._sync.wakeup()
         self._news.tell()
+
+
+def _follow_elsewhere(loop_thread: int, log: Log) -> None:
+    """Looks at what other processes have appended, which waits for the disk: never in the thread of the loop."""
+    if threading.get_ident() != loop_thread:
+        log.refresh()
 
 
 def _size_bytes(record: TopicRecord) -> int:

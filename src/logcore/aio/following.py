@@ -20,7 +20,16 @@ from logcore.aio.home import Home
 from logcore.errors import LogClosedError
 from logcore.fs import FS
 from logcore.kernels import Record
-from logcore.reader import LogReader, Tailed, listen_to, news_of
+from logcore.reader import (
+    LogReader,
+    Tailed,
+    follow,
+    is_shared,
+    is_written_elsewhere,
+    is_written_here,
+    listen_to,
+    news_of,
+)
 
 _LOOK_SECONDS: Final = 1.0
 #: The same where the system has no handle to wait for.
@@ -145,8 +154,8 @@ class Following:
         self._news.heard = self._hear
         self._watching = Watching(home, fs, self._news)
         #: Logs that another process may write say nothing by themselves.
-        self._watched = [log for log in logs if not log._is_writing or log._state.is_shared]
-        self._is_shared = any(log._state.is_shared for log in logs)
+        self._watched = [log for log in logs if is_written_elsewhere(log)]
+        self._is_shared = any(is_shared(log) for log in logs)
         self._forgets: list[Callable[[], None]] = []
         self._was_waited_for = False
         self._has_looked = False
@@ -155,7 +164,7 @@ class Following:
         """From now on news is heard, and what other processes wrote is seen."""
         self._was_waited_for = True
         if not self._forgets:
-            self._forgets = [listen_to(log, self._tell) for log in self._logs if log._is_writing]
+            self._forgets = [listen_to(log, self._tell) for log in self._logs if is_written_here(log)]
         if self._watching.watch([log.path for log in self._watched]):
             self._has_looked = False
         if self.is_fresh:
@@ -309,4 +318,4 @@ def followed(logs: Sequence[LogReader], offsets: Sequence[int]) -> list[Tailed]:
     """Each log with the offset to begin at. Raises what reading there raises."""
     for log, offset in zip(logs, offsets, strict=True):
         log.read(offset)
-    return [Tailed(log, offset) for log, offset in zip(logs, offsets, strict=True)]
+    return [follow(log, offset) for log, offset in zip(logs, offsets, strict=True)]

@@ -8,14 +8,14 @@ Rules (clients reference 5):
 - A commit is on disk when it returns. One of a consumer that lost its partitions is refused and changes nothing.
 - A consumer starts no thread. It keeps its place in the group by calling poll(), at least every max_poll_interval_ms.
 
-Not here: how a group divides partitions (member.py, assignors.py), and where offsets are stored (groups.py).
+Not here: which records come next (fetcher.py), how a group divides partitions (member.py, assignors.py), and where
+offsets are stored (groups.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import re
 import threading
 import warnings
@@ -24,8 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-import attrs
-
+from logcore.consumer.fetcher import Fetcher, Reading
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
@@ -34,7 +33,6 @@ from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
     ConsumerRecords,
     ConsumerSettings,
-    Deserializer,
     GroupMetadata,
     OffsetAndMetadata,
     RebalanceListener,
@@ -55,21 +53,15 @@ from logcore.errors import (
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
 from logcore.fs import FS
-from logcore.kernels import Record, TopicRecord, kernel
+from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC
-from logcore.notices import WARNING, tell
 from logcore.reader import listen_to
 
 #: How long a consumer waits without looking, in case no event wakes it.
 _LOOK_SECONDS: Final = 1.0
 #: The same where other processes write too, whose deaths nothing tells of.
 _LOOK_SHARED_SECONDS: Final = 0.05
-#: How long the iteration goes on before it looks after the group.
-_LOOK_WHILE_ITERATING_MS: Final = 100
-#: Records that the iteration reads ahead, and those between two looks at the clock while the loop is fast.
-_READ_AHEAD: Final = 128
-_RECORDS_A_LOOK: Final = 16
 
 
 class Directory(GroupDirectory, Protocol):
@@ -79,40 +71,6 @@ class Directory(GroupDirectory, Protocol):
     def is_shared(self) -> bool: ...
     def topics(self) -> list[str]: ...
     def refresh(self) -> None: ...
-
-
-@attrs.define
-class _Reading:
-    """How far one partition is read. position, finished: None before the first poll has settled where it begins."""
-
-    log: Log
-    position: int | None = None
-    finished: int | None = None
-    stored: int | None = None  # what was committed last
-    is_paused: bool = False
-    records: Iterator[Record] | None = None
-    end: int = 0  # of those records
-    is_ahead: bool = False  # the iteration has taken records that it has not handed out
-
-    def drop(self) -> None:
-        self.records = None
-        self.is_ahead = False
-
-    def place(self, offset: int) -> None:
-        """From a new position on, which nothing was processed before."""
-        self.position = offset
-        self.finished = offset
-        self.drop()
-
-
-@attrs.frozen
-class _Columns:
-    """What lies in [start, end) of a partition."""
-
-    partition: TopicPartition
-    start: int
-    end: int
-    columns: list[RecordColumns]
 
 
 class Consumer:
@@ -137,9 +95,8 @@ class Consumer:
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
         self._listener = RebalanceListener()
-        self._readings: dict[TopicPartition, _Reading] = {}
+        self._readings: dict[TopicPartition, Reading] = {}
         self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
-        self._turn = 0  # where the next poll begins
         self._commit_due_ms = 0
         self._is_closed = False
         self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
@@ -154,6 +111,7 @@ class Consumer:
         self._listening = functools.partial(_call, myself)
         if groups is not None:
             groups.listen(self._listening)
+        self._fetcher = Fetcher(fs, self._readings, settings, is_read_only=is_read_only, is_shared=self._is_shared)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -192,7 +150,7 @@ class Consumer:
                 self._is_closed = True
                 return
             if is_done:
-                self._finish()
+                self._fetcher.finish()
             try:
                 if self._member is not None:
                     self._leave(self._member)
@@ -334,7 +292,7 @@ class Consumer:
     def paused(self) -> frozenset[TopicPartition]:
         return frozenset(one for one, reading in self._readings.items() if reading.is_paused)
 
-    def _reading(self, partition: tuple[str, int]) -> _Reading:
+    def _reading(self, partition: tuple[str, int]) -> Reading:
         self._check_open()
         found = self._readings.get(TopicPartition(*partition))
         if found is None:
@@ -364,7 +322,7 @@ class Consumer:
         with self._alone():
             self._sought(partition, offset).place(offset)
 
-    def _sought(self, partition: tuple[str, int], offset: int) -> _Reading:
+    def _sought(self, partition: tuple[str, int], offset: int) -> Reading:
         if offset < 0:
             raise InvalidConfigError("an offset is not negative", found=offset)
         return self._reading(partition)
@@ -374,13 +332,13 @@ class Consumer:
         with self._alone():
             for one in partitions or tuple(self._readings):
                 reading = self._reading(one)
-                reading.place(self._start(reading.log))
+                reading.place(self._fetcher.start(reading.log))
 
     def seek_to_end(self, *partitions: tuple[str, int]) -> None:
         with self._alone():
             for one in partitions or tuple(self._readings):
                 reading = self._reading(one)
-                reading.place(self._end(reading.log))
+                reading.place(self._fetcher.end(reading.log))
 
     def lag(self, partition: tuple[str, int] | None = None) -> int:
         """How many offsets lie between the position and the end, of one partition or of all."""
@@ -390,15 +348,15 @@ class Consumer:
             found = 0
             for one in wanted:
                 reading = self._reading(one)
-                found += max(0, self._end(reading.log) - (reading.position or 0))
+                found += max(0, self._fetcher.end(reading.log) - (reading.position or 0))
             return found
 
     def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
-        return {TopicPartition(*one): self._start(self._log(TopicPartition(*one))) for one in partitions}
+        return {TopicPartition(*one): self._fetcher.start(self._log(TopicPartition(*one))) for one in partitions}
 
     def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
         """Up to where this consumer may read, by its isolation level."""
-        return {TopicPartition(*one): self._end(self._log(TopicPartition(*one))) for one in partitions}
+        return {TopicPartition(*one): self._fetcher.end(self._log(TopicPartition(*one))) for one in partitions}
 
     def offsets_for_times(self, times_ms: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int | None]:
         """The first offset of a record that is not older; None where all are older."""
@@ -410,19 +368,6 @@ class Consumer:
     def _log(self, partition: TopicPartition) -> Log:
         self._check_open()
         return self._directory.partition(*partition)
-
-    def _start(self, log: Log) -> int:
-        self._follow(log)
-        return log.log_start_offset
-
-    def _follow(self, log: Log) -> None:
-        """Sees what other processes have appended."""
-        if self._is_shared:
-            log.refresh()
-
-    def _end(self, log: Log) -> int:
-        self._follow(log)
-        return log.last_stable_offset if self._settings.isolation_level == "read_committed" else log.high_watermark
 
     # -- commits -------------------------------------------------------------------------------------------------
 
@@ -447,7 +392,7 @@ class Consumer:
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
-        self._finish()  # the caller says so; or auto-commit would take it back
+        self._fetcher.finish()  # the caller says so; or auto-commit would take it back
         positions = {one: reading.position for one, reading in list(self._readings.items())}
         return {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
 
@@ -512,10 +457,6 @@ class Consumer:
                 assert self._groups is not None
                 raise CommitFailedError(f"offsets {group} were not stored: {error.name}") from self._groups.failure
 
-    def _finish(self) -> None:
-        for reading in list(self._readings.values()):  # a step in another thread may give some up; see logcore.aio
-            reading.finished = reading.position
-
     def _commit_quietly(self) -> None:
         """Commits what is finished. If the group refuses it, the next owner processes it again.
 
@@ -553,11 +494,11 @@ class Consumer:
         """
         most = self._checked_most(timeout_ms, max_records)
         with self._alone(is_whole=True):
-            self._finish()
+            self._fetcher.finish()
             found: dict[TopicPartition, list[TopicRecord]] = {}
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while self._prepare(deadline_ms):
-                found = self._fetch(most)
+                found = self._fetcher.fetch(most)
                 if found:
                     break
             return ConsumerRecords(found)
@@ -576,39 +517,12 @@ class Consumer:
         Deserializers are not called. Raises what poll() raises.
         """
         with self._alone(is_whole=True):
-            self._finish()
+            self._fetcher.finish()
             found: dict[TopicPartition, list[RecordColumns]] = {}
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while not found and self._prepare(deadline_ms):
-                found = self._take_columns(self._find_columns())
+                found = self._fetcher.take_columns(self._fetcher.find_columns())
             return found
-
-    def _find_columns(self) -> list[_Columns]:
-        """What there is now. No position moves, but for those that are not in the log."""
-        found: list[_Columns] = []
-        for one, reading in self._readings.items():
-            try:
-                columns = None if reading.is_paused else self._columns(one, reading)
-            except Exception:
-                if found:  # as in poll()
-                    break
-                raise
-            if columns is not None:
-                found.append(columns)
-        return found
-
-    def _take_columns(self, found: list[_Columns]) -> dict[TopicPartition, list[RecordColumns]]:
-        """Moves the positions behind what was found, but for those that were moved since."""
-        taken: dict[TopicPartition, list[RecordColumns]] = {}
-        for each in found:
-            reading = self._readings.get(each.partition)
-            if reading is None or reading.position != each.start:
-                continue
-            reading.drop()
-            reading.position = each.end
-            if each.columns:
-                taken[each.partition] = each.columns
-        return taken
 
     def __iter__(self) -> Iterator[TopicRecord]:
         """Records as they come, without an end: wakeup() from another thread ends it. A record is finished when the
@@ -616,62 +530,12 @@ class Consumer:
         """
         while True:
             with self._alone(is_whole=True):
-                self._finish()
+                self._fetcher.finish()
                 if not self._prepare(None):
                     return
-                chosen = self._opened()
+                chosen = self._fetcher.opened()
             if chosen is not None:
-                yield from self._one_by_one(*chosen)
-
-    def _opened(self) -> tuple[TopicPartition, _Reading] | None:
-        """The next partition in turn that has records, with those of them that there are now."""
-        order = list(self._readings)
-        for step in range(len(order)):
-            at = (self._turn + step) % len(order)
-            reading = self._readings[order[at]]
-            if not reading.is_paused and self._open(order[at], reading):
-                self._turn = (at + 1) % len(order)
-                return order[at], reading
-        return None
-
-    def _one_by_one(self, one: TopicPartition, reading: _Reading) -> Iterator[TopicRecord]:
-        """Until the records end, somebody moves the position or takes the partition, or the group has to be checked.
-
-        Those who do so drop what is read ahead.
-        """
-        records = reading.records
-        assert records is not None
-        settings = self._settings
-        is_plain = settings.key_deserializer is None and settings.value_deserializer is None
-        at_once = _READ_AHEAD if is_plain else 1  # a record that cannot be decoded comes after those before it
-        look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
-        until_look = 1
-        while True:
-            reading.is_ahead = True
-            try:
-                ahead = self._handed(one, list(itertools.islice(records, at_once)))
-            except BaseException:
-                reading.drop()
-                raise
-            if not ahead:
-                reading.position = reading.end
-                reading.drop()
-                return
-            for record in ahead:
-                reading.finished = reading.position
-                reading.position = record.offset + 1
-                yield record
-                if reading.records is not records:
-                    return
-                until_look -= 1
-                if until_look:
-                    continue
-                now_ms = self._fs.monotonic_ms()
-                if now_ms >= look_ms:
-                    reading.drop()
-                    return
-                # The clock takes as long as the rest: while the loop is fast, it is asked less often.
-                until_look = _RECORDS_A_LOOK if look_ms - now_ms > _LOOK_WHILE_ITERATING_MS // 2 else 1
+                yield from self._fetcher.one_by_one(*chosen)
 
     def wakeup(self) -> None:
         """May be called in any thread: the poll() that waits, or the next one, returns at once."""
@@ -722,7 +586,7 @@ class Consumer:
 
     def has_records(self) -> bool:
         """Whether there is anything to read behind the positions."""
-        return any(self._has_records(reading) for reading in list(self._readings.values()))
+        return self._fetcher.has_records()
 
     def _open_again(self) -> None:
         """A log that failed was closed, and the directory has another. Raises LogClosedError when that is closed."""
@@ -776,91 +640,6 @@ class Consumer:
                 return min(seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000))
         return seconds
 
-    def _has_records(self, reading: _Reading) -> bool:
-        if reading.is_paused or reading.log.is_closed:
-            return False
-        if self._is_read_only:
-            reading.log.refresh()
-        position = reading.position
-        return position is not None and (reading.records is not None or position != self._end(reading.log))
-
-    def _fetch(self, most: int) -> dict[TopicPartition, list[TopicRecord]]:
-        """Records of the partitions in turns, beginning behind the one that was served last."""
-        found: dict[TopicPartition, list[TopicRecord]] = {}
-        order = list(self._readings)
-        first = self._turn
-        left = most
-        for step in range(len(order)):
-            one = order[(first + step) % len(order)]
-            reading = self._readings[one]
-            if reading.is_paused or left == 0:
-                continue
-            try:
-                records = self._take(one, reading, left)
-            except Exception:
-                if found:  # what others gave is handed out; the error comes again with the next call
-                    break
-                raise
-            if records:
-                found[one] = records
-                left -= len(records)
-                self._turn = (first + step + 1) % len(order)
-        return found
-
-    def _take(self, one: TopicPartition, reading: _Reading, most: int) -> list[TopicRecord]:
-        if not self._open(one, reading):
-            return []
-        assert reading.records is not None
-        try:
-            taken = list(itertools.islice(reading.records, most))
-            found = self._handed(one, taken)
-        except BaseException:
-            reading.drop()  # the position stays, so that nothing is passed over
-            raise
-        if len(taken) < most:
-            reading.drop()
-            reading.position = reading.end
-        else:
-            reading.position = taken[-1].offset + 1
-        return found
-
-    def _open(self, one: TopicPartition, reading: _Reading) -> bool:
-        """Whether there are records behind the position; reading.records are those."""
-        if reading.is_ahead:  # of an iteration that was left, and would miss those between
-            reading.drop()
-        if reading.records is not None:
-            return True
-        position = reading.position
-        reading.end = self._end(reading.log)
-        if position is None or position == reading.end:
-            return False
-        try:
-            reading.records = reading.log.read(position, reading.end, isolation=self._settings.isolation_level)
-        except OffsetOutOfRangeError as error:
-            self._reset(one, reading, error)
-            return False
-        return True
-
-    def _handed(self, one: TopicPartition, records: list[Record]) -> list[TopicRecord]:
-        found = kernel.place_records(*one, records)
-        settings = self._settings
-        for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
-            if function is not None:
-                found = [_with(record, name, function) for record in found]
-        return found
-
-    def _columns(self, one: TopicPartition, reading: _Reading) -> _Columns | None:
-        position = reading.position
-        end = self._end(reading.log)
-        if position is None or position == end:
-            return None
-        try:
-            found = list(reading.log.scan(position, end, isolation=self._settings.isolation_level))
-        except OffsetOutOfRangeError as error:
-            self._reset(one, reading, error)
-            return None
-        return _Columns(one, position, end, found)
-
     # -- where reading begins ------------------------------------------------------------------------------------
 
     def _settle(self, wanted: Sequence[TopicPartition]) -> None:
@@ -887,7 +666,7 @@ class Consumer:
             reading.place(committed.offset)
             reading.stored = committed.offset
             # What another process has appended, and committed, may not be known here yet.
-            start = self._start(reading.log)
+            start = self._fetcher.start(reading.log)
             end = reading.log.high_watermark
             if not start <= committed.offset <= end:
                 error = OffsetOutOfRangeError(
@@ -896,30 +675,14 @@ class Consumer:
                     offset=committed.offset,
                     expected=f"{start} to {end}",
                 )
-                self._reset(one, reading, error)
+                self._fetcher.reset(one, reading, error)
 
-    def _begin(self, one: TopicPartition, reading: _Reading) -> None:
+    def _begin(self, one: TopicPartition, reading: Reading) -> None:
         """Where nothing was committed. A partition that was added later begins at its start, or its first records
         would be lost.
         """
-        rule = self._settings.auto_offset_reset
-        if rule == "none":
-            raise NoOffsetError(
-                f"nothing was committed for {one.topic}-{one.partition}",
-                expected='auto_offset_reset="earliest" or "latest", or a commit or a seek',
-            )
         is_added = one.partition >= self._first_seen.get(one.topic, one.partition + 1)
-        is_early = rule == "earliest" or is_added
-        reading.place(reading.log.log_start_offset if is_early else self._end(reading.log))
-
-    def _reset(self, one: TopicPartition, reading: _Reading, error: OffsetOutOfRangeError) -> None:
-        """The position is not in the log: retention deleted it, or the log was truncated."""
-        rule = self._settings.auto_offset_reset
-        if rule == "none":
-            raise error
-        reading.place(reading.log.log_start_offset if rule == "earliest" else self._end(reading.log))
-        group = self._settings.group_id
-        tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
+        self._fetcher.begin(one, reading, is_added=is_added)
 
     # -- the group -----------------------------------------------------------------------------------------------
 
@@ -994,7 +757,7 @@ class Consumer:
             self._forgets.pop(one, lambda: None)()
         for one in sorted(wanted - frozenset(self._readings)):
             log = self._directory.partition(*one)
-            self._readings[one] = _Reading(log)
+            self._readings[one] = Reading(log)
             if not self._is_read_only:
                 self._forgets[one] = listen_to(log, self._listening)
 
@@ -1003,9 +766,3 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     found = method()
     if found is not None:
         found()
-
-
-def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
-    """A record with its key or value as the function gives it; null stays null."""
-    given = getattr(record, name)
-    return record if given is None else record._replace(**{name: function(given)})

@@ -6,22 +6,19 @@ Rules:
 - The last segment of the copy is a file of its own, because it is going to be appended to.
 - Everything is on disk when this returns; who gives the new directory its meaning does so afterwards.
 
-This module makes the files of copies. logdir.py knows topics, and keeps half a copy from ever being taken for
+This module makes the files of one copy. forking.py and snapshots.py keep half a copy from being mistaken for a whole
 one.
 """
 
 from __future__ import annotations
 
 import os
-import uuid
-from typing import Protocol
 
 from logcore import checkpoint
-from logcore.checkpoint import OffsetCheckpoints
 from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError, StorageReadError
 from logcore.fs import FS, copy_range, opened
 from logcore.log import Log, rewriting_of
-from logcore.names import LOG, OFFSETS_TOPIC, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name, partition_name
+from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
 from logcore.partition import epochs
 from logcore.partition.rewriting import Rewriting
 from logcore.partition.segmentfiles import write_front
@@ -108,40 +105,3 @@ def _copy_notes(view: Rewriting, end: int, directory: str) -> None:
             content = checkpoint.read(fs, view.path, name)
             if content is not None:
                 checkpoint.write(fs, directory, name, content)
-
-
-class Directory(Protocol):
-    """What is asked of the LogDir that is copied."""
-
-    path: str
-
-    def topics(self) -> list[str]: ...
-    def topic_id(self, name: str) -> uuid.UUID: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-
-
-def copy_directory(fs: FS, directory: Directory, target: str) -> None:
-    """All partitions and what is noted of them, to a directory that is there and empty."""
-    points: dict[tuple[str, int], int | None] = {}
-    starts: dict[tuple[str, int], int | None] = {}
-    # What groups have committed first, so that it lies in the copies of the topics.
-    for name in sorted(directory.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
-        directory.topic_id(name)
-        for number in directory.partitions(name):
-            log = directory.partition(name, number)
-            path = os.path.join(target, partition_name(name, number))
-            fs.mkdir(path)
-            content = checkpoint.read(fs, log.path, checkpoint.PARTITION_METADATA)
-            if content is not None:
-                checkpoint.write(fs, path, checkpoint.PARTITION_METADATA, content)
-            points[name, number] = copy_log(log, path)
-            starts[name, number] = min(log.log_start_offset, points[name, number] or 0) or None
-    copied = OffsetCheckpoints(fs, target)
-    copied.set(checkpoint.LOG_START, starts)
-    copied.set(checkpoint.RECOVERY_POINT, points)
-    for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
-        content = checkpoint.read(fs, directory.path, file)
-        if content is not None:
-            checkpoint.write(fs, target, file, content)
-    fs.sync_dir(target)

@@ -60,6 +60,29 @@ _LOOKS: Final = 100
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
 
 
+@attrs.frozen(kw_only=True)
+class PartitionDescription:
+    """One partition of a topic: its number and its directory."""
+
+    partition: int
+    path: str
+
+
+@attrs.frozen(kw_only=True)
+class TopicDescription:
+    """A topic as describe_topic() finds it.
+
+    topic_id: Kafka's topic id; all zero where it is not known, as in directories of a Kafka before 2.8. config: the
+    settings in force. overrides: those of them that were set for this topic, as text.
+    """
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: tuple[PartitionDescription, ...]
+    config: LogConfig
+    overrides: Mapping[str, str]
+
+
 class Directory(Protocol):
     """What the registry asks of a directory of partitions; logdir.LogDir has it."""
 
@@ -189,6 +212,19 @@ class TopicRegistry:
                 topic.topic_id = new_id(self._fs)
                 self.save(topic)
         return topic.topic_id
+
+    def describe(self, topic: TopicEntry) -> TopicDescription:
+        partitions = [
+            PartitionDescription(partition=number, path=self.partition_path(topic.name, number))
+            for number in topic.numbers
+        ]
+        return TopicDescription(
+            name=topic.name,
+            topic_id=self.topic_id(topic.name),
+            partitions=tuple(partitions),
+            config=self.settings(topic),
+            overrides=dict(topic.overrides),
+        )
 
     def _stored_id(self, name: str, number: int) -> uuid.UUID | None:
         content = checkpoint.read(self._fs, self.partition_path(name, number), checkpoint.PARTITION_METADATA)
@@ -369,12 +405,7 @@ class TopicRegistry:
 
     def remove_tree(self, name: str) -> None:
         """Removes a partition's directory with its files; not being there is fine."""
-        directory = os.path.join(self.path, name)
-        if not self._fs.is_directory(directory):  # a link is not followed, and what is no directory is not ours
-            return
-        for file in self._fs.listdir(directory):
-            self._fs.unlink(os.path.join(directory, file))
-        self._fs.rmdir(directory)
+        remove_tree(self._fs, os.path.join(self.path, name))
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
@@ -447,6 +478,15 @@ class TopicRegistry:
         assert self._claim is not None
         for file in _CHECKPOINTS:
             self._claim.checkpoints.set(file, keys, may_use_reserve=True)
+
+
+def remove_tree(fs: FS, directory: str) -> None:
+    """Removes a directory with its files; not being there is fine."""
+    if not fs.is_directory(directory):  # a link is not followed, and what is no directory is not ours
+        return
+    for file in fs.listdir(directory):
+        fs.unlink(os.path.join(directory, file))
+    fs.rmdir(directory)
 
 
 def _confusable(name: str) -> str:

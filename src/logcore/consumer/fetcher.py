@@ -1,0 +1,316 @@
+"""Records of the partitions that a consumer reads: one partition after the other, from its position on.
+
+Rules:
+- Partitions are served in turns, beginning behind the one that was served last.
+- A position moves behind what is handed out, and only then. After an error it stays, so that nothing is passed over.
+- Records may be read ahead. Whoever moves a position, pauses a partition or takes it away drops them: Reading.drop().
+- Where a position is not in the log, auto_offset_reset says where reading goes on.
+
+Not here: groups, commits and waiting (consumer.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from logcore.consumer.membership import TopicPartition
+from logcore.consumer.values import ConsumerSettings, Deserializer
+from logcore.errors import NoOffsetError, OffsetOutOfRangeError
+from logcore.format.columns import RecordColumns
+from logcore.fs import FS
+from logcore.kernels import Record, TopicRecord, kernel
+from logcore.log import Log
+from logcore.notices import WARNING, tell
+
+#: How long the iteration goes on before it looks after the group.
+_LOOK_WHILE_ITERATING_MS: Final = 100
+#: Records that the iteration reads ahead, and those between two looks at the clock while the loop is fast.
+_READ_AHEAD: Final = 128
+_RECORDS_A_LOOK: Final = 16
+
+
+@attrs.define
+class Reading:
+    """How far one partition is read. position, finished: None before the first poll has settled where it begins."""
+
+    log: Log
+    position: int | None = None
+    finished: int | None = None
+    stored: int | None = None  # what was committed last
+    is_paused: bool = False
+    records: Iterator[Record] | None = None
+    end: int = 0  # of those records
+    is_ahead: bool = False  # the iteration has taken records that it has not handed out
+
+    def drop(self) -> None:
+        self.records = None
+        self.is_ahead = False
+
+    def place(self, offset: int) -> None:
+        """From a new position on, which nothing was processed before."""
+        self.position = offset
+        self.finished = offset
+        self.drop()
+
+
+@attrs.frozen
+class Columns:
+    """What lies in [start, end) of a partition."""
+
+    partition: TopicPartition
+    start: int
+    end: int
+    columns: list[RecordColumns]
+
+
+class Fetcher:
+    """Takes records from partitions. follow: brings what other processes have appended to a log into view."""
+
+    def __init__(
+        self,
+        fs: FS,
+        readings: Mapping[TopicPartition, Reading],
+        settings: ConsumerSettings,
+        *,
+        is_read_only: bool,
+        is_shared: bool,
+    ) -> None:
+        """readings: what is read now; the consumer adds and removes partitions."""
+        self._fs = fs
+        self._readings = readings
+        self._settings = settings
+        self._is_read_only = is_read_only
+        self.follow: Callable[[Log], object] = Log.refresh if is_shared else _stay
+        self._turn = 0  # where the next reading begins
+
+    # -- how far a log goes ------------------------------------------------------------------------------------------
+
+    def start(self, log: Log) -> int:
+        self.follow(log)
+        return log.log_start_offset
+
+    def end(self, log: Log) -> int:
+        """Up to where this consumer may read, by its isolation level."""
+        self.follow(log)
+        if self._settings.isolation_level == "read_committed":
+            return log.last_stable_offset
+        return log.high_watermark
+
+    def begin(self, one: TopicPartition, reading: Reading, *, is_added: bool) -> None:
+        """Places a partition for which nothing was committed. is_added: it is new in its topic, and is read whole."""
+        rule = self._settings.auto_offset_reset
+        if rule == "none":
+            raise NoOffsetError(
+                f"nothing was committed for {one.topic}-{one.partition}",
+                expected='auto_offset_reset="earliest" or "latest", or a commit or a seek',
+            )
+        if rule == "earliest" or is_added:
+            reading.place(reading.log.log_start_offset)
+        else:
+            reading.place(self.end(reading.log))
+
+    def reset(self, one: TopicPartition, reading: Reading, error: OffsetOutOfRangeError) -> None:
+        """The position is not in the log: retention deleted it, or the log was truncated."""
+        rule = self._settings.auto_offset_reset
+        if rule == "none":
+            raise error
+        if rule == "earliest":
+            reading.place(reading.log.log_start_offset)
+        else:
+            reading.place(self.end(reading.log))
+        group = self._settings.group_id
+        tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
+
+    # -- what is handed out ------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """All that was handed out is finished."""
+        for reading in list(self._readings.values()):  # a step in another thread may give some up; see logcore.aio
+            reading.finished = reading.position
+
+    def has_records(self) -> bool:
+        """Whether there is anything to read behind the positions."""
+        return any(self._has_records(reading) for reading in list(self._readings.values()))
+
+    def find_columns(self) -> list[Columns]:
+        """What there is now. No position moves, but for those that are not in the log."""
+        found: list[Columns] = []
+        for one, reading in self._readings.items():
+            try:
+                columns = self._columns(one, reading)
+            except Exception:
+                if found:  # as in poll()
+                    break
+                raise
+            if columns is not None:
+                found.append(columns)
+        return found
+
+    def take_columns(self, found: list[Columns]) -> dict[TopicPartition, list[RecordColumns]]:
+        """Moves the positions behind what was found, but for those that were moved since."""
+        taken: dict[TopicPartition, list[RecordColumns]] = {}
+        for each in found:
+            reading = self._readings.get(each.partition)
+            if reading is None or reading.position != each.start:
+                continue
+            reading.drop()
+            reading.position = each.end
+            if each.columns:
+                taken[each.partition] = each.columns
+        return taken
+
+    def opened(self) -> tuple[TopicPartition, Reading] | None:
+        """The next partition in turn that has records, with those of them that there are now."""
+        order = list(self._readings)
+        for step in range(len(order)):
+            at = (self._turn + step) % len(order)
+            reading = self._readings[order[at]]
+            if not reading.is_paused and self._open(order[at], reading):
+                self._turn = (at + 1) % len(order)
+                return order[at], reading
+        return None
+
+    def one_by_one(self, one: TopicPartition, reading: Reading) -> Iterator[TopicRecord]:
+        """Until the records end, somebody moves the position or takes the partition, or the group has to be checked.
+
+        Those who do so drop what is read ahead.
+        """
+        records = reading.records
+        assert records is not None
+        settings = self._settings
+        is_plain = settings.key_deserializer is None and settings.value_deserializer is None
+        at_once = 1  # a record that cannot be decoded comes after those before it
+        if is_plain:
+            at_once = _READ_AHEAD
+        look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
+        until_look = 1
+        while True:
+            reading.is_ahead = True
+            try:
+                ahead = self._handed(one, list(itertools.islice(records, at_once)))
+            except BaseException:
+                reading.drop()
+                raise
+            if not ahead:
+                reading.position = reading.end
+                reading.drop()
+                return
+            for record in ahead:
+                reading.finished = reading.position
+                reading.position = record.offset + 1
+                yield record
+                if reading.records is not records:
+                    return
+                until_look -= 1
+                if until_look:
+                    continue
+                now_ms = self._fs.monotonic_ms()
+                if now_ms >= look_ms:
+                    reading.drop()
+                    return
+                # The clock takes as long as the rest: while the loop is fast, it is asked less often.
+                until_look = 1
+                if look_ms - now_ms > _LOOK_WHILE_ITERATING_MS // 2:
+                    until_look = _RECORDS_A_LOOK
+
+    def _has_records(self, reading: Reading) -> bool:
+        if reading.is_paused or reading.log.is_closed:
+            return False
+        if self._is_read_only:
+            reading.log.refresh()
+        if reading.position is None:
+            return False
+        return reading.records is not None or reading.position != self.end(reading.log)
+
+    def fetch(self, most: int) -> dict[TopicPartition, list[TopicRecord]]:
+        """Records of the partitions in turns, beginning behind the one that was served last."""
+        found: dict[TopicPartition, list[TopicRecord]] = {}
+        order = list(self._readings)
+        first = self._turn
+        left = most
+        for step in range(len(order)):
+            one = order[(first + step) % len(order)]
+            reading = self._readings[one]
+            if reading.is_paused or left == 0:
+                continue
+            try:
+                records = self._take(one, reading, left)
+            except Exception:
+                if found:  # what others gave is handed out; the error comes again with the next call
+                    break
+                raise
+            if records:
+                found[one] = records
+                left -= len(records)
+                self._turn = (first + step + 1) % len(order)
+        return found
+
+    def _take(self, one: TopicPartition, reading: Reading, most: int) -> list[TopicRecord]:
+        if not self._open(one, reading):
+            return []
+        assert reading.records is not None
+        try:
+            taken = list(itertools.islice(reading.records, most))
+            found = self._handed(one, taken)
+        except BaseException:
+            reading.drop()  # the position stays, so that nothing is passed over
+            raise
+        if len(taken) < most:
+            reading.drop()
+            reading.position = reading.end
+        else:
+            reading.position = taken[-1].offset + 1
+        return found
+
+    def _open(self, one: TopicPartition, reading: Reading) -> bool:
+        """Whether there are records behind the position; reading.records are those."""
+        if reading.is_ahead:  # of an iteration that was left, and would miss those between
+            reading.drop()
+        if reading.records is not None:
+            return True
+        position = reading.position
+        reading.end = self.end(reading.log)
+        if position is None or position == reading.end:
+            return False
+        try:
+            reading.records = reading.log.read(position, reading.end, isolation=self._settings.isolation_level)
+        except OffsetOutOfRangeError as error:
+            self.reset(one, reading, error)
+            return False
+        return True
+
+    def _handed(self, one: TopicPartition, records: list[Record]) -> list[TopicRecord]:
+        found = kernel.place_records(*one, records)
+        settings = self._settings
+        for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
+            if function is not None:
+                found = [_with(record, name, function) for record in found]
+        return found
+
+    def _columns(self, one: TopicPartition, reading: Reading) -> Columns | None:
+        position = reading.position
+        if reading.is_paused or position is None:
+            return None
+        end = self.end(reading.log)
+        if position == end:
+            return None
+        try:
+            found = list(reading.log.scan(position, end, isolation=self._settings.isolation_level))
+        except OffsetOutOfRangeError as error:
+            self.reset(one, reading, error)
+            return None
+        return Columns(one, position, end, found)
+
+
+def _stay(log: Log) -> None:
+    """This process alone writes the log: there is nothing to follow."""
+
+
+def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
+    """A record with its key or value as the function gives it; null stays null."""
+    given = getattr(record, name)
+    return record if given is None else record._replace(**{name: function(given)})

@@ -1,0 +1,128 @@
+"""The logs that are open in a directory: each is opened when it is first asked for, and kept until it is closed.
+
+Rules:
+- A partition has one log here. A log that its user has closed is opened again when it is next asked for.
+- A look at `known` takes no lock. Whatever opens or forgets a log is called under the directory's lock.
+- The leader epoch of a partition that is not open is read from its file, once: only its writer may begin another.
+
+This module knows no topic by itself: the directory (logdir.py) says which partitions exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from logcore import checkpoint
+from logcore.checkpoint import Key
+from logcore.claim import Claim
+from logcore.config import Durability
+from logcore.directory.incidents import Incidents
+from logcore.directory.topicfile import TopicEntry
+from logcore.directory.topics import TopicRegistry
+from logcore.directory.upkeep import Upkeeper
+from logcore.fs import FS
+from logcore.log import Log, OnCorruption, open_log
+from logcore.names import partition_name
+
+
+class OpenLogs:
+    """The open logs of one directory. known: by topic and partition; its user may have closed some of them since."""
+
+    def __init__(
+        self,
+        fs: FS,
+        registry: TopicRegistry,
+        claim: Claim | None,
+        upkeeper: Upkeeper,
+        incidents: Incidents,
+        on_corruption: OnCorruption,
+    ) -> None:
+        self._fs = fs
+        self._registry = registry
+        self._claim = claim
+        self._upkeeper = upkeeper
+        self._incidents = incidents
+        self._on_corruption: OnCorruption = on_corruption
+        self.known: dict[Key, Log] = {}
+        self._leader_epochs: dict[Key, int] = {}  # of logs that are not open, as far as they were asked for
+
+    def opened(self, key: Key) -> Log | None:
+        """The log of a partition if it is open now."""
+        log = self.known.get(key)
+        if log is None or log.is_closed:
+            return None
+        return log
+
+    def all_open(self) -> dict[Key, Log]:
+        # A copy, because another thread may open a log meanwhile.
+        return {key: log for key, log in self.known.copy().items() if not log.is_closed}
+
+    def open(
+        self,
+        topic: TopicEntry,
+        number: int,
+        durability: Durability,
+        committed: Callable[[str, int], Mapping[str, int]],
+    ) -> Log:
+        """Opens a partition that is not open. Raises what logcore.open() raises.
+
+        committed: consumer group -> committed offset of a partition, for retention that waits for groups.
+        """
+        key = (topic.name, number)
+        path = self._registry.partition_path(*key)
+        config = self._registry.settings(topic).as_mapping()
+        self._registry.check_directory(path)
+        if self._claim is None:
+            log = open_log(path, read_only=True, config=config, fs=self._fs)
+        else:
+            log = open_log(
+                path,
+                config=config,
+                durability=durability,
+                on_corruption=self._on_corruption,
+                shared=self._claim.is_shared,
+                fs=self._fs,
+            )
+            log.upkeep.retain_by(self._upkeeper.settings.retention, lambda: committed(*key))
+            self._upkeeper.admit(key, log)
+        self.known[key] = log
+        if self._claim is not None:
+            self._upkeeper.visit(key, log)  # last: a tick() drops what is not among the open logs
+        self._leader_epochs.pop(key, None)  # from now on the log knows, and it may rise
+        return log
+
+    def take_all(self) -> dict[Key, Log]:
+        """Forgets all logs, and returns them, to be closed."""
+        taken = self.known
+        self.known = {}
+        return taken
+
+    def close_topics(self, topics: Collection[str]) -> None:
+        """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
+        for key in [key for key in self.known if key[0] in topics]:
+            log = self.known.pop(key)
+            self._upkeeper.stop_compacting(log)
+            with self._incidents.going_on("deletion", partition_name(*key)):
+                log.close()
+        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:  # threads that read may add some
+            self._leader_epochs.pop(key, None)
+
+    # -- leader epochs -----------------------------------------------------------------------------------------------
+
+    def leader_epoch(self, key: Key) -> int:
+        """The epoch that records appended to a partition are stamped with; if it is not open, what its file says."""
+        log = self.opened(key)
+        if log is not None and self._claim is not None:
+            return log.leader_epoch
+        epoch = self._leader_epochs.get(key)
+        if epoch is not None:
+            return epoch
+        epochs = checkpoint.read_epochs(self._fs, self._registry.partition_path(*key))
+        epoch = epochs[-1][0] if epochs else 0
+        if self._claim is not None:  # else its writer, in another process, may begin another
+            self._leader_epochs[key] = epoch
+        return epoch
+
+    def knows_leader_epoch(self, key: Key) -> bool:
+        """Whether leader_epoch() reads no file."""
+        return self._claim is not None and (self.opened(key) is not None or key in self._leader_epochs)

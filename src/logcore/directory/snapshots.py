@@ -1,0 +1,90 @@
+"""A snapshot: the whole directory once more, at a path where nothing exists yet.
+
+Rules:
+- It is made under a name that ends in `-partial`, and renamed when it is whole and on disk.
+- What groups have committed is copied first: then each committed offset lies in the copy of its topic.
+
+This module knows no segment: copying.py copies a log.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Final, Protocol
+
+from logcore import checkpoint
+from logcore.checkpoint import Key, OffsetCheckpoints
+from logcore.claiming import make_directories
+from logcore.directory.copying import copy_log
+from logcore.directory.incidents import Incidents
+from logcore.directory.topics import remove_tree
+from logcore.errors import InvalidConfigError
+from logcore.fs import FS
+from logcore.log import Log
+from logcore.names import OFFSETS_TOPIC, partition_name
+
+_NAME_BYTES: Final = 255  # of a name in Linux' file systems
+
+
+class Directory(Protocol):
+    """What is asked of the LogDir that is copied."""
+
+    path: str
+
+    def topics(self) -> list[str]: ...
+    def topic_id(self, name: str) -> uuid.UUID: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+    def partition(self, topic: str, number: int) -> Log: ...
+
+
+def take_snapshot(fs: FS, directory: Directory, incidents: Incidents, target: str) -> None:
+    """Copies all partitions up to their high watermarks, one after the other.
+
+    Raises InvalidConfigError when something exists at the target, and what reading and writing raise; then nothing of
+    the copy is left, or an incident says what is.
+    """
+    if fs.exists(target):
+        raise InvalidConfigError("there is something at the path of the snapshot", found=repr(target))
+    parent, name = os.path.split(target)
+    suffix = f".{fs.random_bytes(8).hex()}-partial"
+    partial = os.path.join(parent, name[: _NAME_BYTES - len(suffix)] + suffix)
+    make_directories(fs, partial)
+    try:
+        _copy_directory(fs, directory, partial)
+        fs.rename(partial, target)
+        fs.sync_dir(parent)
+    except BaseException:
+        with incidents.going_on("deletion", partial):
+            for inside in fs.listdir(partial):
+                if fs.is_directory(os.path.join(partial, inside)):
+                    remove_tree(fs, os.path.join(partial, inside))
+            remove_tree(fs, partial)
+        raise
+
+
+def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
+    """All partitions and what is noted of them, to a directory that is there and empty."""
+    points: dict[Key, int | None] = {}
+    starts: dict[Key, int | None] = {}
+    # What groups have committed first, so that it lies in the copies of the topics.
+    for name in sorted(directory.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
+        directory.topic_id(name)
+        for number in directory.partitions(name):
+            log = directory.partition(name, number)
+            path = os.path.join(target, partition_name(name, number))
+            fs.mkdir(path)
+            content = checkpoint.read(fs, log.path, checkpoint.PARTITION_METADATA)
+            if content is not None:
+                checkpoint.write(fs, path, checkpoint.PARTITION_METADATA, content)
+            end = copy_log(log, path)
+            points[name, number] = end
+            starts[name, number] = min(log.log_start_offset, end) or None
+    copied = OffsetCheckpoints(fs, target)
+    copied.set(checkpoint.LOG_START, starts)
+    copied.set(checkpoint.RECOVERY_POINT, points)
+    for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
+        content = checkpoint.read(fs, directory.path, file)
+        if content is not None:
+            checkpoint.write(fs, target, file, content)
+    fs.sync_dir(target)
