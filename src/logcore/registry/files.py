@@ -228,7 +228,8 @@ class FileRegistry:
     """See protocol.Registry. Made by open_registry(); may be used by several threads.
 
     Fields that change, all under _mutex: _lease and _lock (None when closed or forked), _is_busy (inside a change),
-    _known (file of a node -> creation id and version that this process knows to be on disk).
+    _held (the domain that holding() holds), _known (file of a node -> creation id and version that this process knows
+    to be on disk).
     """
 
     def __init__(
@@ -244,6 +245,7 @@ class FileRegistry:
         self._observer = Observer()
         self._known: dict[str, tuple[bytes, int]] = {}
         self._is_busy = False
+        self._held: str | None = None
         self._is_closed = False
         self._lock: int | None = None
         self._lease: Lease | None = None
@@ -446,13 +448,22 @@ class FileRegistry:
 
     @contextlib.contextmanager
     def holding(self, path: str) -> Generator[None]:
-        """Inside the `with`, nothing in the domain of a path changes, and this session is not expired.
+        """Inside the `with`, nobody else changes anything in the domain of a path, and this session is not expired.
 
-        For a step elsewhere that depends on the registry, such as a commit of a group's offsets: get() is allowed
-        inside, other changes of the registry are not. Keep it short: others wait.
+        For several changes that others see as one, and for a step elsewhere that depends on the registry, such as a
+        commit of a group's offsets. Inside, nodes of that domain may be changed, and no others. Keep it short: others
+        wait.
         """
-        with self._turn(domain_of(node_names(path))):
-            yield
+        domain = domain_of(node_names(path))
+        with self._turn(domain):
+            before = self._held
+            self._held = domain
+            self._is_busy = False
+            try:
+                yield
+            finally:
+                self._held = before
+                self._is_busy = True
 
     def poll(self) -> None:
         """Tells others that this session's owner is not stuck; see max_poll_interval_ms. Costs one small write."""
@@ -480,10 +491,13 @@ class FileRegistry:
         """Holds the lock of a domain and the gate of this session, which is not expired."""
         with self._mutex:
             lease = self._writing()
-            if self._is_busy:
+            if self._is_busy or self._held not in (None, domain):
                 raise RegistryError("the registry was used from inside a change of it", path=self.path)
             self._is_busy = True
             try:
+                if self._held is not None:  # its lock and the gate are taken already
+                    yield
+                    return
                 with self._locked(domain):
                     if not lease.enter(self._lock_timeout_ms):
                         raise RegistryLockedError("this session is being declared over", path=self.path)
