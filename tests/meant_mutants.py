@@ -1069,6 +1069,24 @@ MISTAKES: Final = (
         "registry/test_registry_sessions.py -k nearest",
     ),
     Mistake(
+        "registry_shows_no_more_topics_after_an_error", "logcore/directory/controller.py",
+        "        except BaseException:\n            self._version = -1  # the generator has ended: begin again\n",
+        "        except BaseException:\n",
+        "directory/test_controller.py",
+    ),
+    Mistake(
+        "registry_shows_topics_before_the_election", "logcore/directory/controller.py",
+        "            if self.epoch:\n                self._publish(registry)\n",
+        "            if True:\n                self._publish(registry)\n",
+        "directory/test_controller.py",
+    ),
+    Mistake(
+        "registry_keeps_partitions_of_an_earlier_topic", "logcore/registry/views.py",
+        "        if f\"{partition}/state\" not in states:",
+        "        if False:",
+        "registry/test_registry_conformance.py -k topics",
+    ),
+    Mistake(
         "registry_believes_the_first_look_behind_a_death", "logcore/registry/watching.py",
         "self._echoes = [now + echo for echo in _ECHOES_MS]", "self._echoes = []",
         "registry/test_registry_sessions.py -k reported_again",

@@ -21,7 +21,8 @@ Rules:
 - Reads take no lock. A node with a session is believed only while the session lives.
 - A persistent version is on disk before the call returns, and before the slot with the version below is overwritten: a
   writer that was killed before its sync must not cost both.
-- Ephemeral nodes are never synced: a power cut ends all sessions. UNSYNCED_NODES are not synced either.
+- Ephemeral nodes are never synced: a power cut ends all sessions. What is written again from elsewhere, the state of a
+  group and the view of topics, is not synced either.
 - No two domains are locked at once. The gate of a session is locked behind the domain.
 - A value that was read may be lost in a power cut if its writer was killed between its write and its sync.
 - What is damaged, foreign or newer raises an error and is kept.
@@ -82,6 +83,8 @@ _FORMAT_WORDS: Final = b"logcore registry "
 _LOCK: Final = ".lock"
 #: The state of a group is found again in __consumer_offsets after a power cut: its writes need no sync.
 _UNSYNCED_NAME: Final = "group"
+#: What lies below shows the topics of the log directory, which says them again.
+_VIEWS: Final = (("brokers", "topics"), ("config", "topics"))
 _OWN_ONLY: Final = (0o700, 0o600)
 _GROUP_TOO: Final = (0o770, 0o660)
 _GROUP_WRITES: Final = 0o020
@@ -111,6 +114,8 @@ def domain_byte(domain: str) -> int:
 def kind_of(names: Names) -> Kind:
     """How long a node lasts that is not ephemeral."""
     if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
+        return Kind.UNSYNCED
+    if len(names) > 2 and names[:2] in _VIEWS:
         return Kind.UNSYNCED
     return Kind.PERSISTENT
 
@@ -344,19 +349,21 @@ class FileRegistry:
         return self._directory(names) + SUFFIX
 
     def _look(self, names: Names) -> tuple[Head, Slot] | None:
-        """A node as it is now; None for one that is not there or whose session is over, and for one that is damaged and
-        was never synced: a power cut does that.
+        """A node as it is now; None for one that is not there."""
+        return self._believed(self._file(names))
+
+    def _believed(self, file: str) -> tuple[Head, Slot] | None:
+        """None also for a node whose session is over, and for one that is damaged and was never synced: a power cut
+        does that.
         """
         try:
-            return self._believed(self._file(names))
+            found = self._read(file)
         except CorruptRegistryError as error:
-            if kind_of(names) is not Kind.UNSYNCED:
+            # The names that kind_of() knows are files of the same names.
+            if kind_of(tuple(posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/"))) is not Kind.UNSYNCED:
                 raise
             tell("registry", WARNING, "a node that is not synced is damaged, and is made again: %s", error)
             return None
-
-    def _believed(self, file: str) -> tuple[Head, Slot] | None:
-        found = self._read(file)
         if found is None:
             return None
         session = found[1].session

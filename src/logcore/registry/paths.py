@@ -19,7 +19,7 @@ Rules:
 - JSON is UTF-8 without spaces. What cannot be read is CorruptRegistryError; an unpack function reads what
   its pack function wrote.
 - A name that holds `/`, `%` or NUL, as a group's may, is percent-encoded in these three signs.
-- elect() is the only function that changes a registry.
+- elect() is the only function here that changes a registry; views.py has those that write brokers and topics.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from logcore.registry.protocol import CONSUMERS, Registry
 CLUSTER_ID: Final = "/cluster/id"
 BROKERS: Final = "/brokers/ids"
 TOPICS: Final = "/brokers/topics"
+TOPIC_CONFIGS: Final = "/config/topics"
 CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
 _CLUSTER_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,22}")
@@ -91,7 +92,7 @@ def offset(name: str, topic_name: str, partition: int) -> str:
 
 
 def topic_config(name: str) -> str:
-    return f"/config/topics/{element(name)}"
+    return f"{TOPIC_CONFIGS}/{element(name)}"
 
 
 def client_config(client_id: str) -> str:
