@@ -55,7 +55,7 @@ _T = TypeVar("_T")
 _GROUPS: Final = "groups that are shared"
 _TRANSACTIONS: Final = "transactions that are shared"
 #: How often it is looked for what other processes did: while a member waits for others, and else.
-_SOON_MS: Final = 5
+_SOON_MS: Final = 10
 _LATER_MS: Final = 50
 
 
@@ -91,7 +91,9 @@ class GroupsBesideOthers:
 
         def done(result: Any) -> None:
             if isinstance(result, LogcoreError | OSError):
-                _log.error("the groups cannot be asked: %s", result)
+                if not isinstance(result, InvalidNodeError):  # that one the client has brought
+                    text = "the groups cannot be asked: %s"
+                    self._state.journal.say(logging.ERROR, "groups", self._now_ms, text, str(result))
                 result = refuse(_error_of(result))
             pass_on(result, answer)
             self._settle()
