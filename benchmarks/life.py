@@ -74,6 +74,7 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
     files = sorted(source.glob("*.log"))
     size_bytes = sum(file.stat().st_size for file in files)
     seconds: dict[str, list[float]] = {"compact": [], "copy": [], "read": []}
+    cpu: dict[str, list[float]] = {"compact": [], "scan": []}
     left = kept = memory = 0
     for _ in range(3 if settings.quick else 5):
         target = path / "target" / "log-0"
@@ -84,9 +85,15 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
         with logcore.open(target, config=CONFIG, durability="os") as log:
             common.settle()
             with common.collector_off():
+                spent = time.process_time()
+                for columns in log.scan(0):
+                    assert columns
+                cpu["scan"].append(time.process_time() - spent)
+                spent = time.process_time()
                 started = time.perf_counter()
                 report = clean(log)
                 seconds["compact"].append(time.perf_counter() - started)
+                cpu["compact"].append(time.process_time() - spent)
             assert report is not None
             left = report.bytes_after
             kept = report.records_kept
@@ -115,6 +122,18 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
             target=target_ratio,
             method=method,
         )
+    least = {name: min(times) for name, times in cpu.items()}
+    yield Result(
+        question="compact a log with 10 % live keys, CPU",
+        unit="ns/record",
+        ours=least["compact"] / records * 1e9,
+        peer_name="log.scan",
+        peer=least["scan"] / records * 1e9,
+        ratio=least["compact"] / least["scan"],
+        target=3.0,
+        bound="at most",
+        method="CPU time of the process, the least of turns; the scan reads the same log before it.",
+    )
 
 
 def copy(files: list[Path], target: Path, part: float) -> None:
@@ -246,7 +265,7 @@ def ticking(settings: Settings, path: Path) -> Result:
         peer_name="the limit",
         peer=0,
         ratio=longest * 1e3,
-        target=10,
+        target=5,
         bound="at most",
         ratio_unit=" ms",
         method=f"{calls:,} calls over 20 partitions, {acted} segments rolled, policy group.",

@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
-Names: codec append scan topic open growth life shim clients sharing transactions groups spark connector; all of them
-by default. Only a whole run that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
+Names: codec append scan topic open growth life shim clients sharing transactions groups kafka spark connector; all of
+them by default. Only a whole run that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ NAMES: Final = (
     "sharing",
     "transactions",
     "groups",
+    "kafka",
     "spark",
     "connector",
 )

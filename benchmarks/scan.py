@@ -86,7 +86,7 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
                 yield from random_reads(settings, log, lmdb, count)
             yield common.speed(
                 "columns of batch after batch", count, lambda: [len(batch.columns()) for batch in log.batches(0)],
-                {"log.scan": to_columns}, settings, method="RecordBatch.columns of batches of 16 KiB.",
+                {"log.scan": to_columns}, settings, target=0.5, method="RecordBatch.columns of batches of 16 KiB.",
             )  # fmt: skip
         for store in stores.values():
             store.close()

@@ -304,7 +304,7 @@ def produce_requests(settings: Settings) -> Iterator[Result]:
                     rates.setdefault(name, []).append(count / (time.perf_counter() - started))
     best = {name: max(values) for name, values in rates.items()}
     for name, question, target in (
-        ("ours", "1 KB produce requests, 16 outstanding", 0.4),
+        ("ours", "1 KB produce requests, 16 outstanding", 0.5),
         ("group", "1 KB produce requests, 16 outstanding, to disk (group)", None),
         ("shared", "1 KB produce requests, 16 outstanding, the directory shared", None),
     ):

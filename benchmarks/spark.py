@@ -97,6 +97,13 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
         return lambda: frame.groupBy("partition").agg(F.sum(F.length("value"))).collect()
 
     yield beside("Spark read, all columns", count, drop(whole), drop(parquet), 1.0, "To the noop sink.")
+    yield ceiling(
+        "Spark read, all columns, beside a source of prebuilt batches",
+        count,
+        drop(whole),
+        drop(prebuilt(spark, whole.schema, count)),
+        0.97,
+    )
     yield beside("Spark count()", count, offsets.count, parquet.count, 0.4, 'With .schema("offset BIGINT"); footers.')
     yield beside("Spark groupBy partition", count, group(sizes), group(parquet), 0.9, "Sum of length(value).")
     pairs = parquet.select("key", "value")
@@ -119,6 +126,14 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
 
     yield beside("Spark write, key and value", count, write_log, write_parquet, 1.2, "Synced; Parquet is not.")
     yield beside("Spark write to the disk", count, write_log, write_parquet_to_disk, 1.2, "Both synced.")
+    dropping = dropped(spark)
+    yield ceiling(
+        "Spark write, key and value, beside a writer that drops batches",
+        count,
+        write_log,
+        lambda: pairs.write.format(dropping).mode("append").save(),
+        0.75,
+    )
     with logcore.open(os.path.join(ours, "rows-0"), read_only=True) as written:
         assert written.high_watermark == count, "what was written is there"
 
@@ -135,6 +150,91 @@ def beside(question: str, count: int, ours: Side, theirs: Side, target: float, m
         target=target,
         method=method,
     )
+
+
+def ceiling(question: str, count: int, ours: Side, limit: Side, target: float) -> Result:
+    seconds = common.measure({"logcore": ours, "ceiling": limit}, REPEATS)
+    return Result(
+        question=question,
+        unit="records/s",
+        ours=count / seconds["logcore"],
+        peer_name="the ceiling",
+        peer=count / seconds["ceiling"],
+        ratio=seconds["ceiling"] / seconds["logcore"],
+        target=target,
+        method="A Python data source of Spark's that does nothing itself: what is left is Spark.",
+    )
+
+
+def prebuilt(spark: Any, schema: Any, count: int) -> Any:
+    """A frame of as many rows from a source that gives one of eight batches again and again."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(number) for number in range(PARTITIONS)]
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            import pyarrow as pa
+            from pyspark.sql.pandas.types import to_arrow_schema
+
+            rows = 10_000
+            wanted = to_arrow_schema(schema)
+            rng = np.random.default_rng(partition.value)
+            batches = []
+            for _ in range(8):
+                arrays = []
+                for field in wanted:
+                    if pa.types.is_binary(field.type):
+                        size = common.KEY_SIZE if field.name == "key" else common.VALUE_SIZE
+                        offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * size)
+                        data = pa.py_buffer(rng.bytes(rows * size))
+                        arrays.append(pa.Array.from_buffers(field.type, rows, [None, offsets, data]))
+                    elif pa.types.is_string(field.type):
+                        arrays.append(pa.array(["rows"] * rows, field.type))
+                    elif pa.types.is_nested(field.type):
+                        arrays.append(pa.array([[]] * rows, field.type))
+                    else:
+                        arrays.append(pa.array(np.arange(rows), pa.int64()).cast(field.type, safe=False))
+                batches.append(pa.RecordBatch.from_arrays(arrays, schema=wanted))
+            for number in range(count // PARTITIONS // rows):
+                yield batches[number % 8]
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "prebuilt"
+
+        def schema(self) -> Any:
+            return schema
+
+        def reader(self, _: Any) -> DataSourceReader:
+            return Reader()
+
+    spark.dataSource.register(Source)
+    return spark.read.format("prebuilt").load()
+
+
+def dropped(spark: Any) -> str:
+    """The name of a format that takes batches and keeps none."""
+    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+    class Writer(DataSourceArrowWriter):
+        def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+            for _ in iterator:
+                pass
+            return WriterCommitMessage()
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "dropped"
+
+        def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+            return Writer()
+
+    spark.dataSource.register(Source)
+    return "dropped"
 
 
 def commit(path: Path, size_bytes: int) -> Result:

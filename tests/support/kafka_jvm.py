@@ -15,15 +15,18 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import pytest
 
 from support.vectors import DATA
 
 SOURCES = DATA / "kafka"
+#: For Java, where it is to be up soon and not fast.
+_QUICK_START: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def classes() -> Path:
@@ -85,7 +88,7 @@ class Storage:
     """Kafka's storage classes, one request at a time. options: for Java; by default those for a quick start."""
 
     def __init__(self, *options: str) -> None:
-        options = options or ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        options = options or _QUICK_START
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = ["java", *options, "-cp", f"{classes()}/*"]
         self.process = subprocess.Popen(
@@ -133,10 +136,11 @@ class Storage:
 class Broker:
     """A broker of one node in KRaft mode, on loopback; its partitions are in folder / "data".
 
-    A second Broker on the same folder goes on with what the first one left.
+    A second Broker on the same folder goes on with what the first one left. options: for Java; by default those for a
+    quick start.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: Sequence[str] = _QUICK_START) -> None:
         self.data = folder / "data"
         self.address = f"127.0.0.1:{_free_port()}"
         controller = f"127.0.0.1:{_free_port()}"
@@ -162,10 +166,10 @@ class Broker:
         file = folder / "server.properties"
         is_new = not file.exists()
         file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{classes()}/*"]
+        java = ["java", *options, "-cp", f"{classes()}/*"]
         if is_new:
-            options = ["format", "-t", "ASNFZ4mrze9-3LqYdlQyEA", "-c", str(file)]
-            subprocess.run([*java, "kafka.tools.StorageTool", *options], check=True, capture_output=True, timeout=60)
+            format_it = ["kafka.tools.StorageTool", "format", "-t", "ASNFZ4mrze9-3LqYdlQyEA", "-c", str(file)]
+            subprocess.run([*java, *format_it], check=True, capture_output=True, timeout=60)
         self._output = (folder / "output").open("a+")
         self.process = subprocess.Popen(
             [*java, "kafka.Kafka", str(file)], stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL

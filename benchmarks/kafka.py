@@ -1,0 +1,266 @@
+"""What does one broker of ours cost and give beside one of Apache Kafka, for the same client?
+
+Method: confluent-kafka, once with netshim and once with Apache Kafka 4.1.1 from Maven as Kafka's own scripts start it,
+each in a process of its own, in turns; Kafka has served for some seconds before. Needs Java and Maven.
+- 1,000 records of 100 bytes a second, acks=all, a consumer beside the producer: from produce() to what poll() returns,
+  and the processor time of the broker. With durability="os", as Kafka does it, and with "group", which syncs.
+- As fast as the client sends and reads, records of 1,000 and of 100 bytes, not compressed: rate, and the broker's
+  processor time for each GB. The client is near its limit in all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import common
+from common import Result, Settings
+
+import netshim
+
+sys.path.insert(0, str(common.ROOT / "tests"))
+
+_PACE: Final = 1_000  # records a second
+_TURNS: Final = 3
+_WARM_SECONDS: Final = 6
+_KAFKA_OPTIONS: Final = ("-Xmx1g", "-XX:+UseG1GC")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+#: Targets by question: of the first figure of a pair, and of the second.
+_LATENCY: Final = {"os": (0.9, 0.5), "group": (1.5, 1.0)}
+
+
+@attrs.frozen
+class Served:
+    """A broker: where it is, and what processor time it has used."""
+
+    name: str
+    address: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def run(settings: Settings) -> Iterator[Result]:
+    if common.peer("confluent_kafka", "confluent-kafka") is None or shutil.which("java") is None:
+        return
+    with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
+        theirs = stack.enter_context(_kafka(path / "theirs"))
+        ours = stack.enter_context(_netshim(path / "os", "os"))
+        grouped = stack.enter_context(_netshim(path / "group", "group"))
+        for one in (theirs, ours, grouped):
+            _latency(one, "warm", 2 if settings.quick else _WARM_SECONDS)
+        seconds = 3 if settings.quick else 10
+        yield from _latencies([ours, grouped, theirs], seconds)
+        size = (64 if settings.quick else 512) << 20
+        for value_bytes in (1_000, 100):
+            yield from _throughput(ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4)
+
+
+@contextlib.contextmanager
+def _kafka(folder: Path) -> Iterator[Served]:
+    from support.kafka_jvm import Broker
+
+    folder.mkdir()
+    with Broker(folder, _KAFKA_OPTIONS) as broker:
+        yield Served("Apache Kafka", broker.address, broker.process.pid)
+
+
+def _serve(pipe: Any, path: str, durability: str) -> None:
+    with netshim.serve(path, durability=durability) as server:
+        pipe.send(server.bootstrap_servers)
+        pipe.recv()
+
+
+@contextlib.contextmanager
+def _netshim(path: Path, durability: str) -> Iterator[Served]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, str(path), durability), daemon=True)
+    process.start()
+    try:
+        assert process.pid is not None
+        yield Served(durability, here.recv(), process.pid)
+    finally:
+        here.send(None)
+        process.join()
+
+
+# -- at 1,000 records a second ---------------------------------------------------------------------------------------
+
+
+def _latency(served: Served, topic: str, seconds: float) -> tuple[list[float], float]:
+    """Seconds from produce() to the consumer, one for each record, and processor seconds of the broker for each."""
+    import confluent_kafka
+
+    count = int(_PACE * seconds)
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": served.address, "group.id": topic, "auto.offset.reset": "earliest", "log_level": 0}
+    )
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": served.address, "acks": "all", "linger.ms": 0, "log_level": 0}
+    )
+    producer.produce(topic, b"0")
+    producer.flush(30)
+    consumer.subscribe([topic])
+    while consumer.poll(0.1) is None:
+        pass
+    found: list[float] = []
+
+    def read() -> None:
+        while len(found) < count:
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                found.append(time.perf_counter() - float(message.value().rstrip(b".")))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    before = served.cpu_seconds()
+    started = time.perf_counter()
+    for number in range(count):
+        while time.perf_counter() < started + number / _PACE:
+            producer.poll(0.0002)
+        producer.produce(topic, repr(time.perf_counter()).encode().ljust(common.VALUE_SIZE, b"."))
+    reader.join()
+    spent = served.cpu_seconds() - before
+    consumer.close()
+    return found, spent / count
+
+
+def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
+    p50: dict[str, list[float]] = {}
+    p99: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    for turn in range(_TURNS):
+        for one in brokers:
+            found, spent = _latency(one, f"paced-{turn}", seconds)
+            cuts = statistics.quantiles(found, n=100)
+            p50.setdefault(one.name, []).append(cuts[49])
+            p99.setdefault(one.name, []).append(cuts[98])
+            cpu.setdefault(one.name, []).append(spent)
+    theirs = brokers[-1].name
+    for one in brokers[:-1]:
+        for figures, name, target in zip((p50, p99), ("p50", "p99"), _LATENCY[one.name], strict=True):
+            yield _cost(
+                f"1,000 records a second, {one.name}, end to end, {name}", "us", 1e6, figures, one.name, theirs, target
+            )
+    name = brokers[0].name
+    yield _cost("1,000 records a second, os, CPU of the broker for each", "us", 1e6, cpu, name, theirs, 0.9)
+
+
+def _cost(
+    question: str, unit: str, scale: float, figures: dict[str, list[float]], ours: str, theirs: str, target: float
+) -> Result:
+    mine = statistics.median(figures[ours])
+    other = statistics.median(figures[theirs])
+    turns = ", ".join(f"{a / b:.2f}" for a, b in zip(figures[ours], figures[theirs], strict=True))
+    return Result(
+        question=question,
+        unit=unit,
+        ours=mine * scale,
+        peer_name=theirs,
+        peer=other * scale,
+        ratio=mine / other,
+        target=target,
+        bound="at most",
+        method=f"The median of {_TURNS} turns; less is better. Ratios of the turns: {turns}.",
+    )
+
+
+# -- as fast as it goes ----------------------------------------------------------------------------------------------
+
+
+def _produce(served: Served, topic: str, value: bytes, count: int) -> tuple[float, float]:
+    """Seconds, and processor seconds of the broker."""
+    import confluent_kafka
+
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": served.address,
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 1_000_000,
+            "log_level": 0,
+        }
+    )
+    producer.produce(topic, value)
+    producer.flush(30)
+    before = served.cpu_seconds()
+    started = time.perf_counter()
+    for _ in range(count):
+        while True:
+            try:
+                producer.produce(topic, value)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    producer.flush(60)
+    return time.perf_counter() - started, served.cpu_seconds() - before
+
+
+def _consume(served: Served, topic: str, count: int) -> tuple[float, float]:
+    """As _produce()."""
+    import confluent_kafka
+
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": served.address, "group.id": "g", "enable.auto.commit": False, "log_level": 0}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    left = count - len(consumer.consume(1, 30))
+    before = served.cpu_seconds()
+    started = time.perf_counter()
+    while left > 0:
+        left -= len(consumer.consume(min(left, 10_000), 1.0))
+    spent = time.perf_counter() - started, served.cpu_seconds() - before
+    consumer.close()
+    return spent
+
+
+def _throughput(ours: Served, theirs: Served, value_bytes: int, size_bytes: int) -> Iterator[Result]:
+    count = size_bytes // value_bytes
+    value = b"x" * value_bytes
+    samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for turn in range(_TURNS):
+        for one in (ours, theirs):
+            topic = f"fast-{value_bytes}-{turn}"
+            samples.setdefault(("produce", one.name), []).append(_produce(one, topic, value, count))
+            samples.setdefault(("consume", one.name), []).append(_consume(one, topic, count))
+    targets = {"produce": (1.2, 0.3), "consume": (1.0, 0.7)}
+    for what in ("produce", "consume"):
+        best = {name: min(seconds for seconds, _ in samples[what, name]) for name in (ours.name, theirs.name)}
+        least = {name: min(cpu for _, cpu in samples[what, name]) for name in (ours.name, theirs.name)}
+        rate, cost = targets[what]
+        yield Result(
+            question=f"{what}, {value_bytes:,} bytes a record",
+            unit="records/s",
+            ours=count / best[ours.name],
+            peer_name=theirs.name,
+            peer=count / best[theirs.name],
+            ratio=best[theirs.name] / best[ours.name],
+            target=rate,
+            method="acks=all; the best of turns." if what == "produce" else "consume(10000); the best of turns.",
+        )
+        gigabytes = size_bytes / 1e9
+        yield Result(
+            question=f"{what}, {value_bytes:,} bytes a record, CPU of the broker for each GB",
+            unit="s",
+            ours=least[ours.name] / gigabytes,
+            peer_name=theirs.name,
+            peer=least[theirs.name] / gigabytes,
+            ratio=least[ours.name] / least[theirs.name],
+            target=cost,
+            bound="at most",
+            method="The least of turns; less is better.",
+        )
