@@ -684,6 +684,37 @@ MISTAKES: Final = (
         "partition/test_noted_offsets.py",
     ),
     # -- groups in several processes
+    # -- a broker beside other processes
+    Mistake(
+        "old_logs_are_served", "netshim/state.py",
+        "return log.has_failed or (self.is_shared and log.writer.state.is_behind())",
+        "return log.has_failed",
+        "netshim/test_shared_broker.py::test_a_fetch_that_waits_gets_what_another_process_appends",
+    ),
+    Mistake(
+        "appends_of_others_wake_nobody", "netshim/state.py",
+        "self.in_turn(key, log.refresh, partial(self._followed, key, now_ms))",
+        "pass",
+        "netshim/test_shared_broker.py::test_a_fetch_that_waits_gets_what_another_process_appends",
+    ),
+    Mistake(
+        "answers_of_other_processes_are_not_looked_for", "netshim/sharing.py",
+        "        self._is_looking = True\n",
+        "        return\n",
+        "netshim/test_shared_broker.py",
+    ),
+    Mistake(
+        "zombies_commit_in_transactions", "logcore/coordination/coordinator.py",
+        "error = self._check_producer(who) if who.is_member else None",
+        "error = None",
+        "netshim/test_transaction_requests.py coordination",
+    ),
+    Mistake(
+        "offsets_never_expire_without_a_broker", "logcore/coordinators.py",
+        "self.groups(directory).expire_offsets()",
+        "pass",
+        "netshim/test_shared_broker.py::test_offsets_that_were_kept_long_enough_are_deleted",
+    ),
     Mistake(
         "member_of_a_dead_process_stays", "logcore/consumer/sharedgroups.py",
         "            if not alive[session] and member.instance_id is None:\n",
@@ -691,9 +722,9 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "zombies_commit", "logcore/consumer/groups.py",
-        "        if error is not None:\n            return [*effects, Reply(waiter, error)]\n    if",
-        "    if",
+        "zombies_commit", "logcore/coordination/coordinator.py",
+        "if error is not None or not committed:\n            return [*effects, Reply(waiter, error)]",
+        "if not committed:\n            return [*effects, Reply(waiter, error)]",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -746,9 +777,9 @@ MISTAKES: Final = (
     ),
     # -- groups of consumers
     Mistake(
-        "commit_of_a_lost_member_counts", "logcore/consumer/groups.py",
-        "        if error is not None:\n            return [*effects, Reply(waiter, error)]\n    if",
-        "    if",
+        "commit_of_a_lost_member_counts", "logcore/coordination/coordinator.py",
+        "if error is not None or not committed:\n            return [*effects, Reply(waiter, error)]",
+        "if not committed:\n            return [*effects, Reply(waiter, error)]",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
@@ -1153,10 +1184,9 @@ MISTAKES: Final = (
         "netshim/test_transaction_requests.py",
     ),
     Mistake(
-        "late_batches_join_the_next_transaction", "netshim/handlers/produce.py",
-        "    if error is None:\n        return codes.NONE, None\n    if error is TransactionError.COORDINATOR",
-        "    if error is not TransactionError.COORDINATOR_NOT_AVAILABLE:\n        return codes.NONE, None\n"
-        "    if error is TransactionError.COORDINATOR",
+        "late_batches_join_the_next_transaction", "netshim/transactions.py",
+        "return write() if error is None else error",
+        "return write()",
         "netshim/test_transaction_requests.py",
     ),
     # -- transactions of producers in process
@@ -1203,10 +1233,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "offsets_count_without_their_transaction", "logcore/consumer/groups.py",
-        "    if producer is None:\n"
-        "        return [*effects, *coordinator.commit(group_id, offsets, waiter)]\n",
-        "    if generation != -2:\n"
-        "        return [*effects, *coordinator.commit(group_id, offsets, waiter)]\n",
+        "            if producer is None:\n                return self._coordinator.commit_as(",
+        "            if who:\n                return self._coordinator.commit_as(",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(

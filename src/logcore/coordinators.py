@@ -17,7 +17,7 @@ from logcore.claim import Claim
 from logcore.errors import ConsumerStateError, LogcoreError
 from logcore.fs import FS, SharedFS
 from logcore.log import Log
-from logcore.names import TRANSACTIONS_TOPIC
+from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinated import producers_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: How often look() looks.
 _LOOK_MS: Final = 1_000
+#: How often it deletes offsets that were kept long enough; as Kafka's offsets.retention.check.interval.ms.
+_EXPIRY_CHECK_MS: Final = 600_000
 
 
 class Partitions(Protocol):
@@ -72,6 +74,7 @@ class Coordinators:
         self._groups: Groups | SharedGroups | None = None
         self._transactions: TransactionCoordinator | None = None
         self._looked_ms = fs.monotonic_ms() - _LOOK_MS
+        self._expired_ms = fs.monotonic_ms()
 
     @property
     def has_groups(self) -> bool:
@@ -120,13 +123,19 @@ class Coordinators:
                 self._groups.transaction_ended(producer_id, commit=commit)
 
     def look(self, directory: Directory) -> None:
-        """Ends transactions that nobody else ends, once a second if called as often. Raises as their look()."""
+        """Ends transactions that nobody else ends, once a second if called as often, and deletes offsets that were kept
+        long enough, every ten minutes. Raises as their look().
+        """
         now_ms = self._fs.monotonic_ms()
         if directory.has_coordinator or now_ms - self._looked_ms < _LOOK_MS:
             return
         self._looked_ms = now_ms
         if TRANSACTIONS_TOPIC in directory:
             self.transactions(directory).look()
+        if now_ms - self._expired_ms >= _EXPIRY_CHECK_MS:
+            self._expired_ms = now_ms
+            if OFFSETS_TOPIC in directory:
+                self.groups(directory).expire_offsets()
 
     def close(self) -> None:
         """Without the lock: its holder may be opening logs, for which the lock of the directory is needed."""

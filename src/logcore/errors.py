@@ -337,6 +337,10 @@ class InvalidNodeError(RegistryError):
     """A path or a value that no registry holds: raised before any effect."""
 
 
+class NodeTooLargeError(InvalidNodeError):
+    """A value is larger than a registry holds."""
+
+
 class NodeExistsError(RegistryError):
     """A node to be created exists, and its session lives."""
 

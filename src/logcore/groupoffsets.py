@@ -67,8 +67,7 @@ class StoredGroups:
             if isinstance(name, CommitKey):
                 self._take_commit(name, value)
             elif isinstance(name, str):
-                if value is not None:
-                    self._take_group(name, value)
+                self._take_group(name, value)
             elif key[:2] in CONSUMER_KEY_VERSIONS:
                 self._take_consumers(key, value)
             elif key[:2] in KEY_VERSIONS:
@@ -76,13 +75,23 @@ class StoredGroups:
 
     def _take_commit(self, key: CommitKey, value: bytes | None) -> None:
         if value is None:
-            self.offsets.get(key.group_id, {}).get(key.topic, {}).pop(key.partition, None)
+            self._drop_commit(key)
             return
         committed = read_commit(value)
         if committed is None:
             self.not_understood += 1
             return
         self.offsets.setdefault(key.group_id, {}).setdefault(key.topic, {})[key.partition] = committed
+
+    def _drop_commit(self, key: CommitKey) -> None:
+        """A topic without offsets, and a group without topics, are not there."""
+        topics = self.offsets.get(key.group_id, {})
+        partitions = topics.get(key.topic, {})
+        partitions.pop(key.partition, None)
+        if not partitions:
+            topics.pop(key.topic, None)
+        if not topics:
+            self.offsets.pop(key.group_id, None)
 
     def take_unstable(self, undecided: Mapping[int, Iterable[tuple[bytes, bytes | None]]]) -> None:
         """Adds what open transactions would commit, by producer id."""
@@ -94,7 +103,10 @@ class StoredGroups:
                     group = self.unstable.setdefault(name.group_id, {})
                     group.setdefault(producer_id, {})[name.topic, name.partition] = committed
 
-    def _take_group(self, group_id: str, value: bytes) -> None:
+    def _take_group(self, group_id: str, value: bytes | None) -> None:
+        if value is None:
+            self.groups.pop(group_id, None)
+            return
         group = read_group(value)
         if group is None:
             self.not_understood += 1

@@ -357,6 +357,11 @@ class LogDir:
         return sorted(self._registry.known)
 
     @property
+    def coordinators(self) -> Coordinators:
+        """Of groups and transactions; for brokers over the directory. Users have consumer() and producer()."""
+        return self._coordinators
+
+    @property
     def topics_version(self) -> int:
         """Another number after each topic that was made, grown or deleted."""
         return self._registry.version

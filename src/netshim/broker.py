@@ -13,10 +13,11 @@ from typing import Any, Final
 from logcore import LogDir
 from netshim import wire
 from netshim.groups import Groups
-from netshim.handlers import HANDLERS, served_versions
+from netshim.handlers import HANDLERS, NOT_SHARED, served_versions
 from netshim.journal import errors_in, shown
 from netshim.session import Session
 from netshim.settings import Settings
+from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
 from netshim.state import Call, State
 from netshim.transactions import TransactionHost
 from netshim.waiting import Answer, CloseConnection, Submit
@@ -57,6 +58,7 @@ _FEATURES: Final = {
     wire.SASL_AUTHENTICATE.key: "authentication and TLS",
     **dict.fromkeys((*range(76, 80), *range(83, 88), *range(90, 93)), "share groups"),
     **dict.fromkeys((88, 89), "streams groups"),
+    **dict.fromkeys(NOT_SHARED, "groups of the consumer protocol in a directory that is shared with other processes"),
 }
 
 
@@ -70,8 +72,12 @@ class Broker:
         self, logdir: LogDir, settings: Settings, submit: Submit, new_id: Callable[[], str] | None = None
     ) -> None:
         self.state = State(logdir, settings, submit)
-        self.state.groups = Groups(self.state) if new_id is None else Groups(self.state, new_id)
-        self.state.transactions = TransactionHost(self.state)
+        if logdir.is_shared:
+            self.state.groups = GroupsBesideOthers(self.state)
+            self.state.transactions = TransactionsBesideOthers(self.state)
+        else:
+            self.state.groups = Groups(self.state) if new_id is None else Groups(self.state, new_id)
+            self.state.transactions = TransactionHost(self.state)
 
     def handle(self, session: Session, frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
         """The response to one frame, None when it has none, or the Answer that will hold one of these.
@@ -86,7 +92,7 @@ class Broker:
                 refusal = served_versions(codes.UNSUPPORTED_VERSION, api.key)
                 return wire.encode_response(api, 0, header.correlation_id, refusal)
             handler = HANDLERS.get(header.api_key)
-            if handler is None:
+            if handler is None or (self.state.is_shared and header.api_key in NOT_SHARED):
                 self._say_unserved(header, session.peer, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
             request = wire.decode_request(header, frame)
@@ -179,6 +185,7 @@ class Broker:
         self.state.timers.run(now_ms)
         self.state.journal.tick(now_ms)
         self.state.wake_readers(now_ms)
+        self.state.follow(now_ms)
 
     def stop(self, now_ms: int) -> None:
         """Answers everything that waits, so that connections can be drained; nothing is to be handled afterwards."""

@@ -79,6 +79,11 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="When an append counts as done: always, group, every(M), interval(MS) or os.",
 )
+@click.option(
+    "--shared",
+    is_flag=True,
+    help="Let other processes write the directory too, with consumers in the same groups.",
+)
 @config_option
 @click.option(
     "--log-level",
@@ -94,6 +99,7 @@ def serve(
     port: int,
     advertise: str | None,
     durability: str,
+    shared: bool,
     configs: tuple[str, ...],
     log_level: str,
     **settings: Any,
@@ -118,6 +124,7 @@ def serve(
             port=port,
             advertised=_address(advertise) if advertise else None,
             durability=durability,
+            shared=shared,
             config=dict(map(setting, configs)),
             settings=Settings(**settings),
         )

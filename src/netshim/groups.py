@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -26,6 +26,7 @@ from logcore.coordination.effects import (
     At,
     Beat,
     Cancel,
+    Committer,
     Effect,
     GroupEmptied,
     GroupError,
@@ -48,18 +49,58 @@ from logcore.format.grouprecords import Committed
 from logcore.names import OFFSETS_TOPIC
 from netshim.journal import shown
 from netshim.offsets import OffsetsTopic
+from netshim.settings import Settings
 from netshim.state import State
 from netshim.subscriptions import ServedTopics, compile_pattern
+from netshim.waiting import Answer, answer_with
 
 _log = logging.getLogger("netshim")
 
 #: Called with how a request ended. The coordinator knows a request by this.
 Done = Callable[[Any], None]
 Failed = Callable[[GroupError | None], None]
+T = TypeVar("T")
 
 
 def _new_id() -> str:
     return str(uuid.uuid4())
+
+
+def group_rules(settings: Settings) -> Rules:
+    """What groups have to keep to, by the broker's settings."""
+    # Who sets a short session does not have to think of what has to be shorter still.
+    interval_ms = min(settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3)
+    return Rules(
+        min_session_timeout_ms=settings.min_session_timeout_ms,
+        max_session_timeout_ms=settings.max_session_timeout_ms,
+        group_max_size=settings.group_max_size,
+        rebalance_delay_ms=settings.rebalance_delay_ms,
+        consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+        consumer_heartbeat_interval_ms=interval_ms,
+        consumer_max_size=settings.group_consumer_max_size,
+    )
+
+
+def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
+    """What people may want to know of a group: (kind, text, its values); None for what is no news."""
+    match effect:
+        case GroupFormed() as formed:
+            text = "group %s formed: generation %d, %d members, %s"
+            values = (shown(formed.group_id), formed.generation, formed.member_count, shown(formed.protocol))
+            return "formed", text, values
+        case GroupRebalances(group_id):
+            return "rebalances", "group %s rebalances: members came, left or changed", (shown(group_id),)
+        case GroupEmptied(group_id):
+            return "emptied", "group %s has no members any more", (shown(group_id),)
+        case SessionEnded(group_id, member_id):
+            return "session", "group %s: the session of member %s ended", (shown(group_id), shown(member_id))
+        case RevocationEnded(group_id, member_id):
+            text = "group %s: member %s did not give up its partitions in time, and is removed"
+            return "session", text, (shown(group_id), shown(member_id))
+        case TargetsChanged() as changed:
+            text = "group %s: partitions assigned again: epoch %d, %d members, %s"
+            return "formed", text, (shown(changed.group_id), changed.epoch, changed.member_count, changed.assignor)
+    return None
 
 
 class Groups:
@@ -69,23 +110,11 @@ class Groups:
     """
 
     def __init__(self, state: State, new_id: Callable[[], str] = _new_id) -> None:
-        settings = state.settings
-        # Who sets a short session does not have to think of what has to be shorter still.
-        interval_ms = min(
-            settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3
-        )
-        rules = Rules(
-            min_session_timeout_ms=settings.min_session_timeout_ms,
-            max_session_timeout_ms=settings.max_session_timeout_ms,
-            group_max_size=settings.group_max_size,
-            rebalance_delay_ms=settings.rebalance_delay_ms,
-            consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
-            consumer_heartbeat_interval_ms=interval_ms,
-            consumer_max_size=settings.group_consumer_max_size,
-        )
         self._state = state
         self._topic = OffsetsTopic(state)
-        self._coordinator = Coordinator(rules, new_id, ServedTopics(state.logdir), compile_pattern)
+        self._coordinator = Coordinator(
+            group_rules(state.settings), new_id, ServedTopics(state.logdir), compile_pattern
+        )
         self._new_id = new_id
         self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers
         self._effects: deque[Effect] = deque()  # not carried out yet
@@ -124,36 +153,14 @@ class Groups:
                 self._timers[group, timeout] = token
             case Cancel(group, timeout):
                 self._cancel(group, timeout)
-            case GroupFormed() as formed:
-                self._say(
-                    "formed",
-                    "group %s formed: generation %d, %d members, %s",
-                    shown(formed.group_id),
-                    formed.generation,
-                    formed.member_count,
-                    shown(formed.protocol),
-                )
-            case GroupRebalances(group_id):
-                self._say("rebalances", "group %s rebalances: members came, left or changed", shown(group_id))
-            case GroupEmptied(group_id):
-                self._say("emptied", "group %s has no members any more", shown(group_id))
-            case SessionEnded(group_id, member_id):
-                self._say("session", "group %s: the session of member %s ended", shown(group_id), shown(member_id))
-            case RevocationEnded(group_id, member_id):
-                text = "group %s: member %s did not give up its partitions in time, and is removed"
-                self._say("session", text, shown(group_id), shown(member_id))
-            case TargetsChanged() as changed:
-                self._say(
-                    "formed",
-                    "group %s: partitions assigned again: epoch %d, %d members, %s",
-                    shown(changed.group_id),
-                    changed.epoch,
-                    changed.member_count,
-                    changed.assignor,
-                )
+            case news:
+                self._say(news)
 
-    def _say(self, kind: str, text: str, *values: object) -> None:
-        self._state.journal.say(logging.INFO, f"group {kind}", self._now_ms, text, *values)
+    def _say(self, effect: Effect) -> None:
+        line = news_of(effect)
+        if line is not None:
+            kind, text, values = line
+            self._state.journal.say(logging.INFO, f"group {kind}", self._now_ms, text, *values)
 
     def _have_stored(self, effect: Store, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._now_ms))
@@ -173,6 +180,23 @@ class Groups:
     @property
     def is_loaded(self) -> bool:
         return self._is_loaded
+
+    def when_known(
+        self, handle: Callable[[], T | Answer], refuse: Callable[[GroupError], T], now_ms: int
+    ) -> T | Answer:
+        """What handle() returns, once what is stored is known; refuse(error) where it cannot be read."""
+        if self._is_loaded:
+            return handle()
+        answer = Answer()
+
+        def go_on(error: GroupError | None) -> None:
+            if error is not None:
+                answer.set(refuse(error))
+            else:
+                answer_with(handle, answer)
+
+        self.load(now_ms, go_on)
+        return answer
 
     def load(self, now_ms: int, done: Failed) -> None:
         """Reads what is stored, once; done(None) when that is known, done(error) when it cannot be read."""
@@ -265,31 +289,14 @@ class Groups:
         self._act(effects)
         return results
 
-    def check_commit(
-        self,
-        group_id: str,
-        generation: int,
-        member_id: str,
-        instance_id: str | None,
-        now_ms: int,
-        *,
-        knows_epochs: bool,
-    ) -> GroupError | None:
+    def commit(self, who: Committer, offsets: Mapping[OffsetKey, Committed], now_ms: int, done: Failed) -> None:
+        """done(None) once the offsets are on disk and seen, else done(error), also where who asks may not commit."""
         self._hear(now_ms)
-        error, effects = self._coordinator.check_commit(
-            group_id, generation, member_id, instance_id, now_ms, knows_epochs=knows_epochs
-        )
-        self._act(effects)
-        return error
-
-    def commit(self, group_id: str, offsets: Mapping[OffsetKey, Committed], now_ms: int, done: Failed) -> None:
-        """Stores offsets that check_commit() let pass; done(None) once they are on disk and seen, else done(error)."""
-        self._hear(now_ms)
-        self._act(self._coordinator.commit(group_id, offsets, done))
+        self._act(self._coordinator.commit_as(who, offsets, done, now_ms))
 
     def commit_in_transaction(
         self,
-        group_id: str,
+        who: Committer,
         producer: tuple[int, int],
         offsets: Mapping[OffsetKey, Committed],
         now_ms: int,
@@ -297,14 +304,17 @@ class Groups:
     ) -> None:
         """As commit(), for offsets that count when the transaction of producer, an id and an epoch, commits."""
         self._hear(now_ms)
-        self._act(self._coordinator.commit_in_transaction(group_id, producer, offsets, done))
+        self._act(self._coordinator.commit_in_transaction_as(who, producer, offsets, done))
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         """The marker of this producer is in `__consumer_offsets`."""
         self._coordinator.transaction_ended(producer_id, commit=commit)
 
-    def delete_offsets(self, group: Group, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
+    def delete_offsets(self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
+        """Of a group that there is."""
         self._hear(now_ms)
+        group = self._coordinator.get(group_id)
+        assert group is not None, group_id
         self._act(self._coordinator.delete_offsets(group, keys, done))
 
     def delete(self, group_id: str, now_ms: int, done: Failed) -> None:

@@ -225,8 +225,8 @@ class Server:
 
     path: log directory, made if it is not there. port: 0 for a free one. host: the address to listen on, loopback
     unless told otherwise. advertised: (host, port) to tell clients; by default the address each reached us by.
-    durability, config, fs: as in logcore.open_dir. settings: a Settings, or keyword arguments of it. clock: where time
-    comes from, by default fs. A test that moves a clock by hand awaits tick() afterwards.
+    durability, config, shared, fs: as in logcore.open_dir. settings: a Settings, or keyword arguments of it. clock:
+    where time comes from, by default fs. A test that moves a clock by hand awaits tick() afterwards.
     """
 
     broker: Broker
@@ -234,6 +234,7 @@ class Server:
     budget: Budget
     port: int
     _deadline: float
+    _next_look: float
 
     def __init__(
         self,
@@ -244,6 +245,7 @@ class Server:
         advertised: tuple[str, int] | None = None,
         durability: str | Durability = "group",
         config: Mapping[str, object] | None = None,
+        shared: bool = False,
         settings: Settings | None = None,
         fs: FS = OS,
         clock: Clock | None = None,
@@ -256,8 +258,11 @@ class Server:
         self.advertised = advertised
         self.settings = attrs.evolve(settings or Settings(), **more)
         self._wanted_port = port
-        policy = Durability.parse(durability)
-        self._durability = attrs.evolve(policy, max_bytes=max(policy.max_bytes, _UNSYNCED_BYTES))
+        self._shared = shared
+        self._durability = Durability.parse(durability)
+        if not shared:  # else all processes have to say the same, and each append has its turn anyway
+            most_bytes = max(self._durability.max_bytes, _UNSYNCED_BYTES)
+            self._durability = attrs.evolve(self._durability, max_bytes=most_bytes)
         self._config = config
         self._fs = fs
         self._clock: Clock = fs if clock is None else clock
@@ -306,6 +311,7 @@ class Server:
             self.logdir.close()
             raise
         self.port = self._listening.sockets[0].getsockname()[1]
+        self._next_look = self.loop.time() + _TICK_S
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info("listening on %s, log directory %s", self.bootstrap_servers, self.logdir.path)
 
@@ -316,6 +322,7 @@ class Server:
             durability=self._durability,
             config={**_TOPIC_DEFAULTS, **(self._config or {})},
             upkeep=Upkeep(compaction_backoff_ms=self.settings.cleaner_backoff_ms),
+            shared=self._shared,
             fs=self._fs,
         )
 
@@ -394,15 +401,26 @@ class Server:
     def _tick(self) -> None:
         if self._timer is None:
             return
-        self._do_what_is_due()
+        if self.loop.time() >= self._next_look:
+            self._next_look = self.loop.time() + _TICK_S
+            self._do_what_is_due()
+        else:
+            self._tick_broker()
         next_ms = self.broker.next_ms
         delay_s = _TICK_S if next_ms is None else min(_TICK_S, max(0.001, (next_ms - self.now_ms()) / 1000))
         self._timer = self.loop.call_later(delay_s, self._tick)
 
+    def _tick_broker(self) -> None:
+        """What the broker itself wants to be called for, which may be more often than the rest."""
+        try:
+            self.broker.tick(self.now_ms())
+        except Exception:
+            self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
+
     def _do_what_is_due(self) -> None:
+        self._tick_broker()
         now_ms = self.now_ms()
         try:
-            self.broker.tick(now_ms)
             for connection, reason in self.budget.relieve(now_ms, self.settings.request_timeout_ms).items():
                 connection.give_up(reason)
             for peer in list(self._peers):

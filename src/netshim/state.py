@@ -54,6 +54,11 @@ class _InLine:
 _Turn = tuple[Callable[[], Any], Callable[[Any], None]]
 #: Most turns of one key that one thread takes before others have theirs.
 _TURNS_AT_ONCE: Final = 64
+#: How often it is looked whether others have appended, at most; what a look at one partition costs, and the part of a
+#: processor that this may take.
+_FOLLOW_MS: Final = 5
+_LOOK_MS: Final = 0.01
+_LOOK_PART: Final = 0.02
 #: The topic id that stands for none.
 NO_ID: Final = bytes(16)
 #: The turn of those who open logs: one at a time, for the directory has one lock.
@@ -72,7 +77,8 @@ class State:
     """One broker's state. logdir: opened for writing; submit: how to run work that may wait for the disk."""
 
     def __init__(self, logdir: LogDir, settings: Settings, submit: Submit) -> None:
-        logdir.has_coordinator = True
+        self.is_shared = logdir.is_shared
+        logdir.has_coordinator = not self.is_shared
         self.logdir = logdir
         self.settings = settings
         self.submit = submit
@@ -83,6 +89,7 @@ class State:
         self.is_stopping = False
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
         self.transactions: Any = None  # the same
+        self._follows = False  # whether a timer will look at partitions that others append to
         self._names: dict[bytes, str] = {}
         self._visible: dict[tuple[str, int], int] = {}
         self._turns: dict[Hashable, deque[_Turn]] = {}  # that wait; a key is there while one of its turns is under way
@@ -116,10 +123,11 @@ class State:
         return None if log is None or log.has_failed else log
 
     def _is_to_open(self, key: Key) -> bool:
+        """Whether its log is to be opened, or has not taken in what another process did."""
         topic, partition = key
         log = self.logdir.opened(topic, partition)
         if log is not None:
-            return log.has_failed
+            return log.has_failed or (self.is_shared and log.writer.state.is_behind())
         return topic in self.logdir and partition in self.logdir.partitions(topic)
 
     def when_open(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
@@ -261,6 +269,8 @@ class State:
         acknowledged may be gone from it.
         """
         log = self.logdir.partition(topic, partition)
+        if self.is_shared:
+            log.refresh()
         if log.has_failed:
             _log.error("%s: a write or sync failed; the log is opened again", log.path)
             log = self.logdir.open_again(topic, partition)
@@ -285,6 +295,31 @@ class State:
             self.fetches.wake([key], now_ms)
         else:
             self.syncs.when_durable(log, end, lambda _: self.fetches.wake([key], now_ms))
+
+    def follow(self, now_ms: int) -> None:
+        """Takes in what other processes have appended to the partitions that somebody waits for, and goes on doing so
+        while somebody does.
+        """
+        if not self.is_shared or self._follows:
+            return
+        keys = self.fetches.waited_for()
+        for key in keys:
+            log = self.logdir.opened(*key)
+            if log is None or log.has_failed or self.has_turns(key) or not log.writer.state.is_behind():
+                continue
+            self.in_turn(key, log.refresh, partial(self._followed, key, now_ms))
+        if keys:
+            self._follows = True
+            self.timers.at(now_ms + max(_FOLLOW_MS, int(len(keys) * _LOOK_MS / _LOOK_PART)), self._follow_again)
+
+    def _follow_again(self, now_ms: int) -> None:
+        self._follows = False
+        self.follow(now_ms)
+
+    def _followed(self, key: Key, now_ms: int, result: Any) -> None:
+        if isinstance(result, LogcoreError | OSError):
+            _log.error("%s-%d: what other processes did cannot be read: %s", *key, result)
+        self.fetches.wake([key], now_ms)
 
     def wake_readers(self, now_ms: int) -> None:
         """Wakes those who wait for partitions that were appended to by others than the broker's clients."""

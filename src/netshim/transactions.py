@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, Log, LogcoreError, Receipt, TopicNotFoundError
 from logcore.coordination.transactioneffects import (
@@ -57,6 +57,7 @@ _MARKER_BYTES: Final = 100
 
 #: Called with how a request ended. The coordinator knows a request by this.
 Done = Callable[[Result], None]
+T = TypeVar("T")
 
 
 class TransactionHost:
@@ -110,7 +111,7 @@ class TransactionHost:
             case Store():
                 self._append(coordinator, effect)
             case WriteMarkers():
-                _Markers(self._state, coordinator, effect, self._now_ms, partial(self._have_marked, effect)).write()
+                Markers(self._state, coordinator, effect, self._now_ms, partial(self._have_marked, effect)).write()
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers(Transaction(""), producer_id, epoch, False, partitions)
                 self.write_markers(markers, 0, self._now_ms, lambda *_: None)
@@ -247,13 +248,14 @@ class TransactionHost:
         else:  # the coordinator of before is over, and the next one has not read what is stored
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
-    def verify(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, partition: Partition
-    ) -> TransactionError | None:
-        """Whether a producer may write to a partition now."""
+    def verified(self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]) -> T | TransactionError:
+        """What write() returns, or why a producer may not write to a partition now. who: transactional id, producer id
+        and epoch.
+        """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
-        return self._coordinator.verify(transactional_id, producer_id, producer_epoch, partition)
+        error = self._coordinator.verify(*who, partition)
+        return write() if error is None else error
 
     def get(self, transactional_id: str) -> StoredTransaction | None:
         return self._coordinator.get(transactional_id)
@@ -270,7 +272,7 @@ class TransactionHost:
     ) -> None:
         """Markers that an admin tool wants, whatever this coordinator knows of the producer; told of each."""
         self._hear(now_ms)
-        _Markers(
+        Markers(
             self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told
         ).write()
 
@@ -280,7 +282,7 @@ class TransactionHost:
         self._act(self._coordinator.end())
 
 
-class _Markers:
+class Markers:
     """The markers of one transaction on their way to their partitions.
 
     done: is called with the coordinator and the partitions whose markers have to be tried again. coordinator: None for

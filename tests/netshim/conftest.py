@@ -11,8 +11,9 @@ from support.rig import Rig
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    with Rig(tmp_path / "data") as made:
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """With `@in_both_homes` each test runs twice; see support.rig."""
+    with Rig(tmp_path / "data", is_shared=getattr(request, "param", False)) as made:
         made.logdir.create_topic("orders", 3)
         made.logdir.create_topic("other", 1)
         yield made

@@ -27,7 +27,7 @@ from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.wire import codes
 from support import group_messages
-from support.rig import REBALANCE_MS, SESSION_MS, T0, Rig, code_of, form_static
+from support.rig import REBALANCE_MS, SESSION_MS, T0, Rig, code_of, form_static, in_both_homes
 
 DAY_MS = 24 * 3_600_000
 
@@ -40,6 +40,7 @@ def subscription(*topics: str) -> bytes:
 # -- committing ----------------------------------------------------------------------------------------------------
 
 
+@in_both_homes
 def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
     assert code_of(rig.commit({("orders", 0): 5}, metadata="é\U0001f600", epoch=3)) == 0
     assert code_of(rig.commit({("orders", 2): 0}, metadata=None)) == 0
@@ -79,6 +80,7 @@ def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
     assert rig.committed("nobody") == {}
 
 
+@in_both_homes
 def test_P59_errors_of_commits(rig: Rig) -> None:
     assert code_of(rig.commit({("orders", 0): 1}, group="x" * 32_760)) == codes.INVALID_GROUP_ID
     assert code_of(rig.commit({("orders", 0): 1}, generation=1)) == codes.ILLEGAL_GENERATION
@@ -105,6 +107,7 @@ def test_P59_errors_of_commits(rig: Rig) -> None:
     assert rig.committed() == {("orders", 0): 1, ("orders", 1): 8}
 
 
+@in_both_homes
 def test_a_commit_renews_the_session(rig: Rig) -> None:
     ids, generation = rig.form(1)
     for _ in range(5):
@@ -433,6 +436,7 @@ def test_deleting_groups(rig: Rig) -> None:
     assert rig.join().value.generation_id == 1
 
 
+@in_both_homes
 def test_what_is_committed_while_a_group_is_deleted_goes_with_it(rig: Rig) -> None:
     rig.commit({("orders", 0): 1})
     rig.holds_disk = True
@@ -462,6 +466,7 @@ def delete_offsets(rig: Rig, **topics: list[int]) -> Any:
     return [partition.error_code for topic in response.topics for partition in topic.partitions]
 
 
+@in_both_homes
 def test_deleting_offsets(rig: Rig) -> None:
     assert delete_offsets(rig, orders=[0]) == codes.GROUP_ID_NOT_FOUND
     rig.commit({("orders", 0): 1, ("orders", 1): 2, ("other", 0): 3})

@@ -19,11 +19,12 @@ from logcore.coordination import group as machine
 from netshim import wire
 from netshim.waiting import Answer
 from netshim.wire import codes
-from support.rig import Rig, code_of
+from support.rig import Rig, code_of, in_both_homes
 
 # -- what admin tools ask ------------------------------------------------------------------------------------------
 
 
+@in_both_homes
 def test_find_coordinator(rig: Rig) -> None:
     def one(version: int, key: str, key_type: int) -> tuple[int, int, str, int]:
         if version < 4:
@@ -42,6 +43,7 @@ def test_find_coordinator(rig: Rig) -> None:
             assert one(version, "s", 2)[0] == codes.INVALID_REQUEST
 
 
+@in_both_homes
 def test_listing_and_describing(rig: Rig) -> None:
     rig.form(1)
     rig.commit({("orders", 0): 1}, group="simple")

@@ -15,7 +15,7 @@ from logcore.format.grouprecords import (
 )
 from netshim import wire
 from netshim.wire import codes
-from support.rig import REBALANCE_MS, SESSION_MS, Rig, code_of, form_static
+from support.rig import REBALANCE_MS, SESSION_MS, Rig, code_of, form_static, in_both_homes
 
 # -- joining -------------------------------------------------------------------------------------------------------
 
@@ -39,6 +39,7 @@ def test_one_member_old_style(rig: Rig) -> None:
     assert rig.beat("cli-0001", 1) == 0
 
 
+@in_both_homes
 def test_a_new_member_is_told_its_id_first(rig: Rig) -> None:
     answer = rig.join(version=4)
     assert code_of(answer) == codes.MEMBER_ID_REQUIRED
@@ -50,6 +51,7 @@ def test_a_new_member_is_told_its_id_first(rig: Rig) -> None:
     assert rig.describe().group_state == machine.COMPLETING
 
 
+@in_both_homes
 def test_an_id_that_nobody_comes_back_with_is_forgotten(rig: Rig) -> None:
     member_id = rig.join(version=5).value.member_id
     assert code_of(rig.join(member_id, version=5, instance="i")) == codes.UNKNOWN_MEMBER_ID
@@ -59,6 +61,7 @@ def test_an_id_that_nobody_comes_back_with_is_forgotten(rig: Rig) -> None:
     assert rig.beat(member_id, 1, group="") == codes.INVALID_GROUP_ID
 
 
+@in_both_homes
 def test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over(rig: Rig) -> None:
     ids, generation = rig.form(1)
     rig.join(version=5)
@@ -69,6 +72,7 @@ def test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over(rig: Rig) 
     assert newcomer.value.generation_id == again.value.generation_id == generation + 1
 
 
+@in_both_homes
 def test_errors_of_joining_in_their_order(rig: Rig) -> None:
     assert code_of(rig.join("m", group="", session_ms=1)) == codes.INVALID_GROUP_ID
     assert code_of(rig.join("m", session_ms=99, kind="")) == codes.INVALID_SESSION_TIMEOUT
@@ -101,6 +105,7 @@ def test_a_group_has_no_more_members_than_allowed(tmp_path: Path) -> None:
         assert len(rig.describe().members) == 2
 
 
+@in_both_homes
 def test_members_vote_for_the_protocol(rig: Rig) -> None:
     first = rig.join(protocols={"a": b"1", "b": b"2", "c": b"3"}).value.member_id
     second = rig.join(protocols={"c": b"6", "b": b"5", "z": b""})
@@ -112,6 +117,7 @@ def test_members_vote_for_the_protocol(rig: Rig) -> None:
     assert [member.metadata for member in told.members] == [b"3", b"6", b"9"]
 
 
+@in_both_homes
 def test_followers_are_not_told_of_the_others_and_wait_for_the_leader(rig: Rig) -> None:
     first = rig.join().value.member_id
     newcomer = rig.join()
@@ -128,6 +134,7 @@ def test_followers_are_not_told_of_the_others_and_wait_for_the_leader(rig: Rig) 
     assert follower.value.assignment == b""  # the leader forgot it
 
 
+@in_both_homes
 def test_syncs_are_checked(rig: Rig) -> None:
     ids, generation = rig.form(1)
     assert code_of(rig.sync(ids[0], 1, group="")) == codes.INVALID_GROUP_ID
@@ -142,6 +149,7 @@ def test_syncs_are_checked(rig: Rig) -> None:
     assert code_of(rig.sync(ids[0], generation)) == codes.REBALANCE_IN_PROGRESS
 
 
+@in_both_homes
 def test_a_newcomer_ends_the_syncs_that_wait(rig: Rig) -> None:
     first = rig.join().value.member_id
     second = rig.join()
@@ -152,6 +160,7 @@ def test_a_newcomer_ends_the_syncs_that_wait(rig: Rig) -> None:
     assert not third.is_set
 
 
+@in_both_homes
 def test_a_second_request_of_the_same_kind_takes_the_place_of_the_first(rig: Rig) -> None:
     first = rig.join().value.member_id
     newcomer = rig.join()
@@ -165,6 +174,7 @@ def test_a_second_request_of_the_same_kind_takes_the_place_of_the_first(rig: Rig
     assert code_of(joins[0]) == codes.REBALANCE_IN_PROGRESS and not joins[1].is_set
 
 
+@in_both_homes
 def test_who_does_not_rejoin_in_time_is_dropped(rig: Rig) -> None:
     ids, generation = rig.form(3)
     newcomer = rig.join()
@@ -179,6 +189,7 @@ def test_who_does_not_rejoin_in_time_is_dropped(rig: Rig) -> None:
     assert {member.member_id for member in again.value.members} == {ids[1], newcomer.value.member_id}
 
 
+@in_both_homes
 def test_who_never_syncs_is_dropped(rig: Rig) -> None:
     first = rig.join().value.member_id
     second = rig.join()
@@ -191,6 +202,7 @@ def test_who_never_syncs_is_dropped(rig: Rig) -> None:
     assert rig.beat(first, 2) == codes.REBALANCE_IN_PROGRESS
 
 
+@in_both_homes
 def test_a_silent_member_expires_and_the_others_rebalance(rig: Rig) -> None:
     ids, generation = rig.form(2)
     rig.sleep(SESSION_MS - 1)
@@ -204,6 +216,7 @@ def test_a_silent_member_expires_and_the_others_rebalance(rig: Rig) -> None:
     assert described.group_state == machine.EMPTY and not described.members
 
 
+@in_both_homes
 def test_waiting_suspends_a_session(rig: Rig) -> None:
     ids, _ = rig.form(2)
     newcomer = rig.join()
@@ -219,6 +232,7 @@ def test_waiting_suspends_a_session(rig: Rig) -> None:
     assert rig.beat(ids[0], 3) == codes.UNKNOWN_MEMBER_ID
 
 
+@in_both_homes
 def test_new_members_are_not_waited_for_without_end(rig: Rig) -> None:
     rig.form(1, session_ms=1_800_000, rebalance_ms=1_800_000)
     newcomer = rig.join(rebalance_ms=1_800_000)
@@ -228,6 +242,7 @@ def test_new_members_are_not_waited_for_without_end(rig: Rig) -> None:
     assert code_of(newcomer) == codes.UNKNOWN_MEMBER_ID
 
 
+@in_both_homes
 def test_a_leader_that_rejoins_begins_a_rebalance_and_a_follower_only_with_something_new(rig: Rig) -> None:
     ids, generation = rig.form(2)
     told = rig.join(ids[1]).value
@@ -261,6 +276,7 @@ def test_the_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> No
 # -- leaving -------------------------------------------------------------------------------------------------------
 
 
+@in_both_homes
 def test_leaving(rig: Rig) -> None:
     ids, generation = rig.form(3)
     old = rig.ask(wire.LEAVE_GROUP, 1, group_id="g", member_id=ids[2])
@@ -278,6 +294,7 @@ def test_leaving(rig: Rig) -> None:
     assert code_of(rig.join(pending, version=4)) == codes.UNKNOWN_MEMBER_ID
 
 
+@in_both_homes
 def test_a_member_that_waits_is_told_that_it_left(rig: Rig) -> None:
     ids, _ = rig.form(2)
     waiting = rig.join(ids[0])
@@ -288,6 +305,7 @@ def test_a_member_that_waits_is_told_that_it_left(rig: Rig) -> None:
 # -- static members ------------------------------------------------------------------------------------------------
 
 
+@in_both_homes
 def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance(rig: Rig) -> None:
     leader, follower = form_static(rig)
     back = rig.join(instance="b", version=5).value
@@ -303,6 +321,7 @@ def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance(rig
     assert rig.beat(back.member_id, 2, instance="b") == 0
 
 
+@in_both_homes
 @pytest.mark.parametrize("version", [5, 8, 9])
 def test_a_static_leader_that_comes_back_does_not_assign(rig: Rig, version: int) -> None:
     leader, _ = form_static(rig)
@@ -314,6 +333,7 @@ def test_a_static_leader_that_comes_back_does_not_assign(rig: Rig, version: int)
         assert back.skip_assignment and back.leader == back.member_id and len(back.members) == 2
 
 
+@in_both_homes
 def test_a_static_member_that_comes_back_with_another_protocol_rebalances(rig: Rig) -> None:
     more = {"protocols": {"range": b"", "sticky": b""}}
     leader, _ = form_static(rig, **more)
@@ -323,6 +343,7 @@ def test_a_static_member_that_comes_back_with_another_protocol_rebalances(rig: R
     assert back.is_set
 
 
+@in_both_homes
 def test_a_static_member_that_comes_back_fences_the_one_that_waits(rig: Rig) -> None:
     leader, follower = form_static(rig)
     newcomer = rig.join()
@@ -336,6 +357,7 @@ def test_a_static_member_that_comes_back_fences_the_one_that_waits(rig: Rig) -> 
     assert code_of(parked) == codes.FENCED_INSTANCE_ID and not again.is_set
 
 
+@in_both_homes
 def test_a_static_member_stays_until_its_session_ends(rig: Rig) -> None:
     _, follower = form_static(rig, session_ms=60_000)
     newcomer = rig.join()
@@ -359,6 +381,7 @@ def test_a_group_of_static_members_waits_until_one_of_them_comes_back(rig: Rig) 
     assert back.value.leader == follower
 
 
+@in_both_homes
 def test_an_admin_removes_static_members(rig: Rig) -> None:
     leader, _ = form_static(rig)
     assert rig.leave(("", "b"), ("", "z"), ("", None)) == [0, codes.UNKNOWN_MEMBER_ID, codes.UNKNOWN_MEMBER_ID]

@@ -10,14 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import logcore
 from logcore import LogDir
+from logcore.fs import OS
 from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS
 from netshim.session import Session
 from netshim.settings import Settings
+from netshim.sharing import GroupsBesideOthers
 from netshim.state import Call, State
 from netshim.waiting import Answer
 
@@ -26,11 +30,35 @@ SESSION_MS = 10_000
 REBALANCE_MS = 20_000
 
 
-class Rig:
-    """A broker's groups over a directory. With holds_disk set, syncs are done when finish_disk() is called."""
+#: For tests that have to pass as well where other processes may write the broker's directory.
+in_both_homes = pytest.mark.parametrize("rig", [False, True], ids=["alone", "shared"], indirect=True)
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+
+class _Steered:
+    """The real disk, with the time of a rig."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(OS, name)
+
+    def now_ms(self) -> int:
+        return self._rig.now_ms
+
+    def monotonic_ms(self) -> int:
+        return self._rig.now_ms - T0
+
+
+class Rig:
+    """A broker's groups over a directory. With holds_disk set, syncs are done when finish_disk() is called.
+
+    is_shared: whether other processes may write the directory too.
+    """
+
+    def __init__(self, path: Path, *, is_shared: bool = False, **settings: Any) -> None:
         self.path = path
+        self.is_shared = is_shared
         self.settings = settings
         self.now_ms = T0
         self.session = Session("broker", 9092, "10.0.0.1")
@@ -40,9 +68,11 @@ class Rig:
         self.start()
 
     def start(self) -> None:
-        self.logdir: LogDir = logcore.open_dir(self.path, create=True)
+        fs: Any = _Steered(self) if self.is_shared else OS
+        self.logdir: LogDir = logcore.open_dir(self.path, create=True, shared=self.is_shared, fs=fs)
         self.state = State(self.logdir, Settings(**self.settings), self._submit)
-        self.groups = self.state.groups = Groups(self.state, self._new_id)
+        self.groups: Any = GroupsBesideOthers(self.state) if self.is_shared else Groups(self.state, self._new_id)
+        self.state.groups = self.groups
 
     def __enter__(self) -> Rig:
         return self

@@ -38,7 +38,7 @@ from logcore.consumer.values import (
     RebalanceListener,
     checked_offset,
 )
-from logcore.coordination.effects import GroupError
+from logcore.coordination.effects import Committer, GroupError, OffsetKey
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
@@ -412,10 +412,10 @@ class Consumer:
         if not chosen:
             return
         now_ms = self._fs.now_ms()
-        rows = {
-            tuple(one): Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
+        rows: dict[OffsetKey, Committed] = {
+            one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
         }
-        error = groups.commit(*self._group_metadata(), rows)  # type: ignore[arg-type]
+        error = groups.commit(Committer(*self._group_metadata()), rows)
         if error is not None:
             self._refuse(error)
         for one, each in chosen.items():

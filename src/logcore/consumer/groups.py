@@ -25,6 +25,7 @@ from logcore.coordination.effects import (
     At,
     Beat,
     Cancel,
+    Committer,
     Effect,
     GroupError,
     Join,
@@ -34,7 +35,6 @@ from logcore.coordination.effects import (
     Store,
     Sync,
     Timeout,
-    Waiter,
 )
 from logcore.coordination.group import Group
 from logcore.coordination.timers import Timers
@@ -71,28 +71,6 @@ class Answer:
     def __init__(self) -> None:
         self.is_there = False
         self.result: Any = None
-
-
-def checked_commit(
-    coordinator: Coordinator,
-    group_id: str,
-    member: tuple[int, str, str | None],
-    offsets: Mapping[OffsetKey, Committed],
-    producer: tuple[int, int] | None,
-    waiter: Waiter,
-    now_ms: int,
-) -> list[Effect]:
-    """A commit, or the reply why there is none. member: generation, member id, instance id."""
-    generation, member_id, _ = member
-    effects: list[Effect] = []
-    # Broker reference 3.7: in a transaction a member is checked only where one is named.
-    if producer is None or generation >= 0 or member_id:
-        error, effects = coordinator.check_commit(group_id, *member, now_ms)
-        if error is not None:
-            return [*effects, Reply(waiter, error)]
-    if producer is None:
-        return [*effects, *coordinator.commit(group_id, offsets, waiter)]
-    return [*effects, *coordinator.commit_in_transaction(group_id, producer, offsets, waiter)]
 
 
 def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
@@ -202,13 +180,7 @@ class Groups:
         self._do(lambda now_ms: self._coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1])
 
     def commit(
-        self,
-        group_id: str,
-        generation: int,
-        member_id: str,
-        instance_id: str | None,
-        offsets: Mapping[OffsetKey, Committed],
-        producer: tuple[int, int] | None = None,
+        self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
         """Returns when the offsets are on disk, or why they are not. The check and the append are one step: no
         rebalance comes between them.
@@ -217,11 +189,13 @@ class Groups:
         committed. Such a commit need not name a member.
         """
         answer = Answer()
-        self._do(
-            lambda now_ms: checked_commit(
-                self._coordinator, group_id, (generation, member_id, instance_id), offsets, producer, answer, now_ms
-            )
-        )
+
+        def commit(now_ms: int) -> list[Effect]:
+            if producer is None:
+                return self._coordinator.commit_as(who, offsets, answer, now_ms)
+            return self._coordinator.commit_in_transaction_as(who, producer, offsets, answer)
+
+        self._do(commit)
         result: GroupError | None = answer.result
         return result
 
@@ -260,6 +234,10 @@ class Groups:
     def forget_topics(self, names: set[str]) -> None:
         """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
         self._do(lambda _: self._coordinator.forget_topics(names))
+
+    def expire_offsets(self) -> None:
+        """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so."""
+        self._do(self._coordinator.expire_offsets)
 
     def look(self) -> None:
         """Notices deadlines that have passed."""

@@ -27,11 +27,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from logcore.consumer.groups import Answer, Directory, append, checked_commit, home_of
+from logcore.consumer.groups import Answer, Directory, append, home_of
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
     Cancel,
+    Committer,
     Effect,
     GroupError,
     Join,
@@ -56,7 +57,9 @@ from logcore.names import OFFSETS_TOPIC
 from logcore.notices import ERROR, tell
 from logcore.reader import aborted_transactions
 from logcore.registry import FileRegistry
+from logcore.registry.paths import element_name
 from logcore.registry.paths import group_state as _path
+from logcore.registry.protocol import CONSUMERS
 
 _LONGEST_MS: Final = 2**31 - 1
 #: How often it is looked whether the processes of other members live: a look opens a file of each.
@@ -67,10 +70,16 @@ _RENEW_PART: Final = 4
 Step = Callable[[Coordinator, int], Iterable[Effect]]
 
 
+def _unheard(_: Effect) -> None:
+    """Where nobody listens to news."""
+
+
 class SharedGroups:
     """The groups of one directory that several processes have open. Methods as those of Groups, in groups.py.
 
-    failure: why records could not be stored the last time; written under the lock.
+    failure: why records could not be stored the last time; written under the lock. rules: limits for the requests of
+    this process. on_news: told, in the thread at work, of what people may want to know of a group; both are set before
+    the first request.
     """
 
     def __init__(self, fs: FS, directory: Directory, registry: FileRegistry) -> None:
@@ -79,7 +88,8 @@ class SharedGroups:
         self._registry = registry
         self._session = registry.session.id
         self._lock = threading.RLock()
-        self._rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
+        self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
+        self.on_news: Callable[[Effect], None] = _unheard
         self._numbers = itertools.count()
         self._answers: dict[str, dict[str, Answer]] = {}  # group -> waiter -> answer that is not there yet
         self._nodes: dict[str, tuple[int, GroupNode]] = {}  # by group: the version and the node that was read last
@@ -118,22 +128,23 @@ class SharedGroups:
 
     def join(self, request: Join) -> Answer:
         """The answer comes when all members have joined: Joined or JoinRefused."""
-        return self._ask(
-            request.group_id, lambda coordinator, waiter, now_ms: coordinator.join(request, waiter, now_ms)
-        )
+        return self.ask(request.group_id, lambda coordinator, waiter, now_ms: coordinator.join(request, waiter, now_ms))
 
     def sync(self, request: Sync) -> Answer:
         """The answer comes when the leader has assigned: Synced or a GroupError."""
-        return self._ask(
-            request.group_id, lambda coordinator, waiter, now_ms: coordinator.sync(request, waiter, now_ms)
-        )
+        return self.ask(request.group_id, lambda coordinator, waiter, now_ms: coordinator.sync(request, waiter, now_ms))
 
-    def _ask(self, group_id: str, ask: Callable[[Coordinator, str, int], Iterable[Effect]]) -> Answer:
+    def ask(self, group_id: str, ask: Callable[[Coordinator, str, int], Iterable[Effect]]) -> Answer:
+        """Any request that gets a reply: ask(coordinator, waiter, now_ms) in one step of the group."""
         answer = Answer()
         waiter = f"{self._session}:{next(self._numbers)}"
         with self._lock:
             self._answers.setdefault(group_id, {})[waiter] = answer
-            self._step(group_id, lambda coordinator, now_ms: ask(coordinator, waiter, now_ms))
+            try:
+                self.step(group_id, lambda coordinator, now_ms: ask(coordinator, waiter, now_ms))
+            except BaseException:
+                self._answers.get(group_id, {}).pop(waiter, None)
+                raise
         return answer
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
@@ -159,32 +170,26 @@ class SharedGroups:
                 found.append(error)
                 return effects
 
-            self._step(group_id, beat)
+            self.step(group_id, beat)
             self._renewed[group_id, member_id] = now_ms
             return found[-1]
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
-        self._step(
+        self.step(
             group_id, lambda coordinator, now_ms: coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1]
         )
 
     def commit(
-        self,
-        group_id: str,
-        generation: int,
-        member_id: str,
-        instance_id: str | None,
-        offsets: Mapping[OffsetKey, Committed],
-        producer: tuple[int, int] | None = None,
+        self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
         """Returns when the offsets are on disk, or why they are not."""
-        member = (generation, member_id, instance_id)
-        result: GroupError | None = self._ask(
-            group_id,
-            lambda coordinator, waiter, now_ms: checked_commit(
-                coordinator, group_id, member, offsets, producer, waiter, now_ms
-            ),
-        ).result
+
+        def commit(coordinator: Coordinator, waiter: str, now_ms: int) -> list[Effect]:
+            if producer is None:
+                return coordinator.commit_as(who, offsets, waiter, now_ms)
+            return coordinator.commit_in_transaction_as(who, producer, offsets, waiter)
+
+        result: GroupError | None = self.ask(who.group_id, commit).result
         return result
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
@@ -212,7 +217,7 @@ class SharedGroups:
 
     def delete(self, group_id: str) -> GroupError | None:
         """Deletes a group without members, with all that it has committed; or says why not."""
-        result: GroupError | None = self._ask(
+        result: GroupError | None = self.ask(
             group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter)
         ).result
         return result
@@ -221,7 +226,43 @@ class SharedGroups:
         """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
         with self._lock:
             for group_id in self._offsets.groups_of(names):
-                self._step(group_id, lambda coordinator, _: coordinator.forget_topics(names))
+                self.step(group_id, lambda coordinator, _: coordinator.forget_topics(names))
+
+    def get(self, group_id: str) -> Group | None:
+        """A group as it stands, with its offsets; a copy. None where there is none. Raises what reading it raises."""
+        path = _path(group_id)
+        with self._lock:
+            node = self._peek(group_id)
+            if node is not None and (self._is_over(node) or self._dead(node)):
+                self.step(group_id, lambda coordinator, now_ms: ())
+            with self._registry.holding(path):
+                value = b""
+                with contextlib.suppress(NodeNotFoundError):
+                    value = self._registry.get(path).value
+                group = self._opened(group_id, value).group
+        return None if group.is_forgotten else group
+
+    def all(self) -> list[Group]:
+        """All groups that have members or have committed something, by their names. Raises as get()."""
+        with self._lock:
+            nodes = {element_name(text) for text in self._registry.children(f"/{CONSUMERS}")}
+            found = [self.get(name) for name in sorted(nodes | self._offsets.all())]
+        return [group for group in found if group is not None]
+
+    @property
+    def has_members(self) -> bool:
+        """Whether this process has members, or answers that have not come: else look() finds nothing."""
+        return bool(self._answers or self._renewed)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether an answer has not come."""
+        return bool(self._answers)
+
+    def expire_offsets(self) -> None:
+        """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so, by anybody."""
+        for group in self.all():
+            self.step(group.group_id, lambda coordinator, now_ms: coordinator.expire_offsets(now_ms))
 
     def look(self) -> None:
         """Fetches answers, and notices deadlines that have passed and processes that have died."""
@@ -232,12 +273,23 @@ class SharedGroups:
                 self._looked_ms = clock_ms
             for group_id in list({*self._answers, *(group_id for group_id, _ in self._renewed)}):
                 node = self._peek(group_id)
+                self._forget_gone(group_id, node)
                 if node is None:
                     continue
                 self._fetch(group_id, node)
-                is_over = any(at_ms <= node.clock_ms + clock_ms for at_ms in node.timers.values())
-                if is_over or (is_due and self._dead(node)):
-                    self._step(group_id, lambda coordinator, now_ms: ())
+                if self._is_over(node) or (is_due and self._dead(node)):
+                    self.step(group_id, lambda coordinator, now_ms: ())
+
+    def _is_over(self, node: GroupNode) -> bool:
+        """Whether a deadline has passed that nobody has noticed."""
+        now_ms = node.clock_ms + self._fs.monotonic_ms()
+        return any(at_ms <= now_ms for at_ms in node.timers.values())
+
+    def _forget_gone(self, group_id: str, node: GroupNode | None) -> None:
+        """Of members that have left nothing is to be looked after."""
+        members = {} if node is None else node.group.members
+        for key in [key for key in self._renewed if key[0] == group_id and key[1] not in members]:
+            del self._renewed[key]
 
     def next_ms(self) -> int | None:
         """When a deadline passes, by now_ms(); never far away, for another process may die at any time."""
@@ -272,6 +324,8 @@ class SharedGroups:
             answer.result = node.mail[waiter]
             answer.is_there = True
             self._tell()
+        if not waiting:
+            self._answers.pop(group_id, None)
 
     def _tell(self) -> None:
         for listener in self._listeners:
@@ -289,7 +343,7 @@ class SharedGroups:
                 found.append(member.member_id)
         return found
 
-    def _step(self, group_id: str, step: Step) -> None:
+    def step(self, group_id: str, step: Step) -> None:
         """One step of a group: everything between reading its node and writing it. Raises what the registry raises."""
         path = _path(group_id)
         with self._lock:
@@ -381,7 +435,7 @@ class _Run:
         self._groups = groups
         self._node = node
         self._effects: deque[Effect] = deque()
-        self.coordinator = Coordinator(groups._rules, lambda: groups._fs.random_bytes(16).hex())
+        self.coordinator = Coordinator(groups.rules, lambda: groups._fs.random_bytes(16).hex())
         if not node.group.is_unused:
             self.coordinator.adopt(node.group)
         # Answers that their process has fetched, and those of processes that are gone.
@@ -411,8 +465,8 @@ class _Run:
                     node.timers[timeout] = at_ms
                 case Cancel(_, timeout):
                     node.timers.pop(timeout, None)
-                case _:  # news for people, of which a broker's log tells
-                    pass
+                case news:
+                    self._groups.on_news(news)
         found = self.coordinator.get(node.group.group_id)
         if found is not None:
             self._take(found)
@@ -492,10 +546,18 @@ class _Offsets:
 
     def groups_of(self, topics: set[str]) -> list[str]:
         """All groups that have committed offsets of these topics, also those that were never read."""
-        if OFFSETS_TOPIC not in self._directory:
-            return []
-        for number in self._directory.partitions(OFFSETS_TOPIC):
-            self._look(number, self._opened(number))
+        self._look_at_all()
         return sorted(
             name for found in self._found.values() for name, offsets in found.offsets.items() if topics & offsets.keys()
         )
+
+    def all(self) -> set[str]:
+        """All groups that the logs tell of, also those that were never read."""
+        self._look_at_all()
+        return {name for found in self._found.values() for name in (*found.offsets, *found.groups)}
+
+    def _look_at_all(self) -> None:
+        if OFFSETS_TOPIC not in self._directory:
+            return
+        for number in self._directory.partitions(OFFSETS_TOPIC):
+            self._look(number, self._opened(number))

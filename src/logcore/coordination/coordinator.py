@@ -20,6 +20,7 @@ from logcore.coordination.effects import (
     Assigned,
     Beat,
     BeatRefused,
+    Committer,
     ConsumersChanged,
     Effect,
     GroupDeleted,
@@ -273,6 +274,35 @@ class Coordinator:
         return offsets.check_commit(
             group, generation, member_id, instance_id, now_ms, rules=self._rules, knows_epochs=knows_epochs
         )
+
+    def commit_as(
+        self, who: Committer, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
+    ) -> list[Effect]:
+        """Commits if who asks may; else the reply says why not. One step: no rebalance comes between the two."""
+        error, effects = self.check_commit(
+            who.group_id, who.generation, who.member_id, who.instance_id, now_ms, knows_epochs=who.knows_epochs
+        )
+        if error is not None or not committed:
+            return [*effects, Reply(waiter, error)]
+        return [*effects, *self.commit(who.group_id, committed, waiter)]
+
+    def commit_in_transaction_as(
+        self, who: Committer, producer: tuple[int, int], committed: Mapping[OffsetKey, Committed], waiter: Waiter
+    ) -> list[Effect]:
+        """As commit_as(), for offsets that count when the transaction of producer, an id and an epoch, commits.
+
+        A member is checked only where one is named (broker reference 3.7).
+        """
+        error = self._check_producer(who) if who.is_member else None
+        if error is not None or not committed:
+            return [Reply(waiter, error)]
+        return self.commit_in_transaction(who.group_id, producer, committed, waiter)
+
+    def _check_producer(self, who: Committer) -> GroupError | None:
+        group = self._groups.get(who.group_id)
+        if group is None:
+            return GroupError.ILLEGAL_GENERATION
+        return group.check_committer(who.member_id, who.instance_id, who.generation)
 
     def commit(self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter) -> list[Effect]:
         group = self._groups.get(group_id)

@@ -94,6 +94,25 @@ class Sync:
 
 
 @attrs.frozen
+class Committer:
+    """Who commits. generation: -1 for one that is no member; of a member of the consumer protocol, its epoch.
+
+    knows_epochs: whether the request is one that can name an epoch.
+    """
+
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None
+    knows_epochs: bool = False
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it says that it is one."""
+        return self.generation >= 0 or bool(self.member_id) or self.instance_id is not None
+
+
+@attrs.frozen
 class JoinedMember:
     member_id: str
     instance_id: str | None

@@ -193,6 +193,13 @@ class Group:
         return bool(self.members) and (self.topics is None or topic in self.topics)
 
     @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing is left of it but its generation, which no later one may have again."""
+        return self.state == EMPTY and not (
+            self.protocol_type or self.consumers or self.members or self.pending or self.offsets or self.unstable
+        )
+
+    @property
     def is_unused(self) -> bool:
         """Whether no member ever joined it and nothing was committed in it."""
         return (

@@ -253,20 +253,25 @@ class SharedLock:
         """
         writer = self._writer
         assert writer is not None, "the log is open"
+        before = writer.state.visible
+        if self.is_behind():
+            with self:
+                pass
+        return writer.state.visible != before
+
+    def is_behind(self) -> bool:
+        """Whether others did something that this process has not taken in: two small reads, without a lock."""
+        writer = self._writer
+        assert writer is not None, "the log is open"
         if self._is_over():
             return False
-        before = writer.state.visible
         note = self._turn.note()
         synced = self._turn.synced()
         known = self._note
         # A turn that lasts has not brought anything yet.
-        is_same = (
-            note is not None and (note.structure, note.end) == (known.structure, known.end) and not note.is_deleted
-        )
-        if not is_same or synced is None or synced.durable_end > writer.commit.durable_end or synced.cuts != self._cuts:
-            with self:
-                pass
-        return writer.state.visible != before
+        if note is None or note.is_deleted or (note.structure, note.end) != (known.structure, known.end):
+            return True
+        return synced is None or synced.durable_end > writer.commit.durable_end or synced.cuts != self._cuts
 
     def _catch_up(self, note: Note | None, synced: Synced | None) -> None:
         """Under the turn. Raises what reading and recovering the partition raise."""

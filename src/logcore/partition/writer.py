@@ -128,6 +128,7 @@ class Writer(Appender):
         if sharing is not None:
             self.state.lock = sharing
             self.state.follow = sharing.follow
+            self.state.is_behind = sharing.is_behind
             self.state.is_shared = True
         self.state.visible = opened.visible
         self._hold(opened)

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from logcore.coordination.timers import Timers
 from logcore.coordination.transactioneffects import (
@@ -71,6 +71,9 @@ TRANSACTIONS_CONFIG: Final = {
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
 #: Why a marker is not to be tried again: its partition is gone, or has a later one.
 _SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError, CoordinatorFencedError)
+
+
+T = TypeVar("T")
 
 
 class Directory(Protocol):
@@ -180,6 +183,27 @@ class TransactionCoordinator:
             raise InvalidTransactionStateError(f"no transaction of {transactional_id!r} is open")
         if isinstance(result, TransactionError):
             raise ResourceError(f"the transaction of {transactional_id!r} cannot be ended now: {result.name}")
+
+    def verified(
+        self,
+        who: tuple[str, int, int],
+        partition: Partition,
+        write: Callable[[], T],
+    ) -> T | TransactionError:
+        """What write() returns, or why the producer may not write to a partition now.
+
+        who: transactional id, producer id and epoch. No marker of this process comes between the look and the write;
+        a marker of another process raises the epoch, so that the log refuses what comes after it. write() may not ask
+        for anything else of this object.
+        """
+        with self._lock:
+            error = self._machine.verify(*who, partition)
+            return write() if error is None else error
+
+    def get(self, transactional_id: str) -> StoredTransaction | None:
+        """How an id stands, as this process knows it."""
+        with self._lock:
+            return self._machine.get(transactional_id)
 
     def all(self) -> dict[str, StoredTransaction]:
         """How each transactional id stands. Raises as ask()."""

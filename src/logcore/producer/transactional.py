@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol, Self
 
-from logcore.coordination.effects import GroupError, OffsetKey
+from logcore.coordination.effects import Committer, GroupError, OffsetKey
 from logcore.errors import (
     CommitFailedError,
     InvalidConfigError,
@@ -66,13 +66,7 @@ class Groups(Protocol):
 
     def home(self, group_id: str) -> tuple[str, int]: ...
     def commit(
-        self,
-        group_id: str,
-        generation: int,
-        member_id: str,
-        instance_id: str | None,
-        offsets: Mapping[OffsetKey, Committed],
-        producer: tuple[int, int] | None = None,
+        self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None: ...
 
 
@@ -228,11 +222,10 @@ class TransactionalProducer(Producer):
             self._transacting.add([home])
         identity = self._transacting.known_identity()
         producer = (identity.producer_id, identity.producer_epoch)
-        if isinstance(group, str):
-            refused = groups.commit(group_id, -1, "", None, committed, producer)
-        else:
-            member = (group.generation, group.member_id, group.group_instance_id)
-            refused = groups.commit(group_id, *member, committed, producer)
+        who = Committer(group_id, -1, "", None)
+        if not isinstance(group, str):
+            who = Committer(group_id, group.generation, group.member_id, group.group_instance_id)
+        refused = groups.commit(who, committed, producer)
         if refused is not None:
             error = _refusal(group_id, refused)
             error.__cause__ = groups.failure

@@ -26,7 +26,7 @@ from typing import Final, Literal, Protocol
 
 import attrs
 
-from logcore.errors import InvalidNodeError
+from logcore.errors import InvalidNodeError, NodeTooLargeError
 
 #: In the place of an expected version: whatever the version is.
 ANY: Final = -1
@@ -150,7 +150,7 @@ def check_value(value: bytes, path: str) -> None:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise InvalidNodeError("a value is bytes", path=path, found=type(value).__name__)
     if len(value) > VALUE_LIMIT_BYTES:
-        raise InvalidNodeError(
+        raise NodeTooLargeError(
             "a value is too large", path=path, expected=f"at most {VALUE_LIMIT_BYTES} bytes", found=len(value)
         )
 

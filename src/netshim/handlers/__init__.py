@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Features and their levels, the highest of each; from 0 on they may be asked for.
 _FEATURES: Final = {"group.version": 1, "transaction.version": 2}
+#: What a broker that shares its directory with other processes does not serve: their members know the classic protocol.
+NOT_SHARED: Final = frozenset((wire.CONSUMER_GROUP_HEARTBEAT.key, wire.CONSUMER_GROUP_DESCRIBE.key))
+_FEATURES_NOT_SHARED: Final = frozenset(("group.version",))
 
 #: The request and what is given for it are of the API that a handler is listed for.
 Handler = Callable[[Any, Call, State], Any]
@@ -49,17 +52,22 @@ def api_versions(request: ApiVersionsRequest, call: Call, state: State) -> ApiVe
         _is_software(request.client_software_name) and _is_software(request.client_software_version)
     ):
         return wire.API_VERSIONS.Response(error_code=wire.codes.INVALID_REQUEST)
-    response = served_versions()
+    served = frozenset(HANDLERS)
+    features = _FEATURES
+    if state.is_shared:
+        served = served - NOT_SHARED
+        features = {name: level for name, level in features.items() if name not in _FEATURES_NOT_SHARED}
+    response = served_versions(0, *sorted(served))
     response_type = wire.API_VERSIONS.Response
     response.finalized_features_epoch = 0
     response.finalized_features = [
         response_type.FinalizedFeature(name=name, max_version_level=level, min_version_level=level)
-        for name, level in _FEATURES.items()
+        for name, level in features.items()
     ]
     if call.version >= 4:
         response.supported_features = [
             response_type.SupportedFeature(name=name, min_version=0, max_version=level)
-            for name, level in _FEATURES.items()
+            for name, level in features.items()
         ]
     return response
 

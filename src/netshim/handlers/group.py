@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Result, Sync, Synced
+from logcore.coordination.effects import Committer, GroupError, Join, Joined, JoinRefused, Result, Sync, Synced
 from logcore.coordination.group import DEAD, EMPTY, STABLE, Group
 from logcore.format.grouprecords import Committed
 from netshim import wire
 from netshim.groups import Groups
+from netshim.sharing import GroupsBesideOthers
 from netshim.state import Call, State
-from netshim.waiting import Answer, answer_with
+from netshim.waiting import Answer
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ _CODES_BY_VERSION: Final = {
     # Kafka names a missing group since OffsetCommit 9, where members may be of the new protocol.
     (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (8, codes.ILLEGAL_GENERATION),
     # The error of a commit would mean nothing to who asked for an assignment.
+    (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     # Producers know no epochs of members.
@@ -99,7 +101,8 @@ def _code_of(error: GroupError | None, call: Call) -> int:
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 Refuse = Callable[[RequestT, Call, int], ResponseT]
-GroupHandler = Callable[[RequestT, Call, Groups, State], ResponseT | Answer]
+AnyGroups = Groups | GroupsBesideOthers
+GroupHandler = Callable[[RequestT, Call, Any, State], ResponseT | Answer]
 Handler = Callable[[RequestT, Call, State], ResponseT | Answer]
 
 
@@ -110,19 +113,12 @@ def when_loaded(
 
     def wrap(handler: GroupHandler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
         def handle(request: RequestT, call: Call, state: State) -> ResponseT | Answer:
-            groups: Groups = state.groups
-            if groups.is_loaded:
-                return handler(request, call, groups, state)
-            answer = Answer()
-
-            def go_on(error: GroupError | None) -> None:
-                if error is not None:
-                    answer.set(refuse(request, call, _code_of(error, call)))
-                else:
-                    answer_with(lambda: handler(request, call, groups, state), answer)
-
-            groups.load(call.now_ms, go_on)
-            return answer
+            groups: AnyGroups = state.groups
+            return groups.when_known(
+                lambda: handler(request, call, groups, state),
+                lambda error: refuse(request, call, _code_of(error, call)),
+                call.now_ms,
+            )
 
         return handle
 
@@ -164,7 +160,7 @@ def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
 
 
 @when_loaded(_refuse_join)
-def join_group(request: JoinGroupRequest, call: Call, groups: Groups, state: State) -> JoinGroupResponse | Answer:
+def join_group(request: JoinGroupRequest, call: Call, groups: AnyGroups, state: State) -> JoinGroupResponse | Answer:
     join = Join(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -205,7 +201,7 @@ def _join_response(result: Result, call: Call) -> JoinGroupResponse:
 
 
 @when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
-def sync_group(request: SyncGroupRequest, call: Call, groups: Groups, state: State) -> SyncGroupResponse | Answer:
+def sync_group(request: SyncGroupRequest, call: Call, groups: AnyGroups, state: State) -> SyncGroupResponse | Answer:
     sync = Sync(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -230,7 +226,7 @@ def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
 
 
 @when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
-def heartbeat(request: HeartbeatRequest, call: Call, groups: Groups, state: State) -> HeartbeatResponse:
+def heartbeat(request: HeartbeatRequest, call: Call, groups: AnyGroups, state: State) -> HeartbeatResponse:
     error = groups.heartbeat(
         request.group_id, request.member_id, request.group_instance_id, request.generation_id, call.now_ms
     )
@@ -238,7 +234,7 @@ def heartbeat(request: HeartbeatRequest, call: Call, groups: Groups, state: Stat
 
 
 @when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
-def leave_group(request: LeaveGroupRequest, call: Call, groups: Groups, state: State) -> LeaveGroupResponse:
+def leave_group(request: LeaveGroupRequest, call: Call, groups: AnyGroups, state: State) -> LeaveGroupResponse:
     """One member up to version 2, whose error is the response's; then a list with an error for each."""
     response_type = wire.LEAVE_GROUP.Response
     if not request.group_id:
@@ -277,7 +273,7 @@ def _refuse_commit(request: OffsetCommitRequest, call: Call, code: int) -> Offse
 
 @when_loaded(_refuse_commit)
 def offset_commit(
-    request: OffsetCommitRequest, call: Call, groups: Groups, state: State
+    request: OffsetCommitRequest, call: Call, groups: AnyGroups, state: State
 ) -> OffsetCommitResponse | Answer:
     """Partitions that do not exist fail by themselves; a group that does not want the commit fails all others."""
     response = _refuse_commit(request, call, codes.NONE)
@@ -291,24 +287,18 @@ def offset_commit(
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
     if not known:
         return response
-    error = groups.check_commit(
+    who = Committer(
         request.group_id,
         request.generation_id_or_member_epoch,
         request.member_id,
         request.group_instance_id,
-        call.now_ms,
         knows_epochs=call.version >= _EPOCHS_SINCE,
     )
-    code = _code_of(error, call)
     now_ms = call.now_ms
     retention_ms = request.retention_time_ms
     offsets: dict[tuple[str, int], Committed] = {}
-    stored = []
     for name, partition, result in known:
         metadata = partition.committed_metadata or ""
-        result.error_code = code
-        if code:
-            continue
         if not metadata_fits(metadata, state):
             result.error_code = codes.OFFSET_METADATA_TOO_LARGE
             continue
@@ -319,17 +309,15 @@ def offset_commit(
             now_ms,
             now_ms + min(retention_ms, 2**62) if retention_ms >= 0 else -1,
         )
-        stored.append(result)
-    if not offsets:
-        return response
     answer = Answer()
 
     def done(error: GroupError | None) -> None:
-        for result in stored:
-            result.error_code = _code_of(error, call)
+        code = _code_of(error, call)
+        for _, _, result in known:
+            result.error_code = code or result.error_code
         answer.set(response)
 
-    groups.commit(request.group_id, offsets, now_ms, done)
+    groups.commit(who, offsets, now_ms, done)
     return answer
 
 
@@ -353,7 +341,7 @@ def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetF
 
 
 @when_loaded(_refuse_fetch)
-def offset_fetch(request: OffsetFetchRequest, call: Call, groups: Groups, state: State) -> OffsetFetchResponse:
+def offset_fetch(request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: State) -> OffsetFetchResponse:
     """What is not committed has offset -1 and no error. Null topics ask for all that is.
 
     With require_stable, what an open transaction may commit is told to be unstable: the client asks again.
@@ -424,7 +412,7 @@ def _refuse_delete_offsets(request: OffsetDeleteRequest, call: Call, code: int) 
 
 @when_loaded(_refuse_delete_offsets)
 def offset_delete(
-    request: OffsetDeleteRequest, call: Call, groups: Groups, state: State
+    request: OffsetDeleteRequest, call: Call, groups: AnyGroups, state: State
 ) -> OffsetDeleteResponse | Answer:
     response_type = wire.OFFSET_DELETE.Response
     if not request.group_id:
@@ -459,7 +447,7 @@ def offset_delete(
             result.error_code = _code_of(error, call)
         answer.set(response_type(topics=topics))
 
-    groups.delete_offsets(group, keys, call.now_ms, done)
+    groups.delete_offsets(request.group_id, keys, call.now_ms, done)
     return answer
 
 
@@ -474,7 +462,9 @@ def _refuse_describe(request: DescribeGroupsRequest, call: Call, code: int) -> D
 
 
 @when_loaded(_refuse_describe)
-def describe_groups(request: DescribeGroupsRequest, call: Call, groups: Groups, state: State) -> DescribeGroupsResponse:
+def describe_groups(
+    request: DescribeGroupsRequest, call: Call, groups: AnyGroups, state: State
+) -> DescribeGroupsResponse:
     """A group that is not there, or not of the classic protocol, is Dead. What members said and were given is told of a
     Stable group only.
     """
@@ -517,7 +507,7 @@ def describe_groups(request: DescribeGroupsRequest, call: Call, groups: Groups, 
 
 
 @when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
-def list_groups(request: ListGroupsRequest, call: Call, groups: Groups, state: State) -> ListGroupsResponse:
+def list_groups(request: ListGroupsRequest, call: Call, groups: AnyGroups, state: State) -> ListGroupsResponse:
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
@@ -548,7 +538,7 @@ def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> Delet
 
 @when_loaded(_refuse_delete)
 def delete_groups(
-    request: DeleteGroupsRequest, call: Call, groups: Groups, state: State
+    request: DeleteGroupsRequest, call: Call, groups: AnyGroups, state: State
 ) -> DeleteGroupsResponse | Answer:
     response = _refuse_delete(request, call, codes.NONE)
     left = len(response.results)

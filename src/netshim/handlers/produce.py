@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from logcore import CorruptBatchError, Log, LogcoreError, Receipt
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
         ProduceResponse,
     )
 
+#: How an append ends.
+_Outcome = Receipt | Exception | TransactionError
 #: Producer id and epoch, and where they stand in a batch.
 _PRODUCER: Final = struct.Struct(">qh")
 _PRODUCER_POSITION: Final = 43
@@ -175,6 +179,13 @@ def _append(log: Log, records: Buffer) -> Receipt | Exception:
         return error
 
 
+def _append_verified(
+    who: tuple[str, int, int], partition: tuple[str, int], state: State, log: Log, records: Buffer
+) -> _Outcome:
+    outcome: _Outcome = state.transactions.verified(who, partition, lambda: _append(log, records))
+    return outcome
+
+
 def _may_wait(log: Log, records: Buffer) -> bool:
     """Whether an append of this batch has to be done beside the loop."""
     newest = int.from_bytes(records[35:43], "big", signed=True)
@@ -246,9 +257,13 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
         done()
 
     def stored(
-        topic: str, log: Log, records: Buffer, result: ProduceResponse.Topic.Partition, receipt: Receipt | Exception
+        topic: str, log: Log, records: Buffer, result: ProduceResponse.Topic.Partition, receipt: _Outcome
     ) -> None:
         nonlocal failed
+        if isinstance(receipt, TransactionError):
+            fail(result, *_refusal_of(receipt, call))
+            done()
+            return
         if isinstance(receipt, Exception):
             failed = True
             _refuse_batch(result, log, records, receipt, call, state)
@@ -277,8 +292,6 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
             log = state.log(topic, asked.index)
             records = asked.records or b""
             code, message = _check_batch(request, topic, records, call)
-            if not code and records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
-                code, message = _check_transaction(request, (topic, asked.index), records, call, state)
         except LogcoreError as error:
             fail(result, code_of(error), message_of(error))
             done()
@@ -288,11 +301,23 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
             done()
             return
         key = topic, asked.index
+        append: Callable[[Log, Buffer], _Outcome] = _append
+        if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
+            producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+            who = (request.transactional_id or "", producer_id, epoch)
+            if state.is_shared:  # markers of this process come from other threads: verified where it is appended
+                append = partial(_append_verified, who, key, state)
+            else:  # it takes its place among the appends at once, so that no marker comes between
+                refused = state.transactions.verified(who, key, lambda: None)
+                if refused is not None:
+                    fail(result, *_refusal_of(refused, call))
+                    done()
+                    return
         if state.has_turns(key) or _may_wait(log, records):
             kept = bytes(records)  # the buffer of the connection will hold other requests
-            state.in_turn(key, lambda: _append(log, kept), lambda receipt: stored(topic, log, kept, result, receipt))
+            state.in_turn(key, lambda: append(log, kept), lambda receipt: stored(topic, log, kept, result, receipt))
             return
-        stored(topic, log, records, result, _append(log, records))
+        stored(topic, log, records, result, append(log, records))
 
     for topic in request.topic_data:
         asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
@@ -339,17 +364,8 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
     return 0, None
 
 
-def _check_transaction(
-    request: ProduceRequest, partition: tuple[str, int], records: Buffer, call: Call, state: State
-) -> tuple[int, str | None]:
-    """Whether the producer's transaction is open and has this partition; as _check_batch().
-
-    The batch takes its place among the appends to its partition at once afterwards, so no marker comes between.
-    """
-    producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
-    error = state.transactions.verify(request.transactional_id or "", producer_id, epoch, partition)
-    if error is None:
-        return codes.NONE, None
+def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
+    """What is told where the producer's transaction is not open, or lacks this partition: (code, message)."""
     if error is TransactionError.COORDINATOR_NOT_AVAILABLE:
         return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"  # old clients try again
     if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:

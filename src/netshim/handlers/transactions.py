@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
-from logcore.coordination.effects import GroupError
+from logcore.coordination.effects import Committer, GroupError
 from logcore.coordination.transactioneffects import (
     AddPartitions,
     End,
@@ -292,18 +292,10 @@ def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State)
         return _commit_offsets(request, call, state, response(codes.NONE))
 
     def when_groups_are_known() -> Answer | TxnOffsetCommitResponse:
-        if state.groups.is_loaded:
-            return commit()
-        answer = Answer()
-
-        def go_on(error: GroupError | None) -> None:
-            if error is None:
-                answer_with(commit, answer)
-            else:
-                answer.set(refuse(code_of_group(error, call)))
-
-        state.groups.load(call.now_ms, go_on)
-        return answer
+        answered: Answer | TxnOffsetCommitResponse = state.groups.when_known(
+            commit, lambda error: refuse(code_of_group(error, call)), call.now_ms
+        )
+        return answered
 
     def when_added() -> Any:
         if call.version < _SECOND_OFFSETS:
@@ -343,52 +335,36 @@ def _commit_offsets(
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
     if not known:
         return response
-    error = state.transactions.verify(
-        request.transactional_id, request.producer_id, request.producer_epoch, _home_of(request.group_id, state)
-    )
-    code = codes.NONE
-    if error is not None:
-        code = code_for_writer(error, call.version, 4)
-    else:
-        code = _code_of_member(request, call, state)
     offsets: dict[tuple[str, int], Committed] = {}
-    stored = []
     for name, partition, result in known:
         metadata = partition.committed_metadata or ""
-        result.error_code = code
-        if code:
-            continue
         if not metadata_fits(metadata, state):
             result.error_code = codes.OFFSET_METADATA_TOO_LARGE
             continue
         offsets[name, partition.partition_index] = Committed(
             partition.committed_offset, partition.committed_leader_epoch, metadata, call.now_ms
         )
-        stored.append(result)
-    if not offsets:
-        return response
     answer = Answer()
 
+    def refuse_all(code: int) -> None:
+        for _, _, result in known:
+            result.error_code = code or result.error_code
+
     def done(error: GroupError | None) -> None:
-        for result in stored:
-            result.error_code = code_of_group(error, call)
+        refuse_all(code_of_group(error, call))
         answer.set(response)
 
+    committer = Committer(request.group_id, request.generation_id, request.member_id, request.group_instance_id)
     producer = request.producer_id, request.producer_epoch
-    state.groups.commit_in_transaction(request.group_id, producer, offsets, call.now_ms, done)
+    error = state.transactions.verified(
+        (request.transactional_id, *producer),
+        _home_of(request.group_id, state),
+        lambda: state.groups.commit_in_transaction(committer, producer, offsets, call.now_ms, done),
+    )
+    if error is not None:
+        refuse_all(code_for_writer(error, call.version, 4))
+        return response
     return answer
-
-
-def _code_of_member(request: TxnOffsetCommitRequest, call: Call, state: State) -> int:
-    """A member is checked only where one is named (section 3.7)."""
-    is_named = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
-    if not is_named:
-        return codes.NONE
-    group = state.groups.get(request.group_id)
-    if group is None:
-        return codes.ILLEGAL_GENERATION
-    error = group.check_committer(request.member_id, request.group_instance_id, request.generation_id)
-    return code_of_group(error, call)
 
 
 # -- what admin tools ask ------------------------------------------------------------------------------------------

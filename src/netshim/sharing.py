@@ -1,0 +1,363 @@
+"""The coordinators of a broker whose log directory other processes write too: its clients and consumers of those
+processes are members of the same groups, and their transactions are decided in one place.
+
+Rules:
+- What is decided is a step of logcore.consumer.sharedgroups and of logcore.producer.coordinator, which may wait for
+  other processes and for the disk. So a request takes its turn beside the loop, with its handler.
+- Callers are told in the broker's thread, as everywhere.
+- A member that waits for others is told by whichever process answers it. So, while one waits, it is looked often.
+- Members of the broker's clients live as long as the broker's session, and end with it.
+
+Not here: groups of the consumer protocol (KIP-848), which a broker that shares its directory does not serve.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from logcore import LogcoreError, LogDir
+from logcore.consumer import groups as process_groups
+from logcore.consumer.sharedgroups import SharedGroups
+from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.effects import (
+    Committer,
+    Effect,
+    GroupError,
+    Join,
+    JoinRefused,
+    OffsetKey,
+    Reply,
+    Result,
+    Sync,
+)
+from logcore.coordination.group import Group
+from logcore.coordination.transactioneffects import Request, TransactionError, WriteMarkers
+from logcore.coordination.transactioneffects import Result as TransactionResult
+from logcore.errors import InvalidNodeError, NodeTooLargeError
+from logcore.format.grouprecords import Committed
+from logcore.format.transactionrecords import Partition, StoredTransaction
+from logcore.names import TRANSACTIONS_TOPIC
+from logcore.producer.coordinator import TransactionCoordinator
+from netshim.groups import group_rules, news_of
+from netshim.state import State
+from netshim.transactions import Markers
+from netshim.waiting import Answer, pass_on
+
+_log = logging.getLogger("netshim")
+
+_T = TypeVar("_T")
+#: The turns of what is asked of groups, and of transactions.
+_GROUPS: Final = "groups that are shared"
+_TRANSACTIONS: Final = "transactions that are shared"
+#: How often it is looked for what other processes did: while a member waits for others, and else.
+_SOON_MS: Final = 5
+_LATER_MS: Final = 50
+
+
+@attrs.define
+class _Wait:
+    """Who waits for an answer. deliver: called in the broker's thread once it is there."""
+
+    answer: process_groups.Answer
+    deliver: Callable[[Any], None]
+    refusal: Any  # what is told where it does not come
+
+
+class GroupsBesideOthers:
+    """Methods as those of netshim.groups.Groups. Those that take a request are called by its handler, in its turn."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._groups: SharedGroups | None = None  # made in the first turn
+        self._waits: list[_Wait] = []  # written in turns, and read between them
+        self._outcomes: list[Callable[[], None]] = []  # to be called in the broker's thread after the turn
+        self._news: list[Effect] = []
+        self._is_looking = False
+        self._now_ms = 0
+
+    # -- turns
+
+    def when_known(
+        self, handle: Callable[[], _T | Answer], refuse: Callable[[GroupError], _T], now_ms: int
+    ) -> _T | Answer:
+        """What handle() returns, called in a turn of its own; refuse(error) where the groups cannot be asked now."""
+        self._now_ms = max(self._now_ms, now_ms)
+        answer = Answer()
+
+        def done(result: Any) -> None:
+            if isinstance(result, LogcoreError | OSError):
+                _log.error("the groups cannot be asked: %s", result)
+                result = refuse(_error_of(result))
+            pass_on(result, answer)
+            self._settle()
+
+        def turn() -> object:
+            self._open()
+            return handle()
+
+        self._state.in_turn(_GROUPS, turn, done)
+        return answer
+
+    def _open(self) -> SharedGroups:
+        if self._groups is None:
+            logdir = self._state.logdir
+            groups = logdir.coordinators.groups(logdir)
+            assert isinstance(groups, SharedGroups), "the directory is shared"
+            groups.rules = group_rules(self._state.settings)
+            groups.on_news = self._news.append
+            self._groups = groups
+        return self._groups
+
+    def _settle(self) -> None:
+        """In the broker's thread, after a turn: tells who waited, and sees to it that those who still do are looked
+        after.
+        """
+        outcomes = self._outcomes[:]
+        del self._outcomes[: len(outcomes)]
+        for outcome in outcomes:
+            outcome()
+        there = [wait for wait in self._waits if wait.answer.is_there]
+        for wait in there:
+            self._waits.remove(wait)
+            _tell(wait.deliver, wait.answer.result)
+        news = self._news[:]
+        del self._news[: len(news)]
+        for effect in news:
+            self._say(effect)
+        self._look_later()
+
+    def _say(self, effect: Effect) -> None:
+        line = news_of(effect)
+        if line is not None:
+            kind, text, values = line
+            self._state.journal.say(logging.INFO, f"group {kind}", self._now_ms, text, *values)
+
+    def _look_later(self) -> None:
+        groups = self._groups
+        if groups is None or self._is_looking or self._state.is_stopping or not groups.has_members:
+            return
+        self._is_looking = True
+        delay_ms = _SOON_MS if self._waits else _LATER_MS
+        self._state.timers.at(self._now_ms + delay_ms, self._look)
+
+    def _look(self, now_ms: int) -> None:
+        self._now_ms = max(self._now_ms, now_ms)
+
+        def done(result: Any) -> None:
+            self._is_looking = False
+            if isinstance(result, Exception):
+                _log.error("the groups cannot be looked at: %s", result)
+            self._settle()
+
+        self._state.in_turn(_GROUPS, self._open().look, done)
+
+    def _later(self, answer: process_groups.Answer, done: Callable[[Any], None], refusal: object) -> None:
+        self._waits.append(_Wait(answer, done, refusal))
+
+    # -- what is asked in a turn
+
+    @property
+    def is_loaded(self) -> bool:
+        return True
+
+    def load(self, now_ms: int, done: Callable[[GroupError | None], None]) -> None:
+        """Each turn reads what is new."""
+        done(None)
+
+    def create_topic(self) -> None:
+        """Makes `__consumer_offsets`, if it is not there. Waits for the disk. Raises LogcoreError."""
+        process_groups.home_of(self._state.logdir, "")
+
+    def get(self, group_id: str) -> Group | None:
+        return self._open().get(group_id) if group_id else None
+
+    def all(self) -> list[Group]:
+        return self._open().all()
+
+    def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
+        if not request.group_id:
+            self._outcomes.append(partial(done, JoinRefused(GroupError.INVALID_GROUP_ID, request.member_id)))
+            return
+        stopped = JoinRefused(GroupError.NOT_COORDINATOR, request.member_id)
+        self._later(self._open().join(request), done, stopped)
+
+    def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
+        self._ask(request.group_id, lambda coordinator, waiter, at_ms: coordinator.sync(request, waiter, at_ms), done)
+
+    def _ask(
+        self, group_id: str, ask: Callable[[Coordinator, str, int], Sequence[Effect]], done: Callable[[Any], None]
+    ) -> None:
+        if not group_id:
+            self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
+            return
+        self._later(self._open().ask(group_id, ask), done, GroupError.NOT_COORDINATOR)
+
+    def heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int, now_ms: int
+    ) -> GroupError | None:
+        if not group_id:
+            return GroupError.INVALID_GROUP_ID
+        return self._open().heartbeat(group_id, member_id, instance_id, generation)
+
+    def leave(self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int) -> list[GroupError | None]:
+        results: list[GroupError | None] = []
+
+        def step(coordinator: Coordinator, at_ms: int) -> Sequence[Effect]:
+            found, effects = coordinator.leave(group_id, members, at_ms)
+            results[:] = found
+            return effects
+
+        self._open().step(group_id, step)
+        return results
+
+    def commit(
+        self,
+        who: Committer,
+        offsets: Mapping[OffsetKey, Committed],
+        now_ms: int,
+        done: Callable[[GroupError | None], None],
+    ) -> None:
+        self._ask(
+            who.group_id,
+            lambda coordinator, waiter, at_ms: coordinator.commit_as(who, offsets, waiter, at_ms),
+            done,
+        )
+
+    def commit_in_transaction(
+        self,
+        who: Committer,
+        producer: tuple[int, int],
+        offsets: Mapping[OffsetKey, Committed],
+        now_ms: int,
+        done: Callable[[GroupError | None], None],
+    ) -> None:
+        self._ask(
+            who.group_id,
+            lambda coordinator, waiter, _: coordinator.commit_in_transaction_as(who, producer, offsets, waiter),
+            done,
+        )
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        """Nothing: the log tells."""
+
+    def delete_offsets(
+        self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Callable[[GroupError | None], None]
+    ) -> None:
+        def ask(coordinator: Coordinator, waiter: str, at_ms: int) -> Sequence[Effect]:
+            group = coordinator.get(group_id)
+            if group is None:
+                return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
+            return coordinator.delete_offsets(group, keys, waiter)
+
+        self._ask(group_id, ask, done)
+
+    def delete(self, group_id: str, now_ms: int, done: Callable[[GroupError | None], None]) -> None:
+        self._ask(group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter), done)
+
+    def topics_deleted(self, names: set[str], now_ms: int) -> None:
+        """Nothing: the directory has deleted what was committed for them."""
+
+    def stop(self, now_ms: int) -> None:
+        """Answers all who wait for other members; their requests end with the broker's session."""
+        waits = self._waits[:]
+        del self._waits[: len(waits)]
+        for wait in waits:
+            _tell(wait.deliver, wait.refusal)
+
+
+class TransactionsBesideOthers:
+    """Methods as those of netshim.transactions.TransactionHost."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._coordinator: TransactionCoordinator | None = None
+        self._is_loaded = False
+
+    def _open(self) -> TransactionCoordinator:
+        if self._coordinator is None:
+            logdir: LogDir = self._state.logdir
+            self._coordinator = logdir.coordinators.transactions(logdir)
+        return self._coordinator
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._is_loaded
+
+    def begin(self, now_ms: int) -> None:
+        """Reads what is stored, if there is anything."""
+        if not self._is_loaded and TRANSACTIONS_TOPIC in self._state.logdir:
+            self.load(now_ms, lambda _: None)
+
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """done(True) when what is stored is known, done(False) when it cannot be read now."""
+        if self._is_loaded:
+            done(True)
+            return
+
+        def loaded(result: Any) -> None:
+            if isinstance(result, Exception):
+                _log.error("%s cannot be read, so no transaction can be served: %s", TRANSACTIONS_TOPIC, result)
+            else:
+                self._is_loaded = True
+            done(self._is_loaded)
+
+        self._state.in_turn(_TRANSACTIONS, lambda: self._open().all(), loaded)
+
+    def ask(self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]) -> None:
+        """done(an Identity, None or a TransactionError), later, in the broker's thread."""
+
+        def asked(result: Any) -> None:
+            if isinstance(result, Exception):
+                _log.error("transactions cannot be asked: %s", result)
+                result = TransactionError.COORDINATOR_NOT_AVAILABLE
+            _tell(done, result)
+
+        self._state.in_turn(_TRANSACTIONS, lambda: self._open().ask(request), asked)
+
+    def verified(
+        self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
+    ) -> _T | TransactionError:
+        """As TransactionCoordinator.verified(); beside the loop."""
+        return self._open().verified(who, partition, write)
+
+    def get(self, transactional_id: str) -> StoredTransaction | None:
+        return self._open().get(transactional_id)
+
+    def all(self) -> dict[str, StoredTransaction]:
+        return self._open().all()
+
+    def write_markers(
+        self,
+        effect: WriteMarkers,
+        coordinator_epoch: int,
+        now_ms: int,
+        told: Callable[[Partition, Exception | None], None],
+    ) -> None:
+        Markers(
+            self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told
+        ).write()
+
+    def stop(self, now_ms: int) -> None:
+        """Nothing: a request under way is answered when its turn ends."""
+
+
+def _error_of(error: Exception) -> GroupError:
+    """What clients take for a reason to try again, but for what no registry holds."""
+    if isinstance(error, NodeTooLargeError):
+        return GroupError.RECORD_TOO_LARGE
+    if isinstance(error, InvalidNodeError):
+        return GroupError.INVALID_GROUP_ID
+    return GroupError.COORDINATOR_NOT_AVAILABLE
+
+
+def _tell(done: Callable[[Any], None], result: Any) -> None:
+    """Calls one who waits; an error of it is not for the others."""
+    try:
+        done(result)
+    except Exception:
+        _log.exception("an answer to a request about a group or a transaction")

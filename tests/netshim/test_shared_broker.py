@@ -1,0 +1,356 @@
+"""A broker whose directory other processes write: its clients and consumers of those processes in one group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import LogDir
+from logcore.format.grouprecords import Subscription, assignment_value, subscription_value
+from netshim import wire
+from netshim.wire import codes
+from support.client import Client
+from support.pages import blocks
+from support.rig import Rig
+
+DEADLINE_S = 60
+PAGE = Path(__file__).parents[2] / "docs" / "sharing.md"
+SOURCE = str(Path(logcore.__file__).resolve().parents[1])
+
+
+class Program:
+    """A program in a process of its own, and the lines that it has printed."""
+
+    def __init__(self, directory: Path, *command: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, *command], cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def kill(self) -> None:
+        """Also of one that has ended."""
+        self.process.send_signal(signal.SIGKILL)
+        self._reader.join()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    running: list[Program] = []
+
+    def start(*command: str) -> Program:
+        running.append(Program(tmp_path, *command))
+        return running[-1]
+
+    yield start
+    for program in running:
+        program.kill()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+# -- four terminals --------------------------------------------------------------------------------------------------
+
+
+def _snippets() -> dict[str, str]:
+    """The three programs of the page: producer, member, client."""
+    text = PAGE.read_text(encoding="utf-8").splitlines()
+    first = text.index("## Four terminals") + 1
+    last = text.index("## Groups")
+    found = [block for block in blocks(PAGE) if block.language == "python" and first < block.line < last]
+    return dict(zip(("producer", "member", "client"), (block.text for block in found), strict=True))
+
+
+def _values(directory: Path) -> set[str]:
+    """All that is in the log, also what its writer had no time to have synced: then it is seen by all."""
+    with logcore.open_dir(directory / "data", shared=True) as data:
+        for number in data.partitions("visits"):
+            data.partition("visits", number).flush()
+        return {record.value.decode() for record in data.topic("visits").read()}
+
+
+def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
+    """Members are killed one after the other, a client of Kafka and its broker among them: nothing is lost."""
+    pytest.importorskip("confluent_kafka")
+    programs = _snippets()
+    producer = run("-c", programs["producer"])
+    until((tmp_path / "data" / "visits-3").is_dir, "the topic")
+    members = [run("-c", programs["member"]) for _ in range(2)]
+    broker = run("-m", "netshim", "serve", "data", "--shared", "--port", "0")
+    until(lambda: bool(broker.lines), "the broker")
+    address = broker.lines[0].rpartition(" ")[2]
+    client = run("-c", programs["client"].replace("127.0.0.1:9092", address))
+    everybody = [*members, client]
+    until(lambda: all(program.lines for program in everybody), "each of the three gets records")
+
+    members[0].kill()
+    left = [members[1], client]
+    so_far = [len(program.lines) for program in left]
+    until(lambda: all(len(program.lines) > count for program, count in zip(left, so_far, strict=True)), "two go on")
+    broker.kill()  # the client's places are free at once
+    client.kill()
+    producer.kill()
+    written = _values(tmp_path)
+    assert len(written) > 100
+
+    def printed() -> set[str]:
+        return {line for program in everybody for line in program.lines}
+
+    until(lambda: printed() >= written, "all that was written is printed")
+    assert printed() == written
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with Rig(tmp_path / "data", is_shared=True) as made:
+        made.logdir.create_topic("orders", 2)
+        yield made
+
+
+WANTED = subscription_value(Subscription(("orders",), None, (), -1))
+
+
+def assigned(data: LogDir, consumer: Any) -> list[int]:
+    consumer.poll(0)
+    return sorted(one.partition for one in consumer.assignment())
+
+
+def test_a_consumer_of_the_process_and_one_of_the_wire_divide_the_partitions(rig: Rig) -> None:
+    with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
+        consumer.subscribe(["orders"])
+        rig.sleep(100)
+        assert assigned(rig.logdir, consumer) == [0, 1]
+        newcomer = rig.join(protocols={"range": WANTED})
+        assert not newcomer.is_set
+        consumer.poll(0)
+        rig.sleep(100)
+        joined = newcomer.value
+        assert joined.error_code == 0 and joined.leader != joined.member_id
+        shares = rig.sync(joined.member_id, joined.generation_id)
+        consumer.poll(0)
+        rig.sleep(100)
+        assert len(assigned(rig.logdir, consumer)) == 1
+        assert shares.value.assignment in (assignment_value([("orders", 0)]), assignment_value([("orders", 1)]))
+        assert {one.client_host for one in rig.describe().members} == {"/10.0.0.1", f"/pid-{os.getpid()}"}
+
+        rig.leave((joined.member_id, None))
+        rig.sleep(100)
+        assert assigned(rig.logdir, consumer) == [0, 1]
+
+
+def test_a_leader_of_the_wire_divides_for_a_consumer_of_the_process(rig: Rig) -> None:
+    first = rig.join(protocols={"range": WANTED}).value
+    rig.sync(first.member_id, 1, {first.member_id: assignment_value([("orders", 0), ("orders", 1)])})
+    with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
+        consumer.subscribe(["orders"])
+        consumer.poll(0)
+        assert rig.beat(first.member_id, 1) == codes.REBALANCE_IN_PROGRESS
+        again = rig.join(first.member_id, protocols={"range": WANTED}).value
+        (other,) = {member.member_id for member in again.members} - {first.member_id}
+        shares = {first.member_id: [("orders", 0)], other: [("orders", 1)]}
+        rig.sync(first.member_id, again.generation_id, {name: assignment_value(each) for name, each in shares.items()})
+        rig.sleep(100)
+        assert assigned(rig.logdir, consumer) == [1]
+
+
+def test_a_commit_of_one_generation_is_refused_in_the_next_wherever_it_comes_from(rig: Rig) -> None:
+    first = rig.join(protocols={"range": WANTED}).value
+    rig.sync(first.member_id, 1, {first.member_id: b"1"})
+    assert rig.commit({("orders", 0): 3}, member_id=first.member_id, generation=1).value.topics[0].partitions
+    with rig.logdir.consumer(group_id="g", assignors=("range",), enable_auto_commit=False) as consumer:
+        consumer.subscribe(["orders"])
+        consumer.poll(0)
+        rig.sleep(60_000)  # the client did not join again
+        consumer.poll(0)
+        late = rig.commit({("orders", 0): 9}, member_id=first.member_id, generation=1).value
+        assert late.topics[0].partitions[0].error_code == codes.UNKNOWN_MEMBER_ID
+        assert consumer.committed([("orders", 0)])["orders", 0].offset == 3
+    assert rig.committed() == {("orders", 0): 3}
+
+
+def test_without_a_common_way_to_divide_the_newcomer_is_refused(rig: Rig) -> None:
+    with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
+        consumer.subscribe(["orders"])
+        rig.sleep(100)
+        consumer.poll(0)
+        refused = rig.join(protocols={"roundrobin": WANTED}).value
+        assert refused.error_code == codes.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_a_group_that_no_node_can_hold_is_refused(rig: Rig) -> None:
+    assert rig.join(protocols={"range": b"x" * 2_000_000}).value.error_code == codes.UNKNOWN_SERVER_ERROR
+    assert rig.join(group="", version=3).value.error_code == codes.INVALID_GROUP_ID
+    assert rig.beat("m", 1, group="") == codes.INVALID_GROUP_ID
+    assert rig.sync("m", 1, group="").value.error_code == codes.INVALID_GROUP_ID
+
+
+def test_members_of_a_broker_that_ended_are_gone(rig: Rig) -> None:
+    rig.form(2)
+    rig.commit({("orders", 0): 1}, group="other")
+    rig.restart()
+    assert rig.describe().group_state == "Empty"
+    assert [each.group_id for each in rig.ask(wire.LIST_GROUPS, 0).groups] == ["g", "other"]
+    assert rig.join().value.generation_id > 2
+
+
+def test_who_waits_is_told_when_the_broker_ends(rig: Rig) -> None:
+    ids, _ = rig.form(1)
+    waiting = rig.join()
+    rig.groups.stop(rig.now_ms)
+    assert waiting.value.error_code == codes.NOT_COORDINATOR
+    assert ids
+
+
+def test_offsets_that_were_kept_long_enough_are_deleted(rig: Rig) -> None:
+    rig.commit({("orders", 0): 1})
+    rig.sleep(6 * 86_400_000)
+    rig.commit({("orders", 1): 1})
+    rig.logdir.tick(rig.now_ms)
+    assert rig.committed() == {("orders", 0): 1, ("orders", 1): 1}
+    rig.sleep(2 * 86_400_000)
+    rig.logdir.tick(rig.now_ms)
+    assert rig.committed() == {("orders", 1): 1}
+
+
+def test_groups_are_deleted_and_their_offsets(rig: Rig) -> None:
+    rig.commit({("orders", 0): 1, ("orders", 1): 2})
+    request = wire.OFFSET_DELETE.Request
+    topic = request.Topic(name="orders", partitions=[request.Topic.Partition(partition_index=1)])
+    assert rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[topic]).topics[0].partitions[0].error_code == 0
+    assert rig.committed() == {("orders", 0): 1}
+    assert rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g", "none"]).results[0].error_code == 0
+    assert rig.committed() == {}
+    assert rig.ask(wire.LIST_GROUPS, 0).groups == []
+
+
+# -- real brokers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kafka(kafka_factory: Callable[..., Any]) -> Any:
+    return kafka_factory(shared=True)
+
+
+def test_the_consumer_protocol_is_not_advertised(kafka: Any) -> None:
+    with contextlib.closing(Client(kafka.server.port)) as client:
+        told = client.ask(wire.API_VERSIONS, 3, wire.API_VERSIONS.Request(
+            client_software_name="t", client_software_version="1"
+        ))  # fmt: skip
+        keys = {each.api_key for each in told.api_keys}
+        assert wire.CONSUMER_GROUP_HEARTBEAT.key not in keys and wire.JOIN_GROUP.key in keys
+        assert {each.name for each in told.finalized_features} == {"transaction.version"}
+    with contextlib.closing(Client(kafka.server.port)) as client, pytest.raises(EOFError):
+        client.ask(wire.CONSUMER_GROUP_HEARTBEAT, 0, wire.CONSUMER_GROUP_HEARTBEAT.Request(group_id="g"))
+
+
+def test_a_fetch_that_waits_gets_what_another_process_appends(run: Callable[..., Program], kafka: Any) -> None:
+    kafka.create_topic("t", 1)
+    path = kafka.server.logdir.path
+    fetch = wire.FETCH.Request
+    asked = fetch(
+        max_wait_ms=DEADLINE_S * 500,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        topics=[fetch.Topic(topic="t", partitions=[fetch.Topic.Partition(partition_max_bytes=1 << 20)])],
+    )
+    with contextlib.closing(Client(kafka.server.port)) as client:
+        client.send(wire.FETCH, 4, asked)
+        program = (
+            f"import logcore\nwith logcore.open_dir({path!r}, shared=True) as data: data.append('t', b'from here')"
+        )
+        first = run("-c", program)
+        (batch,) = [client.answer(wire.FETCH, 4).responses[0].partitions[0].records]
+        assert b"from here" in bytes(batch)
+        listed = wire.LIST_OFFSETS.Request
+        latest = listed(
+            topics=[listed.Topic(name="t", partitions=[listed.Topic.Partition(partition_index=0, timestamp=-1)])]
+        )
+        assert client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == 1
+        for number in (2, 3):  # who asks at once sees what was acknowledged elsewhere
+            assert run("-c", program).process.wait(DEADLINE_S) == 0
+            assert client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == number
+        assert first.process.wait(DEADLINE_S) == 0
+
+
+def test_a_topic_that_another_process_made_is_served(run: Callable[..., Program], kafka: Any) -> None:
+    path = kafka.server.logdir.path
+    made = run(
+        "-c", f"import logcore\nwith logcore.open_dir({path!r}, shared=True) as d: d.create_topic('made')\nprint(1)"
+    )
+    until(lambda: made.lines == ["1"], "the topic")
+    with contextlib.closing(Client(kafka.server.port)) as client:
+        assert client.produce([b"v"], topic="made").error_code == 0
+        assert client.fetch(topic="made").error_code == 0
+
+
+def test_transactions_of_clients_and_processes(kafka: Any) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    kafka.create_topic("in", 1)
+    kafka.create_topic("out", 1)
+    data: LogDir = kafka.server.logdir
+    data.append("in", b"1")
+    producer = confluent.Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "of a client"})
+    producer.init_transactions(DEADLINE_S)
+    for number, ends in enumerate((producer.commit_transaction, producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce("out", b"%d" % number)
+        ends(DEADLINE_S)
+    with data.producer(transactional_id="of a process") as mine, mine.transaction():
+        mine.send("out", b"2")
+    log = data.partition("out", 0)
+    assert [record.value for record in log.read(0, isolation="read_committed")] == [b"0", b"2"]
+
+    consumer = confluent.Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe(["in"])
+    deadline = time.monotonic() + DEADLINE_S
+    while consumer.poll(0.1) is None:
+        assert time.monotonic() < deadline
+    producer.begin_transaction()
+    positions = consumer.position(consumer.assignment())
+    producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), DEADLINE_S)
+    with data.consumer(group_id="h") as other:
+        assert other.group_metadata().group_id == "h"
+    producer.commit_transaction(DEADLINE_S)
+    consumer.close()
+    with data.consumer(group_id="g") as mine_too:
+        committed = mine_too.committed([("in", 0)])["in", 0]
+    assert committed is not None and committed.offset == 1
+    # The same id in a process fences the client.
+    with data.producer(transactional_id="of a client") as successor, successor.transaction():
+        successor.send("out", b"3")
+    producer.begin_transaction()
+    producer.produce("out", b"late")
+    with pytest.raises(confluent.KafkaException):
+        producer.commit_transaction(DEADLINE_S)
+    assert [record.value for record in log.read(0, isolation="read_committed")] == [b"0", b"2", b"3"]
