@@ -868,3 +868,21 @@ class LogDir:
                 except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
                     reports.append(unopened(self._registry.partition_path(name, number), error))
         return reports
+
+
+# -- for hosts -------------------------------------------------------------------------------------------------------
+
+
+def fs_of(directory: LogDir) -> FS:
+    """The disk that a directory is on."""
+    return directory._fs
+
+
+def check_open(directory: LogDir) -> None:
+    """Raises LogClosedError."""
+    directory._check_open()
+
+
+def check_writable(directory: LogDir) -> None:
+    """Raises LogClosedError, ReadOnlyLogError, ForkedWriterError."""
+    directory._check_writable()

@@ -655,6 +655,11 @@ class Tailed:
         return found.offset == last.offset and found != last
 
 
+def fs_of(log: LogReader) -> FS:
+    """The disk that a log is on."""
+    return log._fs
+
+
 def follow(log: LogReader, offset: int) -> Tailed:
     """Begins to follow a log: a truncation counts from here on."""
     return Tailed(log, log._state, log._look, offset)

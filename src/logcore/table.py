@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from logcore.errors import OffsetOutOfRangeError
-from logcore.reader import Isolation, LogReader
+from logcore.reader import Isolation, LogReader, fs_of
 
 #: How often a table starts over when the log is cut under it time and again.
 _ATTEMPTS: Final = 10
@@ -37,7 +37,7 @@ class Table(Mapping[bytes, bytes]):
         self._offset = log.log_start_offset
         self._cuts = log.times_truncated
         self._make_lock()
-        log._fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
+        fs_of(log).after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()

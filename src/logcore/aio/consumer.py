@@ -20,7 +20,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from logcore.aio.following import News, Watching
 from logcore.aio.home import Home
@@ -35,9 +35,7 @@ from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
-
-if TYPE_CHECKING:
-    from logcore.logdir import LogDir
+from logcore.logdir import LogDir, check_writable, fs_of
 
 _T = TypeVar("_T")
 #: How long records are read before the consumer looks after its group again, as the iteration of a Consumer does.
@@ -490,9 +488,9 @@ def opening(directory: LogDir, is_read_only: bool, settings: ConsumerSettings) -
     def make() -> _Stepped:
         groups: Any = None
         if settings.group_id is not None:
-            directory._check_writable()
-            groups = directory._coordinators.groups(directory)
-        return _Stepped(directory._fs, directory, is_read_only, groups, settings)
+            check_writable(directory)
+            groups = directory.coordinators.groups(directory)
+        return _Stepped(fs_of(directory), directory, is_read_only, groups, settings)
 
     async def begin() -> Consumer:
         home = Home("the consumer")

@@ -28,7 +28,7 @@ from logcore.format.columns import ColumnInput, TimesInput
 from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record
 from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
-from logcore.reader import Isolation, record_lists
+from logcore.reader import Isolation, fs_of, record_lists
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -216,7 +216,7 @@ class Log:
         self.sync = log
         self._home = home
         self._appending = Appending(home, log)
-        self._following = Following(home, log._fs, [log])
+        self._following = Following(home, fs_of(log), [log])
 
     async def __aenter__(self) -> Self:
         return self

@@ -543,7 +543,7 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
         return attrs.evolve(verdict, status="damaged", detail=detail, position=size, offset=walked.end_offset)
     # Asked of the same table that opening the log asks. Its writer may have cut the file since.
     segment.refresh()
-    only_zeros, next_batch_bytes = recovery._look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
+    only_zeros, next_batch_bytes = recovery.look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
     known = position
     if lost:
         known = size + 1

@@ -179,7 +179,7 @@ def recover(
     if bad == recovery_position:
         last = next((int(facts["position"][-1]) for facts in reversed(below) if len(facts)), None)
         _check_before(segment, start - segment.since_entry_bytes if last is None else last)
-    only_zeros, next_batch_bytes = _look_behind(segment, bad, end_offset)
+    only_zeros, next_batch_bytes = look_behind(segment, bad, end_offset)
     # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone.
     known = recovery_position if end_offset >= recovery_point else size + 1
     action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy or Durability("os")))
@@ -507,7 +507,7 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     return [facts[facts["position"] < found] for facts in walked], found
 
 
-def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
+def look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
     """(only zeros follow, distance to a later whole batch that continues the log)."""
     only_zeros = True
     end = segment.size_bytes

@@ -159,7 +159,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self._newest: File | None = None  # whose change came last; None when it was one of names
         self._writing: File | None = None  # during a write
         self._crash_in: int | None = None
-        self._asked: Asked | None = None  # for Known
+        self.asked: Asked | None = None  # for Known
         self._root = Directory(next(self._numbers), now_ms)
         self._found: dict[str, Node] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():
@@ -192,9 +192,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def view(self) -> dict[str, bytes | None]:
         """What programs see now, with None for directories; for Known, this asks for nothing but names."""
-        return {path: node.seen() for path, node in self._nodes().items()}
+        return {path: node.seen() for path, node in self.nodes().items()}
 
-    def _nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
         waiting: list[tuple[str, Directory]] = [("", self._root)]
         while waiting:
@@ -208,14 +208,14 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def content(self, path: str) -> bytes:
         """What programs see in a file."""
         file = self._file(path)
-        if self._asked is not None:
-            self._asked.ask(file, True)
+        if self.asked is not None:
+            self.asked.ask(file, True)
         return bytes(file.content)
 
     def is_as(self, before: Mapping[str, bytes | None]) -> bool:
         """Whether view() is what it was when the function began that Known runs, or (without that) just what it was."""
-        asked = self._asked
-        nodes = self._nodes()
+        asked = self.asked
+        nodes = self.nodes()
         if asked is not None:
             for path, node in asked.nodes.items():
                 if node in asked.written or nodes.get(path) is not node:
@@ -224,12 +224,12 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def note_read(self, path: str) -> None:
         """For Known: the content that was there when its function began decides something, of which view() told."""
-        if self._asked is not None:
-            self._asked.questions[path, True] = None
+        if self.asked is not None:
+            self.asked.questions[path, True] = None
 
     def _read_all(self) -> None:
-        if self._asked is not None:
-            self._asked.questions |= dict.fromkeys((path, True) for path in self._asked.nodes)
+        if self.asked is not None:
+            self.asked.questions |= dict.fromkeys((path, True) for path in self.asked.nodes)
 
     def put(self, path: str, content: bytes | None) -> None:
         """Puts other content into a file, or (None) removes it, durably and behind everybody's back."""
@@ -250,6 +250,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file.content = rotten
         file.durable = bytes(durable)
         file.variants = {}
+
+    def is_open(self, handle: int) -> bool:
+        return handle in self._handles
 
     @property
     def open_handles(self) -> list[str]:
@@ -446,8 +449,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self._newest = None
 
     def _change(self, file: File, change: Change) -> None:
-        if self._asked is not None:
-            self._asked.written.add(file)
+        if self.asked is not None:
+            self.asked.written.add(file)
         content = file.content
         if isinstance(content, bytes):
             content = file.content = bytearray(content)
@@ -558,8 +561,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("pread", path)
-        if self._asked is not None:
-            self._asked.ask(file, True)
+        if self.asked is not None:
+            self.asked.ask(file, True)
         return bytes(file.content[position : position + size])
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
@@ -595,16 +598,16 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file, path, writable = self._held(handle)
         with self._mutex:
             if size == len(file.content) and self.faults is None:
-                if self._asked is not None:
-                    self._asked.cut(file, size)
+                if self.asked is not None:
+                    self.asked.cut(file, size)
                 return
             action = self._begin("truncate", path)
             if not writable:
                 action = errno.EINVAL
             if isinstance(action, int):
                 self._end("truncate", action, path)
-            if self._asked is not None:
-                self._asked.cut(file, size)
+            if self.asked is not None:
+                self.asked.cut(file, size)
             if size != len(file.content):
                 self._change(file, Change(len(self.operations), size, None))
             self._end("truncate", action, path)
@@ -649,8 +652,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("size", path)
-        if self._asked is not None:
-            self._asked.ask(file, False)
+        if self.asked is not None:
+            self.asked.ask(file, False)
         return len(file.content)
 
     def drop_cache(self, handle: int, position: int) -> bool:
@@ -673,8 +676,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._reading("map", path)
         if not 0 < size <= len(file.content):
             _fail(errno.EINVAL, path, StorageReadError)
-        if self._asked is not None:
-            self._asked.ask(file, True)
+        if self.asked is not None:
+            self.asked.ask(file, True)
         memory = MappedPages(file.content[:size])
         file.mappings = [*(file.mappings or ()), weakref.ref(memory)]
         return memoryview(memory).toreadonly()
@@ -688,8 +691,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def file_size(self, path: str) -> int:
         self._reading("file_size", path)
         file = self._file(path)
-        if self._asked is not None:
-            self._asked.ask(file, False)
+        if self.asked is not None:
+            self.asked.ask(file, False)
         return len(file.content)
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:

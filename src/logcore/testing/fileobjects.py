@@ -80,7 +80,7 @@ class RawFile(io.RawIOBase):
     @property
     def is_gone(self) -> bool:
         """Whether the process that had it open died, or the machine."""
-        return self._disk.is_dead or self._handle not in self._disk._handles
+        return self._disk.is_dead or not self._disk.is_open(self._handle)
 
     def readable(self) -> bool:
         return self._reads
