@@ -145,8 +145,8 @@ def _process(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[int
             process.kill()
 
 
-def _serve_shim(pipe: Any, path: str, durability: str) -> None:
-    with netshim.serve(path, durability=durability, num_partitions=4) as server:
+def _serve_shim(pipe: Any, path: str, durability: str, shared: bool = False) -> None:
+    with netshim.serve(path, durability=durability, num_partitions=4, shared=shared) as server:
         pipe.send(server.port)
         pipe.recv()
 
@@ -287,17 +287,18 @@ def produce_requests(settings: Settings) -> Iterator[Result]:
     frame = _produce_frame()
     count = 20_000 if settings.quick else 60_000
     with common.scratch(settings, "shim") as path:
-        for policy in ("os", "group"):
-            with logcore.open_dir(path / policy, create=True) as logdir:
+        for name in ("os", "group", "shared"):
+            with logcore.open_dir(path / name, create=True) as logdir:
                 logdir.create_topic("t")
         with (
             _process(_serve_shim, str(path / "os"), "os") as (ours, _),
             _process(_serve_shim, str(path / "group"), "group") as (grouped, _),
+            _process(_serve_shim, str(path / "shared"), "os", True) as (shared, _),
             _process(_serve_bare, "") as (bare, _),
         ):
             rates: dict[str, list[float]] = {}
             for _ in range(_REPEATS):
-                for name, port in (("ours", ours), ("bare", bare), ("group", grouped)):
+                for name, port in (("ours", ours), ("bare", bare), ("group", grouped), ("shared", shared)):
                     started = time.perf_counter()
                     _pipelined(port, itertools.repeat(frame), count, _OUTSTANDING)
                     rates.setdefault(name, []).append(count / (time.perf_counter() - started))
@@ -305,6 +306,7 @@ def produce_requests(settings: Settings) -> Iterator[Result]:
     for name, question, target in (
         ("ours", "1 KB produce requests, 16 outstanding", 0.4),
         ("group", "1 KB produce requests, 16 outstanding, to disk (group)", None),
+        ("shared", "1 KB produce requests, 16 outstanding, the directory shared", None),
     ):
         yield Result(
             question=question,

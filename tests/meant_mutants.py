@@ -775,6 +775,51 @@ MISTAKES: Final = (
         "            pass\n",
         "consumer/test_shared_groups.py",
     ),
+    Mistake(
+        "partition_is_read_without_a_claim", "logcore/consumer/ownership.py",
+        "        registry.create(path, self._name, ephemeral=True)\n        return True\n",
+        "        return True\n",
+        "consumer/test_shared_groups_exploration.py",
+    ),
+    Mistake(
+        "partition_is_let_go_of_before_the_commit", "logcore/consumer/consumer.py",
+        "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
+        "        if self._ownership is not None:\n"
+        "            self._ownership.settle(frozenset(self._readings) & partitions, self._group_metadata())\n"
+        "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
+        "consumer/test_shared_groups_exploration.py",
+    ),
+    Mistake(
+        "owner_that_was_removed_keeps_others_out", "logcore/consumer/ownership.py",
+        ".members.get(number) in group.members\n",
+        ".members.get(number) is not None\n",
+        "consumer/test_ownership.py",
+    ),
+    Mistake(
+        "owner_that_lives_is_passed_over", "logcore/consumer/ownership.py",
+        "        if node is not None and self._counts(registry, group, node):\n",
+        "        if node is not None and node.value == self._name:\n",
+        "consumer/test_shared_groups_exploration.py",
+    ),
+    Mistake(
+        "removed_member_deletes_anothers_node", "logcore/consumer/ownership.py",
+        "        if node is not None and node.value == self._name:\n            registry.delete(path)\n",
+        "        if node is not None:\n            registry.delete(path)\n",
+        "consumer/test_ownership.py",
+    ),
+    Mistake(
+        "partition_is_read_while_another_owns_it", "logcore/consumer/consumer.py",
+        "            owned = self._ownership.settle(self._share, self._group_metadata())\n",
+        "            self._ownership.settle(self._share, self._group_metadata())\n",
+        "consumer/test_shared_groups_exploration.py",
+    ),
+    Mistake(
+        "owner_may_not_die_between_two_looks", "logcore/consumer/ownership.py",
+        "            with contextlib.suppress(NodeNotFoundError):  # its process may have died\n"
+        "                registry.delete(path)\n",
+        "            registry.delete(path)\n",
+        "consumer/test_shared_groups_exploration.py",
+    ),
     # -- groups of consumers
     Mistake(
         "commit_of_a_lost_member_counts", "logcore/coordination/coordinator.py",
@@ -1053,6 +1098,24 @@ MISTAKES: Final = (
         "registry_watches_nothing_in_place_of_what_is_missing", "logcore/registry/watching.py",
         "                    directory = posixpath.dirname(directory)\n", "                    break\n",
         "registry/test_registry_sessions.py -k nearest",
+    ),
+    Mistake(
+        "registry_shows_no_more_topics_after_an_error", "logcore/directory/controller.py",
+        "        except BaseException:\n            self._version = -1  # the generator has ended: begin again\n",
+        "        except BaseException:\n",
+        "directory/test_controller.py",
+    ),
+    Mistake(
+        "registry_shows_topics_before_the_election", "logcore/directory/controller.py",
+        "            if self.epoch:\n                self._publish(registry)\n",
+        "            if True:\n                self._publish(registry)\n",
+        "directory/test_controller.py",
+    ),
+    Mistake(
+        "registry_keeps_partitions_of_an_earlier_topic", "logcore/registry/views.py",
+        "        if f\"{partition}/state\" not in states:",
+        "        if False:",
+        "registry/test_registry_conformance.py -k topics",
     ),
     Mistake(
         "registry_believes_the_first_look_behind_a_death", "logcore/registry/watching.py",

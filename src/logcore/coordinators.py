@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from logcore.consumer.groups import Directory as GroupsDirectory
     from logcore.consumer.groups import Groups
     from logcore.consumer.sharedgroups import SharedGroups
+    from logcore.directory.controller import Controller
+    from logcore.directory.controller import Directory as ControlledDirectory
     from logcore.format.transactionrecords import Partition
     from logcore.producer.coordinator import Directory as TransactionsDirectory
     from logcore.producer.coordinator import TransactionCoordinator
+    from logcore.registry import FileRegistry
 
-    class Directory(GroupsDirectory, TransactionsDirectory, Protocol):
+    class Directory(GroupsDirectory, TransactionsDirectory, ControlledDirectory, Protocol):
         """What is asked of the LogDir."""
 
 
@@ -73,6 +76,8 @@ class Coordinators:
         # Written under the lock.
         self._groups: Groups | SharedGroups | None = None
         self._transactions: TransactionCoordinator | None = None
+        self._registry: FileRegistry | None = None
+        self._controller: Controller | None = None
         self._looked_ms = fs.monotonic_ms() - _LOOK_MS
         self._expired_ms = fs.monotonic_ms()
 
@@ -88,7 +93,6 @@ class Coordinators:
         """
         from logcore.consumer.groups import Groups
         from logcore.consumer.sharedgroups import SharedGroups
-        from logcore.registry import open_registry
 
         with self._lock:
             if directory.has_coordinator:
@@ -98,11 +102,31 @@ class Coordinators:
                 )
             if self._groups is None:
                 if directory.is_shared:
-                    registry = open_registry(directory.path, fs=cast(SharedFS, self._fs))
-                    self._groups = SharedGroups(self._fs, directory, registry)
+                    self._groups = SharedGroups(self._fs, directory, self.registry(directory))
                 else:
                     self._groups = Groups(self._fs, directory)
             return self._groups
+
+    def registry(self, directory: Directory) -> FileRegistry:
+        """The registry beside the directory, opened once. Raises what opening it raises."""
+        from logcore.registry import open_registry
+
+        with self._lock:
+            if self._registry is None:
+                self._registry = open_registry(directory.path, fs=cast(SharedFS, self._fs))
+            return self._registry
+
+    def control(self, directory: Directory) -> None:
+        """For the one process of several that does the upkeep: keeps the registry. Raises as Controller.look()."""
+        from logcore.directory.controller import Controller
+
+        with self._lock:
+            registry = self.registry(directory)
+            controller = self._controller
+            if controller is None:
+                controller = Controller(self._fs, directory)
+                self._controller = controller
+        controller.look(registry)
 
     def transactions(self, directory: Directory) -> TransactionCoordinator:
         """The transactions of producers of this process, or of all that share the directory."""
@@ -139,6 +163,7 @@ class Coordinators:
 
     def close(self) -> None:
         """Without the lock: its holder may be opening logs, for which the lock of the directory is needed."""
-        groups = self._groups
-        if groups is not None:
-            groups.close()
+        if self._groups is not None:
+            self._groups.close()
+        if self._registry is not None:
+            self._registry.close()

@@ -184,6 +184,7 @@ class SharedFS(FS, Protocol):
     def is_byte_locked(self, handle: int, byte: int) -> bool: ...
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch: ...
     def boot(self) -> Boot: ...
+    def host_name(self) -> str: ...
 
 
 @contextlib.contextmanager
@@ -628,6 +629,10 @@ class OsFS:
         with contextlib.suppress(OSError):
             time_namespace = os.stat("/proc/self/ns/time").st_ino
         return Boot(boot_id, time_namespace)
+
+    def host_name(self) -> str:
+        """For messages and names that people read; it identifies no machine."""
+        return os.uname().nodename
 
 
 def _mode_of(path: str, look: Callable[[str], os.stat_result]) -> int | None:

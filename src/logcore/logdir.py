@@ -837,6 +837,9 @@ class LogDir:
             with self._incidents.going_on("staging", self.path):  # the publisher is told
                 if applying.apply_ready(self._fs, self, most=1):
                     return
+        if self.is_shared and claim.takes_care():
+            with self._incidents.going_on("registry", self.path):
+                self._coordinators.control(self)
         clock_ms = self._fs.monotonic_ms()
         with self._lock:
             if self._closed or (claim.takes_care() and self._upkeeper.keep(clock_ms, wall_ms)):

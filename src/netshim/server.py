@@ -31,6 +31,7 @@ import logcore
 from logcore import Durability, LogDir
 from logcore.directory.upkeep import Upkeep
 from logcore.fs import FS, OS
+from logcore.registry.views import register_broker
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection
 from netshim.session import Session
@@ -289,7 +290,9 @@ class Server:
         await self.stop()
 
     async def start(self) -> None:
-        """Opens the directory and listens. Raises what logcore.open_dir raises, and OSError for the address."""
+        """Opens the directory and listens. Raises what logcore.open_dir raises, OSError for the address, and
+        NodeExistsError where a directory that is shared has a broker.
+        """
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
         self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
@@ -306,11 +309,17 @@ class Server:
             self._listening = await self.loop.create_server(
                 lambda: _Peer(self), self.host, self._wanted_port, backlog=512
             )
+            self.port = self._listening.sockets[0].getsockname()[1]
+            if self._shared:
+                try:
+                    await self.loop.run_in_executor(self._pool, self._register)
+                except BaseException:
+                    self._listening.close()
+                    raise
         except BaseException:
             self._pool.shutdown()
             self.logdir.close()
             raise
-        self.port = self._listening.sockets[0].getsockname()[1]
         self._next_look = self.loop.time() + _TICK_S
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info("listening on %s, log directory %s", self.bootstrap_servers, self.logdir.path)
@@ -325,6 +334,12 @@ class Server:
             shared=self._shared,
             fs=self._fs,
         )
+
+    def _register(self) -> None:
+        """Says in the registry where this broker is. Raises NodeExistsError where another serves the directory."""
+        registry = self.logdir.coordinators.registry(self.logdir)
+        host, port = self.advertised or (self.host, self.port)
+        register_broker(registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms())
 
     def _read_ids(self) -> None:
         """The ids of all topics, which stand in files of partitions; afterwards nothing waits for the disk for them."""

@@ -47,7 +47,27 @@ def test_nodes_are_listed_and_shown(tmp_path: Path) -> None:
         ]
         assert rows("get", data, "/text") == [{"path": "/text", "version": 0, "session": None, "value": "plain"}]
         assert rows("get", data, "/bytes") == [{"path": "/bytes", "version": 0, "session": None, "value": "ff00"}]
+        assert rows("tree", data, "/brokers") == [
+            {"path": "/brokers/ids", "version": 0, "session": None, "value": ""},
+            {"path": "/brokers/ids/1", "version": 0, "session": session, "value": {"host": "h"}},
+        ]
+        assert [row["path"] for row in rows("tree", data)] == [
+            "/brokers", "/brokers/ids", "/brokers/ids/1", "/bytes", "/text",
+        ]  # fmt: skip
         assert sorted(path for path in (tmp_path / "data.registry").rglob("*")) == before
+
+
+def test_a_tree_is_drawn_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logcore.cli.registry.wants_json", lambda as_json: as_json)
+    with open_registry(tmp_path / "data") as registry:
+        registry.create("/brokers/ids/1", b'{"host":"h"}', ephemeral=True)
+        registry.create("/text", b"x" * 300)
+        assert run("tree", tmp_path / "data").stdout.splitlines() == [
+            "brokers",
+            "  ids",
+            '    1 (ephemeral)  {"host": "h"}',
+            f"text  {'x' * 120}...",
+        ]
 
 
 def test_what_is_not_there_is_an_error_with_advice(tmp_path: Path) -> None:

@@ -33,6 +33,19 @@ def test_every_order_of_steps(chances: Chances, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+@pytest.mark.parametrize("chances", [QUIET, KILLS, STOPS], ids=["quiet", "kills", "stops"])
+def test_owners_keep_others_out_when_partitions_move_at_once(chances: Chances, rounds: int) -> None:
+    """The assignor is one that gives a partition away before its owner let go: the nodes of owners are all there is."""
+    for seed in range(rounds):
+        try:
+            group = Group(seed, chances=chances, processes=1 + seed % 3, is_hasty=True)
+            group.run()
+            group.judge(group.disk, after_power=False)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 def test_a_power_cut_loses_no_commit(rounds: int) -> None:
     for seed in range(rounds):
         group = Group(seed, chances=Chances(switch=0.3, kill=0.0003, power=0.0003), processes=1 + seed % 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import logcore
 from logcore import LogDir
 from logcore.format.grouprecords import Subscription, assignment_value, subscription_value
+from logcore.registry import open_registry
 from netshim import wire
 from netshim.wire import codes
 from support.client import Client
@@ -299,6 +301,19 @@ def test_a_fetch_that_waits_gets_what_another_process_appends(run: Callable[...,
             assert run("-c", program).process.wait(DEADLINE_S) == 0
             assert client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == number
         assert first.process.wait(DEADLINE_S) == 0
+
+
+def test_a_directory_has_one_broker(run: Callable[..., Program], kafka: Any) -> None:
+    path = kafka.server.logdir.path
+    with open_registry(path) as registry:
+        (number,) = registry.children("/brokers/ids")
+        assert json.loads(registry.get(f"/brokers/ids/{number}").value)["port"] == kafka.server.port
+        second = run("-m", "netshim", "serve", path, "--shared", "--port", "0")
+        assert second.process.wait(DEADLINE_S) != 0 and second.lines == []
+        kafka.stop()
+        assert registry.children("/brokers/ids") == []
+    third = run("-m", "netshim", "serve", path, "--shared", "--port", "0")
+    until(lambda: bool(third.lines), "a broker of its own")
 
 
 def test_a_topic_that_another_process_made_is_served(run: Callable[..., Program], kafka: Any) -> None:

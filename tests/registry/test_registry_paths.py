@@ -38,6 +38,10 @@ def test_values_are_kafkas_json() -> None:
     assert paths.pack_controller(1, 7) == b'{"version":1,"brokerid":1,"timestamp":"7"}'
     assert paths.pack_config({"b": "2", "a": "1"}) == b'{"version":1,"config":{"a":"1","b":"2"}}'
     assert paths.pack_number(-1) == b"-1"
+    assert paths.pack_consumer({"b": 1, "a": 3}, pattern="static", timestamp_ms=9, members={1: "n", 0: "m"}) == (
+        b'{"version":1,"subscription":{"a":3,"b":1},"pattern":"static","timestamp":"9","members":{"0":"m","1":"n"}}'
+    )
+    assert paths.pack_owner("host-41-8f", 2) == b"host-41-8f-2"
 
 
 def test_values_are_read_as_they_were_written() -> None:
@@ -46,6 +50,12 @@ def test_values_are_read_as_they_were_written() -> None:
     assert paths.unpack_controller(paths.pack_controller(3, 1)) == 3
     assert paths.unpack_config(paths.pack_config({"a": "1"}), "/c") == {"a": "1"}
     assert paths.unpack_number(paths.pack_number(1 << 62), "/o") == 1 << 62
+    consumer = paths.ConsumerNode({"o.*": 2}, "white_list", 7, {0: "m"})
+    packed = paths.pack_consumer({"o.*": 2}, pattern="white_list", timestamp_ms=7, members={0: "m"})
+    assert paths.unpack_consumer(packed, "/c") == consumer
+    kafkas = b'{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1416333333333"}'
+    assert paths.unpack_consumer(kafkas, "/c") == paths.ConsumerNode({"t": 1}, "static", 1416333333333, {})
+    assert paths.unpack_owner(paths.pack_owner("host-41-8f", 12)) == ("host-41-8f", 12)
 
 
 @given(st.text(min_size=1).filter(lambda text: not any("\ud800" <= sign <= "\udfff" for sign in text)))
@@ -72,7 +82,10 @@ def test_what_has_no_place_is_refused(act) -> None:
         act()
 
 
-@given(st.binary(max_size=40) | st.sampled_from([b"{}", b"[]", b'{"partitions":3}', b'{"partitions":{"x":[1]}}', b"1"]))
+@given(
+    st.binary(max_size=40)
+    | st.sampled_from([b"{}", b"[]", b'{"partitions":3}', b'{"partitions":{"x":[1]}}', b"1", b'{"subscription":1}'])
+)
 def test_foreign_values_are_errors_with_a_name(data: bytes) -> None:
     for act in (
         lambda: paths.unpack_cluster_id(data),
@@ -80,6 +93,8 @@ def test_foreign_values_are_errors_with_a_name(data: bytes) -> None:
         lambda: paths.unpack_controller(data),
         lambda: paths.unpack_config(data, "/c"),
         lambda: paths.unpack_number(data, "/o"),
+        lambda: paths.unpack_consumer(data, "/i"),
+        lambda: paths.unpack_owner(data),
     ):
         try:
             act()

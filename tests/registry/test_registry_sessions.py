@@ -101,8 +101,25 @@ def test_holding_keeps_others_out_and_reads() -> None:
             assert caught.value.pids
             other.create("/consumers/h/group")
             with pytest.raises(RegistryError, match="inside a change"):
-                one.set("/consumers/g/group", b"1")
+                one.set("/consumers/h/group", b"1")
         assert other.set("/consumers/g/group", b"1") == 1
+
+
+def test_changes_inside_of_holding_are_one_for_others() -> None:
+    disk = SimulatedDisk({"data": None})
+    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk, lock_timeout_ms=50) as other:
+        one.create("/consumers/g/group", b"0")
+        with one.holding("/consumers/g"):
+            one.create("/consumers/g/owners/t/0", b"one", ephemeral=True)
+            with one.holding("/consumers/g/group"):
+                one.set("/consumers/g/group", b"1")
+            with pytest.raises(RegistryLockedError):
+                other.create("/consumers/g/owners/t/1", b"other", ephemeral=True)
+            with pytest.raises(RegistryError, match="inside a change"):
+                one.update("/consumers/g/group", lambda value: b"%d" % one.set("/consumers/g/group", b"2"))
+            one.delete("/consumers/g/owners/t/0")
+        other.create("/consumers/g/owners/t/0", b"other", ephemeral=True)
+        assert one.get("/consumers/g/group").value == b"1"
 
 
 def test_a_change_that_uses_the_registry_is_refused() -> None:

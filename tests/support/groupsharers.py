@@ -4,6 +4,8 @@ A ledger outlives the processes: which records were processed, which commits wer
 
 The invariants, by name:
 - owned once: at most one member has a partition in one generation.
+- one living owner: nobody else reads a partition whose records a member is handed, in whatever generation, and its node
+  below `owners` names that member. A member that the group has removed does not count.
 - never back: an acknowledged commit is never followed by an acknowledged one of a lower offset.
 - kept: what is committed at the end is at least what was acknowledged, and at most what was processed.
 - all: every record is processed, at least once, while one process lives.
@@ -13,12 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import attrs
+
 import logcore
-from logcore.consumer.membership import TopicPartition
+from logcore.consumer import RebalanceListener
+from logcore.consumer.assignors import ASSIGNORS, Assignment
+from logcore.consumer.membership import Member, TopicPartition
+from logcore.coordination.packing import GroupNode
 from logcore.errors import CommitFailedError, RebalanceInProgressError, RegistryLockedError
 from logcore.fs import SharedFS
+from logcore.registry import open_registry, paths
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
 
@@ -31,12 +40,50 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 
 
+@attrs.frozen
+class HastyAssignor:
+    """Gives a partition to another member while the first still has it, which no cooperative assignor may do."""
+
+    name: str = "hasty"
+    is_cooperative: bool = True
+
+    def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Assignment:
+        found: Assignment = ASSIGNORS["range"].assign(partitions, members)  # type: ignore[assignment]
+        return found
+
+
+class LateCommits(RebalanceListener):
+    """Commits when partitions are to be given up, and not before."""
+
+    def __init__(self, group: Group, consumer: logcore.Consumer) -> None:
+        self.group = group
+        self.consumer = consumer
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.group.commit(self.consumer)
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        pass
+
+
 class Group:
-    """See the top of this module."""
+    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late."""
 
     def __init__(
-        self, seed: int, *, chances: Chances, processes: int = 2, partitions: int = 3, records: int = 12
+        self,
+        seed: int,
+        *,
+        chances: Chances,
+        processes: int = 2,
+        partitions: int = 3,
+        records: int = 12,
+        is_hasty: bool = False,
     ) -> None:
+        self.is_hasty = is_hasty
+        self.settings = (
+            {**SETTINGS, "max_poll_interval_ms": 300, "assignors": (HastyAssignor(),)} if is_hasty else SETTINGS
+        )
+        self.readers: list[tuple[SharedFS, logcore.Consumer]] = []
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
@@ -71,33 +118,58 @@ class Group:
 
     def _live(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
-            with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**SETTINGS) as consumer:
-                consumer.subscribe(["t"])
+            with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**self.settings) as consumer:
+                self._subscribe(fs, consumer)
                 for _ in range(self.rng.randrange(2, 8)):
                     self._turn(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
         """Goes on until all was processed."""
-        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**SETTINGS) as consumer:
-            consumer.subscribe(["t"])
+        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**self.settings) as consumer:
+            self._subscribe(fs, consumer)
             until = self.machine.steps + 60_000
             while sum(map(len, self.processed.values())) < self.records:
                 self._turn(consumer)
                 assert self.machine.steps < until, f"all: {self.processed} {consumer.assignment()}"
 
+    def _subscribe(self, fs: SharedFS, consumer: logcore.Consumer) -> None:
+        self.readers.append((fs, consumer))
+        consumer.subscribe(["t"], listener=LateCommits(self, consumer) if self.is_hasty else None)
+
     def _turn(self, consumer: logcore.Consumer) -> None:
         with contextlib.suppress(RegistryLockedError):  # a process was stopped in the middle of its change
             found = consumer.poll(100, 3)
             self._note_owners(consumer)
+            self._check_owners(consumer, set(found))
             for record in found.records():
                 self.processed.setdefault(TopicPartition(record.topic, record.partition), set()).add(record.offset)
+            if found and not (self.is_hasty and self.rng.random() < 0.7):
+                self.commit(consumer)
+
+    def commit(self, consumer: logcore.Consumer) -> None:
+        with contextlib.suppress(CommitFailedError, RebalanceInProgressError):  # another has them, or commits later
             positions = {one: consumer.position(one) for one in consumer.assignment()}
-            if found:
-                with contextlib.suppress(
-                    CommitFailedError, RebalanceInProgressError
-                ):  # another has them, or commits later
-                    consumer.commit()
-                    self._note_commit(positions)
+            consumer.commit()
+            self._note_commit(positions)
+
+    def _check_owners(self, consumer: logcore.Consumer, handed: set[TopicPartition]) -> None:
+        """One living owner. The look at the registry is no step: it meets the moment as it is."""
+        with open_registry(PATH, read_only=True, fs=self.disk) as registry:
+            value = registry.get(paths.group_state("g")).value
+            members = GroupNode.unpack("g", value).group.members
+            mine = consumer._member
+            if mine is None or mine.member_id not in members:
+                return
+            for one in handed:
+                node = registry.get(paths.owner("g", one.topic, one.partition))
+                assert consumer._registration is not None
+                named, number = paths.unpack_owner(node.value)
+                assert (named, number) == (consumer._registration.consumer_id, 0), f"one living owner: {one}, {node}"
+            for process, other in self.readers:
+                if other is consumer or process.forks or other._member is None:
+                    continue
+                both = handed & other.assignment() if other._member.member_id in members else set()
+                assert not both, f"one living owner: {both} of {mine.member_id} and {other._member.member_id}"
 
     def _note_owners(self, consumer: logcore.Consumer) -> None:
         member = consumer._member

@@ -13,6 +13,7 @@ import pytest
 
 from logcore.errors import (
     BadVersionError,
+    InvalidConfigError,
     InvalidNodeError,
     NodeExistsError,
     NodeNotEmptyError,
@@ -20,7 +21,9 @@ from logcore.errors import (
     RegistryClosedError,
     SessionExpiredError,
 )
+from logcore.registry import paths, views
 from logcore.registry.protocol import NAME_LIMIT_BYTES, VALUE_LIMIT_BYTES, Node, Registry
+from logcore.registry.views import TopicView
 
 Registries = Callable[[], Registry]
 
@@ -647,3 +650,94 @@ def test_the_end_of_an_owner_wakes_who_waits_for_its_name(registries: Registries
     thread.join(LONG_SECONDS)
     assert claimed.is_set()
     assert other.get("/owners/t/0").value == b"other"
+
+
+# -- brokers, topics and the controller ----------------------------------------------------------------------------
+
+
+def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    views.register_broker(one, 1, "here", 9092, timestamp_ms=5)
+    assert other.get("/brokers/ids/1").value == (
+        b'{"version":5,"host":"here","port":9092,"endpoints":["PLAINTEXT://here:9092"],"timestamp":"5"}'
+    )
+    with pytest.raises(NodeExistsError, match=r"number 1.*here"):
+        views.register_broker(other, 1, "there", 9093, timestamp_ms=6)
+    views.register_broker(other, 2, "there", 9093, endpoints=["SSL://there:9094"], timestamp_ms=6)
+    assert one.children("/brokers/ids") == ["1", "2"]
+    one.close()
+    assert gone(lambda: other.get("/brokers/ids/1"))
+    views.register_broker(other, 1, "there", 9093, timestamp_ms=6)
+
+
+def test_a_registry_is_of_one_cluster(registries: Registries) -> None:
+    registry = registries()
+    for _ in range(2):
+        views.claim_cluster(registry, "A" * 22)
+    with pytest.raises(InvalidConfigError, match="another cluster"):
+        views.claim_cluster(registries(), "B" * 22)
+    assert registry.get("/cluster/id") == Node(b'{"version":"1","id":"AAAAAAAAAAAAAAAAAAAAAA"}', 0)
+
+
+def topic_view(partitions: int, *, epoch: int = 0, **config: str) -> TopicView:
+    numbers = range(partitions)
+    return TopicView("i" * 22, dict.fromkeys(numbers, (1,)), dict.fromkeys(numbers, epoch), config)
+
+
+def all_nodes(registry: Registry, path: str = "") -> dict[str, Node]:
+    found = {}
+    for name in registry.children(path or "/"):
+        below = f"{path}/{name}"
+        found[below] = registry.get(below)
+        found.update(all_nodes(registry, below))
+    return found
+
+
+def test_topics_are_shown_as_they_are(registries: Registries) -> None:
+    registry = registries()
+    topics = {"a": topic_view(2, epoch=3, retention="7"), "b": topic_view(3), "c": topic_view(1)}
+    assert list(views.publishing(registry, topics, topics.__getitem__, 4)) == ["a", "b", "c"]
+    nodes = all_nodes(registry)
+    assert nodes["/brokers/topics/a"].value == (
+        b'{"version":2,"partitions":{"0":[1],"1":[1]},"topic_id":"iiiiiiiiiiiiiiiiiiiiii"}'
+    )
+    assert nodes["/brokers/topics/a/partitions/1/state"].value == (
+        b'{"controller_epoch":4,"leader":1,"version":1,"leader_epoch":3,"isr":[1]}'
+    )
+    assert nodes["/config/topics/a"].value == b'{"version":1,"config":{"retention":"7"}}'
+    assert registry.children("/brokers/topics/b/partitions") == ["0", "1", "2"]
+    # Again: nothing is written. Then c was deleted, and b was deleted and made again.
+    list(views.publishing(registries(), topics, topics.__getitem__, 4))
+    assert all_nodes(registry) == nodes
+    topics = {"a": topics["a"], "b": topic_view(1)}
+    assert list(views.publishing(registry, topics, topics.__getitem__, 4)) == ["c", "a", "b"]
+    after = all_nodes(registry)
+    assert {path for path in after if "/c" in path[1:] and "config" not in path} == set()
+    assert registry.children("/config/topics") == ["a", "b"]
+    assert registry.children("/brokers/topics/b/partitions") == ["0"]
+    assert {path: node for path, node in after.items() if path.startswith("/brokers/topics/a")} == {
+        path: node for path, node in nodes.items() if path.startswith("/brokers/topics/a")
+    }
+
+
+def test_a_deletion_that_was_cut_off_is_ended_by_the_next_controller(registries: Registries) -> None:
+    registry = registries()
+    topics = {"a": topic_view(2)}
+    list(views.publishing(registry, topics, topics.__getitem__, 1))
+    registry.delete("/brokers/topics/a/partitions/0/state")
+    registry.delete("/config/topics/a")
+    assert list(views.publishing(registry, (), topics.__getitem__, 2)) == ["a"]
+    assert registry.children("/brokers/topics") == registry.children("/config/topics") == []
+
+
+def test_controllers_follow_one_another(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    assert paths.elect(one, 1, 5) == 1
+    assert paths.elect(other, 2, 6) is None
+    assert other.get("/controller").value == b'{"version":1,"brokerid":1,"timestamp":"5"}'
+    one.close()
+    assert gone(lambda: other.get("/controller"))
+    assert paths.elect(other, 2, 6) == 2
+    assert other.get("/controller_epoch").value == b"2"

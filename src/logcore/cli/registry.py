@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 
@@ -11,6 +13,9 @@ from logcore.cli.program import Group, json_option, log_directory_argument
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 from logcore.errors import NodeNotFoundError
 from logcore.registry import FileRegistry, Node, open_registry
+
+#: Of a value in the tree.
+_MOST_SHOWN: Final = 120
 
 _path_argument = click.argument("path", metavar="[PATH]", default="/")
 
@@ -43,6 +48,39 @@ def registry_ls(directory: str, path: str, as_json: bool) -> None:
         return
     cells = [(name, children or "", len(node.value), node.version, node.session) for name, node, children in rows]
     print_table(("name", "children", "bytes", "version", "session"), cells, right=(1, 2, 3))
+
+
+@registry.command("tree")
+@log_directory_argument
+@_path_argument
+@json_option
+def registry_tree(directory: str, path: str, as_json: bool) -> None:
+    """All nodes below PATH with their values; long values are cut on a terminal."""
+    with open_registry(directory, read_only=True) as opened:
+        rows = list(_below(opened, path, 0))
+    if wants_json(as_json):
+        with Lines() as out:
+            for place, _, node in rows:
+                facts = {"path": place, "version": node.version, "session": node.session}
+                out.write(to_json({**facts, "value": _shown(node.value)}))
+        return
+    for place, depth, node in rows:
+        shown = _shown(node.value)
+        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+        if len(text) > _MOST_SHOWN:
+            text = f"{text[:_MOST_SHOWN]}..."
+        of = " (ephemeral)" if node.session else ""
+        click.echo(f"{'  ' * depth}{place.rpartition('/')[2]}{of}  {text}".rstrip())
+
+
+def _below(opened: FileRegistry, path: str, depth: int) -> Iterator[tuple[str, int, Node]]:
+    """Path, depth and node of all that lies below a path, each before its children."""
+    above = "" if path == "/" else path
+    for name in opened.children(path):
+        place = f"{above}/{name}"
+        with contextlib.suppress(NodeNotFoundError):  # gone meanwhile
+            yield place, depth, opened.get(place)
+            yield from _below(opened, place, depth + 1)
 
 
 @registry.command("get")

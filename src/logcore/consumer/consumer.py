@@ -22,13 +22,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, cast
 
 from logcore.consumer.fetcher import Fetcher, Reading
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
 from logcore.consumer.membership import TopicPartition
+from logcore.consumer.ownership import Ownership, Registration
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
     ConsumerRecords,
@@ -45,6 +46,7 @@ from logcore.errors import (
     FencedInstanceError,
     ForkedWriterError,
     InvalidConfigError,
+    LogcoreError,
     NoOffsetError,
     OffsetOutOfRangeError,
     RebalanceInProgressError,
@@ -52,11 +54,12 @@ from logcore.errors import (
 )
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
-from logcore.fs import FS
+from logcore.fs import FS, SharedFS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC
 from logcore.reader import listen_to
+from logcore.registry.paths import Pattern
 
 #: How long a consumer waits without looking, in case no event wakes it.
 _LOOK_SECONDS: Final = 1.0
@@ -96,6 +99,12 @@ class Consumer:
         self._pattern: re.Pattern[str] | None = None
         self._listener = RebalanceListener()
         self._readings: dict[TopicPartition, Reading] = {}
+        self._registration: Registration | None = None  # in the registry, of members of a shared group
+        self._number = 0  # of the stream that it is there
+        self._announces = False  # its own subscription there
+        self._ownership: Ownership | None = None
+        self._share: frozenset[TopicPartition] = frozenset()  # read as soon as no other owns it
+        self._is_share_taken = True
         self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
         self._commit_due_ms = 0
         self._is_closed = False
@@ -172,7 +181,22 @@ class Consumer:
                 self._commit_quietly()
             self._revoke(frozenset(self._readings))
         finally:
+            self._set_readings(frozenset())
+            self._share = frozenset()
+            if self._fs.forks == self._forks:  # else the place is the parent's
+                self._end_ownership(member)
+
+    def _end_ownership(self, member: GroupMember) -> None:
+        """Lets go of what it owns in the registry, and of its place."""
+        ownership = self._ownership
+        self._ownership = None
+        try:
+            if ownership is not None:
+                ownership.end()
+        except (LogcoreError, OSError):
             member.leave()
+            raise
+        member.leave()
 
     @contextlib.contextmanager
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
@@ -226,6 +250,7 @@ class Consumer:
             self._topics = wanted
             self._pattern = None if pattern is None else re.compile(pattern)
             self._listener = listener or RebalanceListener()
+            self._register()
             if self._groups is not None and self._member is None:
                 settings = self._settings
                 assert settings.group_id is not None
@@ -238,6 +263,37 @@ class Consumer:
                     max_poll_interval_ms=settings.max_poll_interval_ms,
                     partitions_of=self._count,
                 )
+
+    def register_with(
+        self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
+    ) -> Registration | None:
+        """For the streams of a connector, before they subscribe: they are one consumer in the registry. Takes the
+        registration of the first, and returns it; None where there is no registry.
+        """
+        if not isinstance(self._groups, SharedGroups):
+            return None
+        if of is None:
+            of = Registration(cast(SharedFS, self._fs), str(self._settings.group_id))
+            of.announce(subscription, pattern)
+        self._registration = of
+        self._number = number
+        self._ownership = Ownership(self._groups, of, number)
+        return of
+
+    def _register(self) -> None:
+        """What it subscribes to now, for the registry."""
+        if not isinstance(self._groups, SharedGroups):
+            return
+        if self._registration is None:
+            self._registration = Registration(cast(SharedFS, self._fs), str(self._settings.group_id))
+            self._announces = True
+        if self._announces and self._pattern is None:
+            self._registration.announce(dict.fromkeys(self._topics, 1), "static")
+        elif self._announces and self._pattern is not None:
+            self._registration.announce({self._pattern.pattern: 1}, "white_list")
+        if self._ownership is None:
+            self._ownership = Ownership(self._groups, self._registration, self._number)
+        self._ownership.announce_again()
 
     def unsubscribe(self) -> None:
         """Gives up all partitions and leaves the group."""
@@ -628,6 +684,8 @@ class Consumer:
         paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
         if isinstance(self._groups, SharedGroups):
             paths.append(self._groups.watched(str(self._settings.group_id)))
+        if self._ownership is not None and not self._is_share_taken:
+            paths += self._ownership.watched(self._share)
         return paths
 
     def look_again_seconds(self, seconds: float = _LOOK_SECONDS) -> float:
@@ -709,18 +767,25 @@ class Consumer:
         while True:
             heard = member.step()
             if heard is None:
-                return
+                break
             self._hear(member, heard)
+        if not self._is_share_taken:
+            self._take_owned()
 
     def _hear(self, member: GroupMember, heard: Heard | Share) -> None:
         mine = frozenset(self._readings)
         if heard is LOST:
             self._set_readings(frozenset())
+            self._share = frozenset()
+            if self._ownership is not None:
+                self._ownership.forget()
             if mine:
                 self._listener.on_partitions_lost(mine)
         elif heard is REJOIN:
             if not member.is_cooperative:
                 self._give_up(mine)
+            self._share = frozenset(self._readings)
+            self._take_owned()  # lets go of what it gave up, before it joins
             member.join(self._readings)
         elif isinstance(heard, Share):
             if mine - heard.partitions and member.is_cooperative:
@@ -741,15 +806,23 @@ class Consumer:
             self._listener.on_partitions_revoked(partitions)
 
     def _take_share(self, partitions: frozenset[TopicPartition]) -> None:
-        """Whatever the listener raises: the group counts on it, and would not tell of the share again."""
-        mine = frozenset(self._readings)
-        added = partitions - mine
-        try:
-            self._give_up(mine - partitions)
-        finally:
-            self._set_readings(partitions)
-            if added:
-                self._listener.on_partitions_assigned(added)
+        """Whatever the listener raises, the next look goes on: the group would not tell of the share again."""
+        self._share = partitions
+        self._is_share_taken = False
+        self._give_up(frozenset(self._readings) - partitions)
+        self._take_owned()
+
+    def _take_owned(self) -> None:
+        """Reads what of its share no other owns, and lets go of what is not in it."""
+        owned = self._share
+        if self._ownership is not None:
+            self._is_share_taken = False
+            owned = self._ownership.settle(self._share, self._group_metadata())
+        added = owned - frozenset(self._readings)
+        self._set_readings(owned)
+        self._is_share_taken = owned == self._share
+        if added:
+            self._listener.on_partitions_assigned(added)
 
     def _set_readings(self, wanted: frozenset[TopicPartition]) -> None:
         for one in frozenset(self._readings) - wanted:

@@ -24,7 +24,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
 
 from logcore.consumer.groups import Answer, Directory, append, home_of
@@ -57,7 +57,7 @@ from logcore.names import OFFSETS_TOPIC
 from logcore.notices import ERROR, tell
 from logcore.reader import aborted_transactions
 from logcore.registry import FileRegistry
-from logcore.registry.paths import element_name
+from logcore.registry.paths import element_name, owner
 from logcore.registry.paths import group_state as _path
 from logcore.registry.protocol import CONSUMERS
 
@@ -112,6 +112,10 @@ class SharedGroups:
     def watched(self, group_id: str) -> str:
         """The directory in which something changes when the group does."""
         return self._registry.directory_of(_path(group_id))
+
+    def watched_owners(self, group_id: str, topic: str) -> str:
+        """The directory in which something changes when a partition of the topic has another owner."""
+        return self._registry.directory_of(owner(group_id, topic, 0))
 
     # -- listeners
 
@@ -297,6 +301,13 @@ class SharedGroups:
             times = [at_ms - node.clock_ms for _, node in self._nodes.values() for at_ms in node.timers.values()]
         soon_ms = self._fs.monotonic_ms() + _ALIVE_MS
         return self._clock_ms + min([soon_ms, *times])
+
+    @contextlib.contextmanager
+    def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:
+        """Inside the `with`, nobody else changes anything of a group. The group as it is now, not to be changed."""
+        with self._lock, self._registry.holding(_path(group_id)):
+            node = self._peek(group_id)
+            yield self._registry, None if node is None else node.group
 
     # -- the node
 

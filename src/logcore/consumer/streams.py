@@ -28,9 +28,11 @@ from typing import Any, Protocol, Self, Unpack, cast
 import attrs
 
 from logcore.consumer.consumer import Consumer
+from logcore.consumer.ownership import Registration
 from logcore.consumer.values import ConsumerOptions
 from logcore.errors import ConsumerStateError, InvalidConfigError
 from logcore.kernels import TopicRecord
+from logcore.registry.paths import Pattern
 
 
 class Directory(Protocol):
@@ -157,7 +159,8 @@ class Connector:
             _check_count(topic, count)
         wanted = [(topic, {"topics": [topic]}) for topic, count in topic_count_map.items() for _ in range(count)]
         made: dict[str, list[Stream]] = {topic: [] for topic in topic_count_map}
-        for (topic, _), stream in zip(wanted, self._make([how for _, how in wanted]), strict=True):
+        streams = self._make([how for _, how in wanted], topic_count_map, "static")
+        for (topic, _), stream in zip(wanted, streams, strict=True):
             made[topic].append(stream)
         return made
 
@@ -169,9 +172,13 @@ class Connector:
         if not isinstance(topic_filter, (Whitelist, Blacklist)):
             raise InvalidConfigError("a topic filter", expected="Whitelist or Blacklist", found=repr(topic_filter))
         _check_count("the filter", count)
-        return self._make([{"pattern": topic_filter.expression()}] * count)
+        kind: Pattern = "white_list" if isinstance(topic_filter, Whitelist) else "black_list"
+        return self._make([{"pattern": topic_filter.expression()}] * count, {topic_filter.pattern: count}, kind)
 
-    def _make(self, subscriptions: Iterable[Mapping[str, Any]]) -> list[Stream]:
+    def _make(
+        self, subscriptions: Iterable[Mapping[str, Any]], announced: Mapping[str, int], kind: Pattern
+    ) -> list[Stream]:
+        """announced, kind: what other processes read of it in the registry."""
         with self._lock:
             if self._is_over:
                 raise ConsumerStateError("the connector was shut down")
@@ -179,11 +186,13 @@ class Connector:
                 raise ConsumerStateError("the streams of a connector are made in one call", found=repr(self))
             streams: list[Stream] = []
             self._streams = streams
+            registration: Registration | None = None
             for number, subscription in enumerate(subscriptions):
                 name = f"{self._name}-{number}"
                 settings = {**self._settings, "client_id": name}
                 consumer = self._directory.consumer(**cast("ConsumerOptions", settings))
                 streams.append(Stream(name, consumer))
+                registration = consumer.register_with(registration, number, announced, kind)
                 consumer.subscribe(**subscription)
             return list(streams)
 

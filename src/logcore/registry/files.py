@@ -21,7 +21,8 @@ Rules:
 - Reads take no lock. A node with a session is believed only while the session lives.
 - A persistent version is on disk before the call returns, and before the slot with the version below is overwritten: a
   writer that was killed before its sync must not cost both.
-- Ephemeral nodes are never synced: a power cut ends all sessions. UNSYNCED_NODES are not synced either.
+- Ephemeral nodes are never synced: a power cut ends all sessions. What is written again from elsewhere, the state of a
+  group and the view of topics, is not synced either.
 - No two domains are locked at once. The gate of a session is locked behind the domain.
 - A value that was read may be lost in a power cut if its writer was killed between its write and its sync.
 - What is damaged, foreign or newer raises an error and is kept.
@@ -82,6 +83,8 @@ _FORMAT_WORDS: Final = b"logcore registry "
 _LOCK: Final = ".lock"
 #: The state of a group is found again in __consumer_offsets after a power cut: its writes need no sync.
 _UNSYNCED_NAME: Final = "group"
+#: What lies below shows the topics of the log directory, which says them again.
+_VIEWS: Final = (("brokers", "topics"), ("config", "topics"))
 _OWN_ONLY: Final = (0o700, 0o600)
 _GROUP_TOO: Final = (0o770, 0o660)
 _GROUP_WRITES: Final = 0o020
@@ -111,6 +114,8 @@ def domain_byte(domain: str) -> int:
 def kind_of(names: Names) -> Kind:
     """How long a node lasts that is not ephemeral."""
     if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
+        return Kind.UNSYNCED
+    if len(names) > 2 and names[:2] in _VIEWS:
         return Kind.UNSYNCED
     return Kind.PERSISTENT
 
@@ -228,7 +233,8 @@ class FileRegistry:
     """See protocol.Registry. Made by open_registry(); may be used by several threads.
 
     Fields that change, all under _mutex: _lease and _lock (None when closed or forked), _is_busy (inside a change),
-    _known (file of a node -> creation id and version that this process knows to be on disk).
+    _held (the domain that holding() holds), _known (file of a node -> creation id and version that this process knows
+    to be on disk).
     """
 
     def __init__(
@@ -244,6 +250,7 @@ class FileRegistry:
         self._observer = Observer()
         self._known: dict[str, tuple[bytes, int]] = {}
         self._is_busy = False
+        self._held: str | None = None
         self._is_closed = False
         self._lock: int | None = None
         self._lease: Lease | None = None
@@ -342,19 +349,21 @@ class FileRegistry:
         return self._directory(names) + SUFFIX
 
     def _look(self, names: Names) -> tuple[Head, Slot] | None:
-        """A node as it is now; None for one that is not there or whose session is over, and for one that is damaged and
-        was never synced: a power cut does that.
+        """A node as it is now; None for one that is not there."""
+        return self._believed(self._file(names))
+
+    def _believed(self, file: str) -> tuple[Head, Slot] | None:
+        """None also for a node whose session is over, and for one that is damaged and was never synced: a power cut
+        does that.
         """
         try:
-            return self._believed(self._file(names))
+            found = self._read(file)
         except CorruptRegistryError as error:
-            if kind_of(names) is not Kind.UNSYNCED:
+            # The names that kind_of() knows are files of the same names.
+            if kind_of(tuple(posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/"))) is not Kind.UNSYNCED:
                 raise
             tell("registry", WARNING, "a node that is not synced is damaged, and is made again: %s", error)
             return None
-
-    def _believed(self, file: str) -> tuple[Head, Slot] | None:
-        found = self._read(file)
         if found is None:
             return None
         session = found[1].session
@@ -446,13 +455,22 @@ class FileRegistry:
 
     @contextlib.contextmanager
     def holding(self, path: str) -> Generator[None]:
-        """Inside the `with`, nothing in the domain of a path changes, and this session is not expired.
+        """Inside the `with`, nobody else changes anything in the domain of a path, and this session is not expired.
 
-        For a step elsewhere that depends on the registry, such as a commit of a group's offsets: get() is allowed
-        inside, other changes of the registry are not. Keep it short: others wait.
+        For several changes that others see as one, and for a step elsewhere that depends on the registry, such as a
+        commit of a group's offsets. Inside, nodes of that domain may be changed, and no others. Keep it short: others
+        wait.
         """
-        with self._turn(domain_of(node_names(path))):
-            yield
+        domain = domain_of(node_names(path))
+        with self._turn(domain):
+            before = self._held
+            self._held = domain
+            self._is_busy = False
+            try:
+                yield
+            finally:
+                self._held = before
+                self._is_busy = True
 
     def poll(self) -> None:
         """Tells others that this session's owner is not stuck; see max_poll_interval_ms. Costs one small write."""
@@ -480,10 +498,13 @@ class FileRegistry:
         """Holds the lock of a domain and the gate of this session, which is not expired."""
         with self._mutex:
             lease = self._writing()
-            if self._is_busy:
+            if self._is_busy or self._held not in (None, domain):
                 raise RegistryError("the registry was used from inside a change of it", path=self.path)
             self._is_busy = True
             try:
+                if self._held is not None:  # its lock and the gate are taken already
+                    yield
+                    return
                 with self._locked(domain):
                     if not lease.enter(self._lock_timeout_ms):
                         raise RegistryLockedError("this session is being declared over", path=self.path)

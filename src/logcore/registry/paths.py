@@ -6,7 +6,7 @@
 | `/brokers/ids/<n>` | `{"version":5,"host":...,"port":...,"endpoints":[...],"timestamp":"..."}` | ephemeral |
 | `/brokers/topics/<t>` | `{"version":2,"partitions":{"0":[1]},"topic_id":...}` | persistent |
 | `/brokers/topics/<t>/partitions/<p>/state` | `{"controller_epoch":1,"leader":1,...,"isr":[1]}` | persistent |
-| `/consumers/<g>/ids/<consumer>` | the member's subscription | ephemeral |
+| `/consumers/<g>/ids/<consumer>` | `{"version":1,"subscription":{"orders":3},"pattern":"static",...}` | ephemeral |
 | `/consumers/<g>/owners/<t>/<p>` | `<consumer>-<n>` | ephemeral |
 | `/consumers/<g>/offsets/<t>/<p>` | decimal text | persistent |
 | `/consumers/<g>/group` | the state of the group | persistent, not synced |
@@ -19,7 +19,7 @@ Rules:
 - JSON is UTF-8 without spaces. What cannot be read is CorruptRegistryError; an unpack function reads what
   its pack function wrote.
 - A name that holds `/`, `%` or NUL, as a group's may, is percent-encoded in these three signs.
-- elect() is the only function that changes a registry.
+- elect() is the only function here that changes a registry; views.py has those that write brokers and topics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, cast, get_args
+
+import attrs
 
 from logcore.errors import CorruptRegistryError, InvalidNodeError, NodeExistsError
 from logcore.registry.protocol import CONSUMERS, Registry
@@ -35,9 +37,13 @@ from logcore.registry.protocol import CONSUMERS, Registry
 CLUSTER_ID: Final = "/cluster/id"
 BROKERS: Final = "/brokers/ids"
 TOPICS: Final = "/brokers/topics"
+TOPIC_CONFIGS: Final = "/config/topics"
 CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
 _CLUSTER_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,22}")
+
+#: How a subscription is meant: names of topics, an expression that they match, one that they do not match.
+Pattern = Literal["static", "white_list", "black_list"]
 
 
 def element(name: str) -> str:
@@ -86,7 +92,7 @@ def offset(name: str, topic_name: str, partition: int) -> str:
 
 
 def topic_config(name: str) -> str:
-    return f"/config/topics/{element(name)}"
+    return f"{TOPIC_CONFIGS}/{element(name)}"
 
 
 def client_config(client_id: str) -> str:
@@ -180,6 +186,59 @@ def pack_partition_state(*, leader: int, leader_epoch: int, isr: Sequence[int], 
         "isr": list(isr),
     }
     return pack_json(values)
+
+
+@attrs.frozen
+class ConsumerNode:
+    """A consumer as its node below `ids` shows it. subscription: topic, or the expression of a pattern -> how many
+    streams. members: number of a stream -> its member id in the group; Kafka's own consumers do not say it.
+    """
+
+    subscription: Mapping[str, int]
+    pattern: Pattern
+    timestamp_ms: int
+    members: Mapping[int, str]
+
+
+def pack_consumer(
+    subscription: Mapping[str, int], *, pattern: Pattern, timestamp_ms: int, members: Mapping[int, str]
+) -> bytes:
+    values = {
+        "version": 1,
+        "subscription": dict(sorted(subscription.items())),
+        "pattern": pattern,
+        "timestamp": str(timestamp_ms),
+        "members": {str(number): member_id for number, member_id in sorted(members.items())},
+    }
+    return pack_json(values)
+
+
+def unpack_consumer(data: bytes, path: str) -> ConsumerNode:
+    """Also what Kafka's consumers wrote."""
+    values = unpack_json(data, path)
+    pattern = values.get("pattern", "static")
+    try:
+        subscription = {str(name): int(count) for name, count in values["subscription"].items()}
+        members = {int(number): str(member_id) for number, member_id in values.get("members", {}).items()}
+        timestamp_ms = int(values.get("timestamp", -1))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptRegistryError("not the subscription of a consumer", path=path) from error
+    if pattern not in get_args(Pattern):
+        raise CorruptRegistryError("no kind of subscription", path=path, expected=get_args(Pattern), found=pattern)
+    return ConsumerNode(subscription, cast(Pattern, pattern), timestamp_ms, members)
+
+
+def pack_owner(consumer_id: str, number: int) -> bytes:
+    """number: of the stream of the consumer, from 0."""
+    return f"{consumer_id}-{number}".encode()
+
+
+def unpack_owner(data: bytes) -> tuple[str, int]:
+    """The consumer and the number of its stream."""
+    consumer_id, _, number = data.decode("utf-8", "replace").rpartition("-")
+    if not consumer_id or not re.fullmatch(r"[0-9]{1,9}", number):
+        raise CorruptRegistryError("not the owner of a partition", expected="<consumer>-<number>", found=data[:100])
+    return consumer_id, int(number)
 
 
 def pack_controller(broker_id: int, timestamp_ms: int) -> bytes:

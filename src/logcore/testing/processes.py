@@ -41,7 +41,9 @@ from logcore.testing.locks import LockMembers, lock_among_processes
 __tracebackhide__ = True
 
 #: Calls that are no step: they meet no other process.
-_QUIET: Final = frozenset({"now_ms", "monotonic_ms", "thread_us", "random_bytes", "real_path", "boot", "after_fork"})
+_QUIET: Final = frozenset(
+    {"now_ms", "monotonic_ms", "thread_us", "random_bytes", "real_path", "boot", "host_name", "after_fork"}
+)
 _REPORTED: Final = frozenset({"unlink", "mkdir", "rmdir"})
 #: The middle of a write is one step of many, and the one that matters most.
 _DANGER: Final = 20

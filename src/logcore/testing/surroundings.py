@@ -46,6 +46,9 @@ class Surroundings:
         """Another one after each crash."""
         return Boot(hashlib.sha256(self.history.encode()).digest()[:16], 1)
 
+    def host_name(self) -> str:
+        return "simulated"
+
     def thread_us(self) -> int:
         return self._monotonic_ms * 1000
 

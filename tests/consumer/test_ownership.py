@@ -1,0 +1,207 @@
+"""The nodes of members in the registry: who they are, which partitions they own, and who takes over from whom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import LogDir
+from logcore.consumer import Blacklist, RebalanceListener, TopicPartition
+from logcore.errors import CorruptRegistryError, RegistryLockedError
+from logcore.registry import FileRegistry, open_registry, paths
+from logcore.testing import SimulatedDisk
+from support.groupsharers import HastyAssignor
+
+SETTINGS: dict[str, Any] = {
+    "group_id": "g",
+    "auto_offset_reset": "earliest",
+    "max_poll_interval_ms": 3_000,
+    "assignors": ("range",),
+}
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk({"data": None})
+
+
+@pytest.fixture
+def data(disk: SimulatedDisk) -> Iterator[LogDir]:
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as opened:
+        opened.create_topic("t", 2)
+        opened.create_topic("u", 1)
+        for number in range(6):
+            opened.append("t", b"%d" % number, partition=number % 2)
+        yield opened
+
+
+@pytest.fixture
+def registry(disk: SimulatedDisk, data: LogDir) -> Iterator[FileRegistry]:
+    with open_registry("data", fs=disk, lock_timeout_ms=0) as opened:
+        yield opened
+
+
+def owners(registry: FileRegistry, topic: str = "t") -> dict[int, str]:
+    above = f"/consumers/g/owners/{topic}"
+    return {int(name): registry.get(f"{above}/{name}").value.decode() for name in registry.children(above)}
+
+
+def ids(registry: FileRegistry) -> dict[str, Any]:
+    return {
+        name: json.loads(registry.get(f"/consumers/g/ids/{name}").value)
+        for name in registry.children("/consumers/g/ids")
+    }
+
+
+def test_a_member_says_who_it_is_and_what_it_owns(disk: SimulatedDisk, data: LogDir, registry: FileRegistry) -> None:
+    consumer = data.consumer(**SETTINGS)
+    consumer.subscribe(["t", "u"])
+    assert consumer.poll(0).count == 6
+    ((consumer_id, said),) = ids(registry).items()
+    assert consumer_id.startswith(f"simulated-{os.getpid()}-")
+    assert consumer._member is not None
+    assert said == {
+        "version": 1,
+        "subscription": {"t": 1, "u": 1},
+        "pattern": "static",
+        "timestamp": str(disk.now_ms()),
+        "members": {"0": consumer._member.member_id},
+    }
+    assert owners(registry) == {0: f"{consumer_id}-0", 1: f"{consumer_id}-0"}
+    assert owners(registry, "u") == {0: f"{consumer_id}-0"}
+    consumer.subscribe(pattern="t|v")
+    consumer.poll(0)
+    ((_, said),) = ids(registry).items()
+    assert (said["subscription"], said["pattern"]) == ({"t|v": 1}, "white_list")
+    assert owners(registry, "u") == {}
+    assert sorted(owners(registry)) == [0, 1]
+    consumer.close()
+    assert owners(registry) == ids(registry) == {}
+
+
+def test_streams_of_a_connector_are_one_consumer(disk: SimulatedDisk, data: LogDir, registry: FileRegistry) -> None:
+    with data.connector("g", auto_offset_reset="earliest") as connector:
+        streams = connector.create_message_streams({"t": 2})["t"]
+        for stream in streams:
+            stream._consumer.poll(0)
+        for stream in streams * 2:
+            stream._consumer.poll(0)
+        ((consumer_id, said),) = ids(registry).items()
+        assert said["subscription"] == {"t": 2}
+        assert sorted(said["members"]) == ["0", "1"]
+        assert sorted(owners(registry).values()) == [f"{consumer_id}-0", f"{consumer_id}-1"]
+    assert ids(registry) == owners(registry) == {}
+    with data.connector("g") as connector:
+        (stream,) = connector.create_message_streams_by_filter(Blacklist("u.*"))
+        stream._consumer.poll(0)
+        ((_, said),) = ids(registry).items()
+        assert (said["subscription"], said["pattern"]) == ({"u.*": 1}, "black_list")
+
+
+def test_a_partition_is_read_once_its_owner_has_let_go(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry
+) -> None:
+    """Between the new assignment and that moment it has no reader; what the old owner committed last is where the new
+    one begins.
+    """
+    settings = {**SETTINGS, "assignors": (HastyAssignor(),), "enable_auto_commit": False}
+
+    class Slow(RebalanceListener):
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            assert {one.partition for one in partitions} <= owners(registry).keys()
+            first.commit()
+            raise InterruptedError
+
+    first = data.consumer(**settings)
+    first.subscribe(["t"], listener=Slow())
+    assert first.poll(0).count == 6
+    second = data.consumer(**settings)
+    second.subscribe(["t"])
+    second.poll(0)
+    with pytest.raises(InterruptedError):  # it divides, and has to give one of them up
+        first.poll(0)
+    (left,) = first.assignment()
+    gone = TopicPartition("t", 1 - left.partition)
+    assert len(set(owners(registry).values())) == 1
+    assert second.poll(0).count == 0
+    assert second.assignment() == frozenset()
+    assert any("owners/t" in path for path in second.watched_paths())
+    first.poll(0)
+    for _ in range(3):
+        second.poll(0)
+        first.poll(0)
+    assert len(set(owners(registry).values())) == 2
+    assert second.assignment() == {gone}
+    assert second.position(gone) == 3
+    assert not any("owners/t" in path for path in second.watched_paths())
+    second.close()
+    with contextlib.suppress(InterruptedError):
+        first.close()
+
+
+def test_a_member_that_is_none_any_more_keeps_nobody_out(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry
+) -> None:
+    stuck = data.consumer(**SETTINGS)
+    stuck.subscribe(["t"])
+    stuck.poll(0)
+    other = data.consumer(**SETTINGS)
+    other.subscribe(["t"])
+    other.poll(0)
+    disk.advance(3_001)  # and it does not poll
+    for _ in range(3):
+        other.poll(0)
+    assert len(other.assignment()) == 2
+    other_id = other._registration.consumer_id  # type: ignore[union-attr]
+    assert set(owners(registry).values()) == {f"{other_id}-0"}
+    stuck.poll(0)  # hears that it lost all, and deletes nothing of the other's
+    assert set(owners(registry).values()) == {f"{other_id}-0"}
+    assert stuck.assignment() == frozenset()
+    stuck.close()
+    assert set(owners(registry).values()) == {f"{other_id}-0"}
+    other.close()
+
+
+def test_what_could_not_be_let_go_of_is_let_go_of_later(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry
+) -> None:
+    consumer = data.consumer(**SETTINGS)
+    consumer.subscribe(["t", "u"])
+    consumer.poll(0)
+    consumer.subscribe(["t"])
+    with registry.holding("/consumers/g"), pytest.raises(RegistryLockedError):
+        consumer.poll(0)
+    assert sorted(owners(registry, "u")) == [0]
+    consumer.poll(0)
+    assert owners(registry, "u") == {}
+    assert len(consumer.assignment()) == 2
+    consumer.close()
+
+
+def test_a_consumer_without_a_group_or_alone_owns_nothing(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry
+) -> None:
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        assert consumer.poll(0).count == 6
+    with data.consumer(**SETTINGS) as consumer:
+        consumer.assign([("t", 0)])
+        assert consumer.poll(0).count == 3
+    assert ids(registry) == owners(registry) == {}
+
+
+def test_an_owner_of_no_known_form_is_an_error(disk: SimulatedDisk, data: LogDir, registry: FileRegistry) -> None:
+    registry.create(paths.owner("g", "t", 0), b"somebody", ephemeral=True)
+    with data.consumer(**SETTINGS) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(CorruptRegistryError, match="owner"):
+            consumer.poll(0)
+        assert consumer.assignment() == frozenset()
+        registry.delete(paths.owner("g", "t", 0))
+        assert consumer.poll(0).count == 6
