@@ -19,7 +19,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import attrs
@@ -305,9 +305,19 @@ def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = N
 
 def properties(content: bytes) -> dict[str, str]:
     """What meta.properties says, by name."""
-    lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
-    pairs = (line.partition("=") for line in lines if line and not line.startswith(("#", "!")))
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return {name: value or "" for name, value in property_lines(content)}
+
+
+def property_lines(content: bytes) -> Iterator[tuple[str, str | None]]:
+    """Each (name, value) of meta.properties; None where a line has no '='."""
+    for line in content.decode("utf-8", "replace").splitlines():
+        line = line.strip()
+        if line and not line.startswith(("#", "!")):
+            name, sign, value = line.partition("=")
+            found = None
+            if sign:
+                found = value.strip()
+            yield name.strip(), found
 
 
 def topic_id(content: bytes) -> str:

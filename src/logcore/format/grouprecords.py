@@ -21,6 +21,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import attrs
 
+from logcore.errors import InvalidRecordError
+from logcore.format import varint
+
 _SHORT: Final = struct.Struct(">h")
 _UNIT: Final = struct.Struct(">H")
 _INT: Final = struct.Struct(">i")
@@ -35,7 +38,7 @@ _VERSIONS: Final = range(5)
 #: The newest version of a subscription whose fields are known; newer ones only add fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
 #: What bytes that do not fit the layout raise below. UnicodeDecodeError is a ValueError.
-_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error)
+_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
 #: How the keys begin that are known: two versions of a commit's, one of a group's.
 KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
@@ -213,14 +216,8 @@ class _Fields:
         return self.data[self.at - size : self.at]
 
     def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.data[self.at]
-            self.at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError("a varint is too long")
+        value, self.at = varint.decode_unsigned(self.data, self.at)
+        return value
 
 
 def _present(value: _T | None) -> _T:

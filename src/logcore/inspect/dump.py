@@ -327,13 +327,10 @@ def _dump_metadata(fs: FS, path: str) -> Iterator[Row]:
 
 def _dump_properties(fs: FS, path: str) -> Iterator[Row]:
     fields = {}
-    for line in _content(fs, path).decode("utf-8", "replace").splitlines():
-        line = line.strip()
-        if line and line[0] not in "#!":
-            name, sign, value = line.partition("=")
-            if not sign:
-                raise CorruptLogError("a line that is not 'name=value'", path=path, found=repr(line[:80]))
-            fields[name.strip()] = value.strip()
+    for name, value in checkpoint.property_lines(_content(fs, path)):
+        if value is None:
+            raise CorruptLogError("a line that is not 'name=value'", path=path, found=repr(name[:80]))
+        fields[name] = value
     if fields.get("version", "0") not in ("0", "1"):
         raise CorruptLogError("unknown version", path=path, expected="0 or 1", found=repr(fields["version"][:80]))
     yield {"type": "meta_properties", "properties": fields}
