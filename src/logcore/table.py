@@ -76,7 +76,10 @@ class Table(Mapping[bytes, bytes]):
         log = self._log
         if self._cuts != log.times_truncated or not log.log_start_offset <= self._offset <= log.log_end_offset:
             self._restart()
-        end = log.high_watermark if self._isolation == "read_uncommitted" else log.last_stable_offset
+        if self._isolation == "read_uncommitted":
+            end = log.high_watermark
+        else:
+            end = log.last_stable_offset
         if end <= self._offset:
             return self._offset
         values = self._values

@@ -264,7 +264,9 @@ class Consumer:
     ) -> None:
         """Reads these topics, or those that match a pattern; see logcore.consumer.Consumer.subscribe()."""
         self._refuse_listener("subscribe()")
-        told = None if listener is None else _InLoop(self._home, listener)
+        told = None
+        if listener is not None:
+            told = _InLoop(self._home, listener)
         self._say(functools.partial(self._sync.subscribe, topics, pattern=pattern, listener=told))
 
     async def unsubscribe(self) -> None:
@@ -311,7 +313,9 @@ class Consumer:
         """The next offset that is handed out. Raises NoOffsetError."""
         self._home.check()
         found = self._sync.reading(partition).position
-        return self._sync.position(partition) if found is None else found
+        if found is None:
+            return self._sync.position(partition)
+        return found
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Goes on from an offset. It is looked for when a reading comes to it."""
@@ -422,7 +426,9 @@ class Consumer:
             while True:
                 self._until_turn = _AT_ONCE
                 await asyncio.sleep(0)
-                record = None if self._steps else self._next()
+                record = None
+                if not self._steps:
+                    record = self._next()
                 if record is not None:
                     return record
                 self._sync.fetcher.finish()

@@ -273,7 +273,10 @@ class Producer:
         is_whole = delivery.parts is None
         listener = self._on_delivery
         for record_future, future, on_delivery in sent:
-            found = delivery if is_whole else record_future.delivery()
+            if is_whole:
+                found = delivery
+            else:
+                found = record_future.delivery()
             metadata = record_future.metadata(found)
             if on_delivery is not None:
                 call(on_delivery, found.error, metadata)

@@ -118,7 +118,9 @@ class OpenLogs:
         if epoch is not None:
             return epoch
         epochs = checkpoint.read_epochs(self._fs, self._registry.partition_path(*key))
-        epoch = epochs[-1][0] if epochs else 0
+        epoch = 0
+        if epochs:
+            epoch = epochs[-1][0]
         if self._claim is not None:  # else its writer, in another process, may begin another
             self._leader_epochs[key] = epoch
         return epoch

@@ -57,7 +57,9 @@ def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
         text = raw.decode()
     except UnicodeDecodeError:
         return {"hex": raw.hex()}
-    return text if text.isprintable() or text.translate(_WHITESPACE).isprintable() else {"hex": raw.hex()}
+    if text.isprintable() or text.translate(_WHITESPACE).isprintable():
+        return text
+    return {"hex": raw.hex()}
 
 
 _WHITESPACE: Final = {ord(sign): None for sign in "\t\r\n"}
@@ -101,7 +103,9 @@ def dump(path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS) ->
         )
     if not fs.exists(where):
         raise LogNotFoundError("there is no such file", path=where)
-    return _dump_log(fs, where, records) if kind == "log" else DUMPERS[kind](fs, where)
+    if kind == "log":
+        return _dump_log(fs, where, records)
+    return DUMPERS[kind](fs, where)
 
 
 class LogFile(GrowingSegment):
@@ -114,7 +118,9 @@ class LogFile(GrowingSegment):
         super().__init__(fs, os.path.dirname(path), base_offset)
 
     def file(self, suffix: str) -> str:
-        return self._file if suffix == LOG else super().file(suffix)
+        if suffix == LOG:
+            return self._file
+        return super().file(suffix)
 
 
 def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:

@@ -179,7 +179,9 @@ class Writer(Appender):
 
     def _gaps(self, opened: Opened) -> Gaps:
         """Another process may compact a shared log, as for its readers."""
-        ask = None if self.sharing is None else functools.partial(noted_gaps, self.fs, self.path)
+        ask = None
+        if self.sharing is not None:
+            ask = functools.partial(noted_gaps, self.fs, self.path)
         return Gaps(opened.gaps, ask)
 
     def _apply_config(self) -> None:
@@ -249,7 +251,10 @@ class Writer(Appender):
             state.segments = [*(known.get(one.base_offset, one) for one in state.segments[:-1]), self.active]
         self.written_bytes += opened.active.size_bytes  # how much of it is not on disk is not known
         self.commit.renew(durable_end)
-        visible = durable_end if self.durability.waits else opened.end
+        if self.durability.waits:
+            visible = durable_end
+        else:
+            visible = opened.end
         if visible > state.visible:
             state.show(visible)
         elif cut_offset is not None:
@@ -417,11 +422,9 @@ class Writer(Appender):
             raise LogClosedError("the log is closed", path=self.path)
         if self.commit.failure is not None:
             is_damaged = isinstance(self.commit.failure.__cause__, CorruptLogError)
-            advice = (
-                "the end of the log is damaged; `logcore recover` copies what is whole"
-                if is_damaged
-                else "an earlier write or sync failed; close the log and open it again"
-            )
+            advice = "an earlier write or sync failed; close the log and open it again"
+            if is_damaged:
+                advice = "the end of the log is damaged; `logcore recover` copies what is whole"
             raise LogFailedError(advice, path=self.path) from self.commit.failure
         if self.fs.forks == self.forks:
             raise ReadOnlyLogError(
@@ -811,7 +814,10 @@ class Writer(Appender):
 
         base_offset: of the new segment, where it is not the log end but above it: a gap lies before it then.
         """
-        base = self.state.end if base_offset is None else base_offset
+        if base_offset is None:
+            base = self.state.end
+        else:
+            base = base_offset
         old = self.active
         path = os.path.join(self.path, file_name(base, LOG))
         producers = self.producers.to_save(has_producers=self.notes.producers)

@@ -166,7 +166,9 @@ class Delivery:
             if callback is not None:
                 call(callback, self.error, metadata)
         if self.gathered is not None:
-            receipt = None if self.receipt is None else self.receipt._replace(durability=self.level)
+            receipt = None
+            if self.receipt is not None:
+                receipt = self.receipt._replace(durability=self.level)
             self.gathered.add(receipt, self.error)
             self.gathered = None
         while True:
@@ -215,7 +217,10 @@ class RecordFuture(Future[RecordMetadata]):
         found = self.batch
         while found.parts is not None:
             front, back, at = found.parts
-            found = front if self.index < at else back
+            if self.index < at:
+                found = front
+            else:
+                found = back
         return found
 
     def metadata(self, delivery: Delivery) -> RecordMetadata:
@@ -229,7 +234,9 @@ class RecordFuture(Future[RecordMetadata]):
                 sent_ms = receipt.timestamp_ms
         elif delivery.gives_time:
             sent_ms = -1
-        kind = "append" if delivery.gives_time else "create"
+        kind = "create"
+        if delivery.gives_time:
+            kind = "append"
         sizes = (self._key_size, self._value_size)
         return _MAKE((delivery.topic, delivery.partition, offset, sent_ms, kind, *sizes, delivery.level))
 
@@ -241,7 +248,9 @@ class RecordFuture(Future[RecordMetadata]):
 
     @property
     def _state(self) -> str:  # type: ignore[override]
-        return _FINISHED if self.delivery().resolved else _PENDING
+        if self.delivery().resolved:
+            return _FINISHED
+        return _PENDING
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]

@@ -267,7 +267,10 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
         try:
             with opened(fs, where) as handle:
                 size = fs.size(handle)
-                view = fs.map(handle, size) if size else memoryview(b"")
+                if size:
+                    view = fs.map(handle, size)
+                else:
+                    view = memoryview(b"")
         except FileNotFoundError as error:
             raise CorruptLogError("a staged segment is gone", path=where) from error
         for file in files:
@@ -277,7 +280,10 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
 def _check_piece(view: memoryview, file: StagedFile, path: str) -> None:
     """Raises CorruptLogError when the bytes of a file are not those that its task wrote."""
     start = file.position or 0
-    end = len(view) if file.position is None else start + file.size_bytes
+    if file.position is None:
+        end = len(view)
+    else:
+        end = start + file.size_bytes
     crc = crc32c(view[start:end])
     if (min(end, len(view)) - start, crc) != (file.size_bytes, file.crc):
         raise CorruptLogError(
@@ -541,7 +547,10 @@ def _same_batches(fs: FS, one: str, other: str) -> bool:
     for name in (one, other):
         with opened(fs, name) as handle:
             size = fs.size(handle)
-            view = fs.map(handle, size) if size else memoryview(b"")
+            if size:
+                view = fs.map(handle, size)
+            else:
+                view = memoryview(b"")
             facts, end, _ = kernel.walk(view, 0, size, layout.INT32_MAX, False)
             crcs.append((size, end, facts["crc"].tolist()))
     return crcs[0] == crcs[1]

@@ -93,12 +93,17 @@ class CrashState:
 
     @property
     def what(self) -> str:
-        return self._what if isinstance(self._what, str) else self._what()
+        if isinstance(self._what, str):
+            return self._what
+        return self._what()
 
     def disk(self) -> SimulatedDisk:
         """A new disk with these files, all of them durable."""
         disk = SimulatedDisk(self.files, seed=self._origin.seed, now_ms=self.now_ms)
-        disk.history = f"{self._origin.history}, {self.what}" if self._origin.history else self.what
+        if self._origin.history:
+            disk.history = f"{self._origin.history}, {self.what}"
+        else:
+            disk.history = self.what
         return disk
 
     def __repr__(self) -> str:
@@ -110,7 +115,9 @@ _Failure = type[StorageReadError] | type[StorageWriteError]
 
 
 def _fail(code: int, path: str, kind: _Failure) -> NoReturn:
-    what = "read" if kind is StorageReadError else "write"
+    what = "write"
+    if kind is StorageReadError:
+        what = "read"
     _raise(OSError(code, os.strerror(code)), path, kind, what)
 
 
@@ -166,7 +173,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._plant(path, content)
 
     def __repr__(self) -> str:
-        state = "dead" if self.is_dead else f"{len(self._journal)} names and {len(self._dirty)} files not synced"
+        state = "dead"
+        if not self.is_dead:
+            state = f"{len(self._journal)} names and {len(self._dirty)} files not synced"
         return f"<SimulatedDisk {len(self.files())} files, {state}{f'; {self.history}' if self.history else ''}>"
 
     # -- for tests -----------------------------------------------------------------------------------------------
@@ -270,7 +279,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """The power goes in the changes-th call from now on that changes or syncs something, 0 being the next: a change
         has reached the disk's queue then, a sync has not begun. None takes that back.
         """
-        self._crash_in = None if changes is None else len(self.operations) + changes
+        if changes is not None:
+            self._crash_in = len(self.operations) + changes
+        else:
+            self._crash_in = None
 
     def kill(self) -> None:
         """The process dies and the machine lives: files are closed and locks freed, the system keeps what was written.
@@ -406,7 +418,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """What is to go wrong with a call that is about to be made."""
         if self.is_dead:
             raise SimulatedCrash
-        return None if self.faults is None else self.faults.ask(operation, path)
+        if self.faults is None:
+            return None
+        return self.faults.ask(operation, path)
 
     def _reading(self, operation: str, path: str) -> None:
         action = self._ask(operation, path)
@@ -536,7 +550,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 self._name(f"create {path}", None, (directory, name, node))
                 self._end("create", action, path)
             else:
-                kind = StorageWriteError if write else StorageReadError
+                kind: _Failure = StorageReadError
+                if write:
+                    kind = StorageWriteError
                 action = self._ask("open", path)
                 if action == "crash":
                     self._die()
@@ -715,7 +731,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """Beginning anywhere: a real directory's order is one of chance too."""
         self._reading("listdir", path)
         names = list(self._directory(path).entries)
-        turn = (self.seed + len(self.operations)) % len(names) if names else 0
+        turn = 0
+        if names:
+            turn = (self.seed + len(self.operations)) % len(names)
         return names[turn:] + names[:turn]
 
     def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None:
@@ -735,7 +753,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return self.capacity_bytes - sum(len(content) for content in self.view().values() if content is not None)
 
     def total_bytes(self, path: str) -> int:
-        return 1 << 60 if self.capacity_bytes is None else self.capacity_bytes
+        if self.capacity_bytes is None:
+            return 1 << 60
+        return self.capacity_bytes
 
     def rename(self, source: str, target: str) -> None:
         with self._mutex:
@@ -842,7 +862,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def permissions(self, path: str) -> int:
         """Those that everything has here."""
-        return DIRECTORY_PERMISSIONS if isinstance(self._get(path), Directory) else FILE_PERMISSIONS
+        if isinstance(self._get(path), Directory):
+            return DIRECTORY_PERMISSIONS
+        return FILE_PERMISSIONS
 
     def real_path(self, path: str) -> str:
         return "/" + "/".join(_parts(path))

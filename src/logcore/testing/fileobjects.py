@@ -132,7 +132,10 @@ class RawFile(io.RawIOBase):
 
     def truncate(self, size: int | None = None) -> int:
         self._check(self._writes, "truncate")
-        wanted = self._position if size is None else size
+        if size is None:
+            wanted = self._position
+        else:
+            wanted = size
         if wanted < 0:
             raise OSError(22, os.strerror(22))
         with _as_os_errors():
@@ -239,7 +242,10 @@ def open_file(
     raw = RawFile(disk, os.fspath(path), "".join(sorted(kinds)) + "b" + ("+" if "+" in letters else ""))
     if buffering == 0:
         return raw
-    size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+    if buffering > 1:
+        size = buffering
+    else:
+        size = io.DEFAULT_BUFFER_SIZE
     buffered: BinaryFile
     if "+" in letters:
         buffered = Random(raw, size)

@@ -117,4 +117,6 @@ class Known(Generic[Result]):
         content = files[about[0]]
         if content is None:
             return -1
-        return hash(content) if about[1] else len(content)
+        if about[1]:
+            return hash(content)
+        return len(content)
