@@ -182,7 +182,7 @@ def open_log(
             writer, opened = _join(place, claim)
         else:
             opened = open_partition(place)
-            writer = Writer(fs, real, settings, policy, claim=claim, opened=opened, is_replicated=replicated)
+            writer = Writer(place, claim=claim, opened=opened)
             with writer.state.lock:
                 writer.start_locked(opened)
         log = Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
@@ -215,16 +215,7 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
                 found=str(place.durability),
             )
         opened = open_partition(attrs.evolve(place, believed_end=believed_end))
-        writer = Writer(
-            fs,
-            place.path,
-            place.config,
-            place.durability,
-            claim=claim,
-            opened=opened,
-            is_replicated=False,
-            sharing=sharing,
-        )
+        writer = Writer(place, claim=claim, opened=opened, sharing=sharing)
 
         def open_again(believed_end: int | None) -> Opened:
             return open_partition(attrs.evolve(place, believed_end=believed_end, config=writer.state.config))

@@ -27,7 +27,7 @@ import numpy as np
 from logcore import checkpoint
 from logcore.checkpoint import Notes
 from logcore.claim import Claim
-from logcore.config import INT64_MAX, Durability, LogConfig
+from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptLogError,
     DiskFullError,
@@ -49,13 +49,13 @@ from logcore.invariants import keeps_order, locked
 from logcore.kernels import Appender, Receipt
 from logcore.kernels.appending import QUICK_BYTES
 from logcore.kernels.layout import APPEND_TIME_BIT, EncodedBatch, Level
-from logcore.names import LOG, file_name, parse_partition_name
+from logcore.names import LOG, file_name
 from logcore.notices import ERROR, tell
 from logcore.partition import epochs, gaps, recovery, seals, transactions
 from logcore.partition.gaps import Gaps
 from logcore.partition.groupcommit import GroupCommit
 from logcore.partition.noted import noted_gaps
-from logcore.partition.opening import Opened
+from logcore.partition.opening import Opened, Place
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.scan import batch_around
 from logcore.partition.shownend import ShownEnd
@@ -98,33 +98,25 @@ class Writer(Appender):
     active: ActiveSegment
     commit: GroupCommit
 
-    def __init__(
-        self,
-        fs: FS,
-        path: str,
-        config: LogConfig,
-        policy: Durability,
-        *,
-        claim: Claim,
-        opened: Opened,
-        is_replicated: bool,
-        sharing: SharedLock | None = None,
-    ) -> None:
-        """Has done nothing yet; start_locked() begins. opened: the partition at path, as opening has left it."""
+    def __init__(self, place: Place, *, claim: Claim, opened: Opened, sharing: SharedLock | None = None) -> None:
+        """Has done nothing yet; start_locked() begins. opened: the partition as opening has left it."""
+        fs = place.fs
+        path = place.path
+        policy = place.durability
         self.fs = fs
         self.path = path
-        self.parent, name = os.path.split(path)
-        self.key = parse_partition_name(name)
+        self.parent = place.parent
+        self.key = place.key
         self.claim = claim
         self.durability = policy
-        self.is_replicated = is_replicated
+        self.is_replicated = place.is_replicated
         self.sharing = sharing
         #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others
         #: know the log; called under the log's lock, so it may not wait.
         self.on_stir: Callable[[], None] | None = None
         #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
         self.is_held = False
-        self.state = PartitionState(config, self._gaps(opened))
+        self.state = PartitionState(place.config, self._gaps(opened))
         if sharing is not None:
             self.state.lock = sharing
             self.state.follow = sharing.follow
@@ -142,7 +134,7 @@ class Writer(Appender):
         self.last_sync_ms = self.last_recovery_ms
         self.is_resting = False
         self.is_midway = False
-        self._shown = ShownEnd(fs, path, is_replicated=is_replicated)
+        self._shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
         self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"

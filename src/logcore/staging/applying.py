@@ -432,7 +432,7 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
         else:
             assert place.position is not None
             final = os.path.join(target, file_name(place.segment, LOG))
-            _append(fs, path, final, files, place.position, place.base, place.leader_epoch)
+            _append(fs, path, final, files, place)
             placed[topic, partition] = []
     return placed
 
@@ -446,7 +446,7 @@ def _make_segments(fs: FS, path: str, target: str, files: Sequence[StagedFile], 
             _move(fs, path, target, unit[0], base, place.leader_epoch)
         else:
             final = os.path.join(target, file_name(base, LOG))
-            _append(fs, path, final, unit, 0, base, place.leader_epoch)
+            _append(fs, path, final, unit, attrs.evolve(place, position=0, base=base))
         bases.append(base)
         base += sum(file.count for file in unit)
     return bases
@@ -467,14 +467,15 @@ def _move(fs: FS, path: str, target: str, file: StagedFile, base: int, leader_ep
         raise CorruptLogError("a staged segment is gone and not in its place", path=source + LOG)
 
 
-def _append(
-    fs: FS, path: str, final: str, files: Sequence[StagedFile], position: int, base: int, leader_epoch: int
-) -> None:
-    """Writes files, with the offsets from base on, at a position of a segment, which was then so long."""
+def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: Place) -> None:
+    """Writes files, with the offsets from place.base on, at a position of a segment, which was then so long."""
+    assert place.position is not None
+    position = place.position
+    base = place.base
     stamped = []
     for file in files:
         data = bytearray(_read(fs, os.path.join(path, file.name + LOG), file))
-        for at, head in _stamps(data, file, base, leader_epoch):
+        for at, head in _stamps(data, file, base, place.leader_epoch):
             data[at : at + len(head)] = head
         stamped.append(data)
         base += file.count
