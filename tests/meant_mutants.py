@@ -228,10 +228,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
-        "        self._durable_handle = self._open_durable_end()\n"
+        "        self._open_shown_end()\n"
         "        self._note_locked(opened.own_notes)\n",
         "        self._note_locked(opened.own_notes)\n"
-        "        self._durable_handle = self._open_durable_end()\n",
+        "        self._open_shown_end()\n",
         "partition/test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
     ),
     # -- recovery

@@ -19,7 +19,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import attrs
@@ -234,7 +234,9 @@ class OffsetCheckpoints:
                 return
             rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
             self._files.pop(name, None)  # a write that fails half way may have put the new file in place
-            reserve = self._directory if may_use_reserve else None
+            reserve = None
+            if may_use_reserve:
+                reserve = self._directory
             write(self._fs, self._directory, name, _checkpoint(rows), reserve=reserve)
             self._files[name] = offsets
 
@@ -253,7 +255,9 @@ def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
         return []
     rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(epochs))
     fits = all(0 <= epoch <= INT32_MAX and 0 <= start <= INT64_MAX for epoch, start in epochs)
-    return epochs if rising and fits else []
+    if rising and fits:
+        return epochs
+    return []
 
 
 def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]], *, reserve: str | None = None) -> None:
@@ -305,15 +309,27 @@ def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = N
 
 def properties(content: bytes) -> dict[str, str]:
     """What meta.properties says, by name."""
-    lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
-    pairs = (line.partition("=") for line in lines if line and not line.startswith(("#", "!")))
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return {name: value or "" for name, value in property_lines(content)}
+
+
+def property_lines(content: bytes) -> Iterator[tuple[str, str | None]]:
+    """Each (name, value) of meta.properties; None where a line has no '='."""
+    for line in content.decode("utf-8", "replace").splitlines():
+        line = line.strip()
+        if line and not line.startswith(("#", "!")):
+            name, sign, value = line.partition("=")
+            found = None
+            if sign:
+                found = value.strip()
+            yield name.strip(), found
 
 
 def topic_id(content: bytes) -> str:
     """The id that partition.metadata has for its topic, 22 characters of base64url; "" when it has none."""
     found = re.search(rb"^topic_id: *([A-Za-z0-9_-]{22})$", content, re.MULTILINE)
-    return found[1].decode() if found else ""
+    if found:
+        return found[1].decode()
+    return ""
 
 
 def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -331,7 +347,9 @@ def unpack_topics(content: bytes) -> list[dict[str, Any]] | None:
         facts = json.loads(head)
         rows = [json.loads(line) for line in body.splitlines()]
         sound = facts["version"] == 1 and facts["crc32"] == zlib.crc32(body) and facts["topics"] == len(rows)
-        return rows if sound else None
+        if sound:
+            return rows
+        return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -339,7 +357,9 @@ def unpack_topics(content: bytes) -> list[dict[str, Any]] | None:
 def unpack_producer_ids(content: bytes) -> int | None:
     """The end of the producer ids that logcore.producer-ids says were given out, None when it is no number."""
     found = re.fullmatch(rb"(\d{1,18}) ([0-9a-f]{8})\n", content)
-    return int(found[1]) if found and int(found[2], 16) == zlib.crc32(found[1]) else None
+    if found and int(found[2], 16) == zlib.crc32(found[1]):
+        return int(found[1])
+    return None
 
 
 def pack_producer_ids(end: int) -> bytes:
@@ -360,7 +380,9 @@ def unpack_checked(content: bytes) -> dict[str, Any] | None:
         try:
             if len(crc) == 8 and int(crc, 16) == zlib.crc32(text):
                 facts = json.loads(text)
-                return facts if isinstance(facts, dict) else None
+                if isinstance(facts, dict):
+                    return facts
+                return None
         except (ValueError, RecursionError):
             continue
     return None
@@ -404,4 +426,6 @@ def unpack_shown_end(content: bytes) -> ShownEnd | None:
     if crc != zlib.crc32(packed):
         return None
     offset = int.from_bytes(packed, "big", signed=True)
-    return ShownEnd(~offset, is_replicated=True) if offset < 0 else ShownEnd(offset)
+    if offset < 0:
+        return ShownEnd(~offset, is_replicated=True)
+    return ShownEnd(offset)

@@ -113,7 +113,10 @@ def plan(
     round ended, None when there was none.
     """
     end = last_stable_offset
-    first_dirty = log_start if checkpoint is None or not log_start <= checkpoint <= active_base else checkpoint
+    if checkpoint is None or not log_start <= checkpoint <= active_base:
+        first_dirty = log_start
+    else:
+        first_dirty = checkpoint
     bases = [facts.base_offset for facts in sealed] + [active_base]
     lag_ms = config.min_compaction_lag_ms
     for facts, next_base in zip(sealed, bases[1:], strict=True):
@@ -141,7 +144,9 @@ def plan(
 
 def facts_of(segment: Segment) -> SealedFacts:
     """Raises StorageReadError, CorruptBatchError."""
-    first = segment.batch(0) if segment.size_bytes else None
+    first = None
+    if segment.size_bytes:
+        first = segment.batch(0)
     return SealedFacts(
         base_offset=segment.base_offset,
         size_bytes=segment.size_bytes,
@@ -274,7 +279,10 @@ class _Passing:
 
     def had_batches(self, producer_id: int, kind: str) -> bool:
         """Takes note of a marker; whether a batch of its transaction was passed."""
-        seen = self._seen_aborted if kind == "ABORT" else self._seen_committed
+        if kind == "ABORT":
+            seen = self._seen_aborted
+        else:
+            seen = self._seen_committed
         found = producer_id in seen
         seen.discard(producer_id)
         return found
@@ -573,9 +581,10 @@ class _Round:
             return self._from_legacy(part.batch, columns, keep, end)
         # As Kafka's builder does it: relative to the horizon if there is one, else to the first record that is left.
         first_kept = np.searchsorted(before, before[edges[:-1]], side="right") - 1
-        bases = (
-            columns.timestamps_ms[np.minimum(first_kept, max(0, len(keep) - 1))] if len(keep) else np.zeros(1, np.int64)
-        )
+        if len(keep):
+            bases = columns.timestamps_ms[np.minimum(first_kept, max(0, len(keep) - 1))]
+        else:
+            bases = np.zeros(1, np.int64)
         bases = np.where(has_horizon, facts["base_timestamp"], bases)
         bases = np.where(sets_horizon, self.now_ms + self.config.delete_retention_ms, bases)
         return _rewrite_run(part, actions, sets_horizon, bases, keep, self.config)
@@ -614,7 +623,9 @@ class _Round:
 
     def _marker(self, part: _Part, batch: RecordBatch, passing: _Passing, end: int) -> bytes | memoryview:
         """A control batch goes when nothing is left of its transaction and the horizon set for it then has passed."""
-        kind = batch.control_type() if batch.record_count else ""
+        kind = ""
+        if batch.record_count:
+            kind = batch.control_type()
         ends_transaction = kind in TRANSACTION_ENDS
         had_batches = ends_transaction and passing.had_batches(batch.producer_id, kind)
         if had_batches and kind == "ABORT":

@@ -114,7 +114,9 @@ class LogConfig:
         """After how long the active segment is rolled. What is in it is not compacted, so that max.compaction.lag.ms
         bounds it as well (Kafka's LogConfig.maxSegmentMs).
         """
-        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
+        if self.is_compacted:
+            return min(self.segment_ms, self.max_compaction_lag_ms)
+        return self.segment_ms
 
     @property
     def is_compacted(self) -> bool:
@@ -152,19 +154,26 @@ CONFIGS: Final[Mapping[str, Any]] = {field.metadata["name"]: field for field in 
 
 def known_config(name: object) -> Any:
     """The field of a setting, by Kafka's name. Raises InvalidConfigError, which names the nearest."""
-    field = CONFIGS.get(name) if isinstance(name, str) else None
+    field = None
+    if isinstance(name, str):
+        field = CONFIGS.get(name)
     if field is None:
         import difflib  # late: only who makes a mistake needs it
 
         near = difflib.get_close_matches(str(name), CONFIGS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(CONFIGS))}"
+        if near:
+            hint = f"; did you mean {near[0]!r}?"
+        else:
+            hint = f"; known are {', '.join(sorted(CONFIGS))}"
         raise InvalidConfigError(f"unknown config {name!r}{hint}")
     return field
 
 
 def config_text(value: float | bool | str) -> str:
     """A setting's value as Kafka writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool | str:
@@ -186,11 +195,15 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
     low, high = facts["range"]
     is_double = facts["type"] == "double"
     parse: Callable[[Any], float] = float if is_double else int
-    kind = "a number" if is_double else "an integer"
+    kind = "an integer"
+    if is_double:
+        kind = "a number"
     try:
         given: Any = value
         taken = isinstance(given, (int, float, str) if is_double else (int, str)) and not isinstance(given, bool)
-        number = parse(given) if taken else None
+        number = None
+        if taken:
+            number = parse(given)
     except ValueError:
         number = None
     if number is None or not low <= number <= high:
@@ -229,14 +242,18 @@ class Durability:
         return self.kind in ("always", "group")
 
     def __str__(self) -> str:
-        return f"{self.kind}({self.amount})" if self.kind in ("every", "interval") else self.kind
+        if self.kind in ("every", "interval"):
+            return f"{self.kind}({self.amount})"
+        return self.kind
 
     @classmethod
     def parse(cls, given: str | Durability) -> Durability:
         """From "always", "group", "os", "every(100)" or "interval(500)"."""
         if isinstance(given, Durability):
             return given
-        found = re.fullmatch(r"(always|group|os)|(every|interval)\((\d+)\)", given) if isinstance(given, str) else None
+        found = None
+        if isinstance(given, str):
+            found = re.fullmatch(r"(always|group|os)|(every|interval)\((\d+)\)", given)
         if found is None or (found[3] is not None and int(found[3]) < 1):
             raise InvalidConfigError(
                 "unknown durability",

@@ -91,7 +91,9 @@ class LogcoreError(Exception):
         found: object = None,
     ) -> None:
         self.reason = reason
-        self.path = None if path is None else os.fspath(path)
+        self.path: str | None = None
+        if path is not None:
+            self.path = os.fspath(path)
         self.position = position
         self.offset = offset
         self.expected = expected
@@ -106,13 +108,18 @@ class LogcoreError(Exception):
             where.append(f"position {self.position}")
         if self.offset is not None:
             where.append(f"offset {self.offset}")
-        text = f"{', '.join(where)}: {self.reason}" if where else self.reason
+        if where:
+            text = f"{', '.join(where)}: {self.reason}"
+        else:
+            text = self.reason
         met = [
             f"{name} {value}"
             for name, value in (("expected", self.expected), ("found", self.found))
             if value is not None
         ]
-        return f"{text} ({', '.join(met)})" if met else text
+        if met:
+            return f"{text} ({', '.join(met)})"
+        return text
 
     def __str__(self) -> str:
         return self._text()

@@ -433,7 +433,10 @@ class OsFS:
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
         """What tells two files apart that had the same name at different times."""
         with _Reading(str(path_or_handle)):
-            facts = os.fstat(path_or_handle) if isinstance(path_or_handle, int) else os.lstat(path_or_handle)
+            if isinstance(path_or_handle, int):
+                facts = os.fstat(path_or_handle)
+            else:
+                facts = os.lstat(path_or_handle)
         return facts.st_dev, facts.st_ino
 
     def exists(self, path: str) -> bool:
@@ -568,7 +571,10 @@ class OsFS:
         belongs to this opening, in whatever thread, and goes with it: by unlock_byte(), close(), or the death of the
         process and of the children that it forked. Needs open-file-description locks, which Linux has.
         """
-        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        if shared:
+            kind = fcntl.F_RDLCK
+        else:
+            kind = fcntl.F_WRLCK
         if self._set_lock(handle, byte, kind):
             return True
         deadline = time.monotonic() + timeout_ms / 1000
@@ -693,7 +699,9 @@ class _DirectoryLock:
             os.close(self.handle)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise StorageWriteError(f"lock failed: {error.strerror}", path=path) from error
-            who = f"process {pid}" if pid else "another process"
+            who = "another process"
+            if pid:
+                who = f"process {pid}"
             raise LogLockedError(
                 f"the log directory is being written by {who}{f' on {host}' if host else ''}; "
                 "close it there, open with read_only=True, or with shared=True in both",
@@ -763,7 +771,9 @@ class _MemberLock:
 
     @property
     def handle(self) -> int:
-        return self.directory.handle if self.directory.is_shared else -1
+        if self.directory.is_shared:
+            return self.directory.handle
+        return -1
 
     @property
     def is_last(self) -> bool:
@@ -831,7 +841,9 @@ def _map(handle: int, size: int) -> memoryview:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     mapped = (ctypes.c_char * size).from_address(address)
-    guard = 0 if _guard is None else _guard.guard_mapping(address, size)
+    guard = 0
+    if _guard is not None:
+        guard = _guard.guard_mapping(address, size)
     # At exit it goes with the process: views that are still looked at then must not lose their pages first.
     weakref.finalize(mapped, _unmap, address, size, guard).atexit = False
     return memoryview(mapped).cast("B").toreadonly()

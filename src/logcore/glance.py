@@ -123,8 +123,12 @@ def _topic_row(fs: FS, name: str, paths: Mapping[int, str]) -> Sequence[object]:
 
 
 def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    if count == 1:
+        return f"{count:,} {what}"
+    return f"{count:,} {what}s"
 
 
 def _note_of(count: int, what: str) -> str:
-    return f"the first {_MOST_ROWS} of {count:,} {what}" if count > _MOST_ROWS else ""
+    if count > _MOST_ROWS:
+        return f"the first {_MOST_ROWS} of {count:,} {what}"
+    return ""

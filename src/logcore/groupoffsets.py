@@ -98,7 +98,9 @@ class StoredGroups:
         for producer_id, rows in undecided.items():
             for key, value in rows:
                 name = read_key(key)
-                committed = None if value is None else read_commit(value)
+                committed = None
+                if value is not None:
+                    committed = read_commit(value)
                 if isinstance(name, CommitKey) and committed is not None:
                     group = self.unstable.setdefault(name.group_id, {})
                     group.setdefault(producer_id, {})[name.topic, name.partition] = committed

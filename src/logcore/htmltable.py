@@ -23,7 +23,9 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[object]
 
     head = "".join(f"<th>{escape(name)}</th>" for name in headings)
     body = "".join(_row(row, escape) for row in rows)
-    below = f"<p>{escape(note)}</p>" if note else ""
+    below = ""
+    if note:
+        below = f"<p>{escape(note)}</p>"
     return (
         f"<div><p><b>{escape(caption)}</b></p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
@@ -56,7 +58,10 @@ def shown_bytes(value: bytes | None) -> str:
     if len(start) < len(value):
         start = _without_half_sign(start)
     text = start.decode("utf-8", "surrogateescape")
-    shown = text if text.isprintable() else repr(start)
+    if text.isprintable():
+        shown = text
+    else:
+        shown = repr(start)
     if len(start) < len(value):
         return f"{shown[:_LONGEST_TEXT]}… ({len(value):,} bytes)"
     return shown
@@ -68,7 +73,9 @@ def _without_half_sign(start: bytes) -> bytes:
         byte = start[-size]
         if byte & 0xC0 != 0x80:  # the first byte of a sign, which says how many there are
             wanted = 1 + (byte >= 0xC2) + (byte >= 0xE0) + (byte >= 0xF0)
-            return start[:-size] if wanted > size else start
+            if wanted > size:
+                return start[:-size]
+            return start
     return start
 
 

@@ -114,7 +114,9 @@ class _Entries:
             return -1
         length = min(len(content), len(self.data))
         if content[:length] == bytes(self.data[:length]) and (keeps_rest or not any(content[length:])):
-            return length if keeps_rest or length == len(content) else -1
+            if keeps_rest or length == len(content):
+                return length
+            return -1
         fs.unlink(self.path)
         fs.sync_dir(os.path.dirname(self.path))
         return -1
@@ -136,7 +138,9 @@ class OffsetIndex(_Entries):
     def find(self, relative_offset: int) -> int:
         """Slot of the last entry at or below an offset, -1 for none."""
         bounded = max(-1, min(relative_offset, 2**31 - 1))
-        return kernel.search_offsets(self.data, len(self), bounded) if self.data else -1
+        if self.data:
+            return kernel.search_offsets(self.data, len(self), bounded)
+        return -1
 
     def array(self) -> npt.NDArray[Any]:
         """All entries, dtype OFFSET_ENTRY, over the mapped file or the memory of the active index."""
@@ -153,7 +157,10 @@ class TimeIndex(_Entries):
 
     def __init__(self, path: str, data: bytearray | memoryview, *, is_synced: bool = False) -> None:
         super().__init__(path, data, is_synced=is_synced)
-        self.last_timestamp = self.entry(len(self) - 1)[0] if len(self) else -1
+        if len(self):
+            self.last_timestamp = self.entry(len(self) - 1)[0]
+        else:
+            self.last_timestamp = -1
 
     def add(self, timestamp: int, relative_offset: int) -> None:
         """Ignored unless the timestamp is larger than all before (Kafka's maybeAppend)."""
@@ -172,7 +179,10 @@ class TimeIndex(_Entries):
 
     def keep(self, count: int) -> None:
         super().keep(count)
-        self.last_timestamp = self.entry(count - 1)[0] if count else -1
+        if count:
+            self.last_timestamp = self.entry(count - 1)[0]
+        else:
+            self.last_timestamp = -1
 
 
 class TransactionIndex(_Entries):
@@ -203,7 +213,9 @@ def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:
     if any(view[size - kind.entry_size :]):
         return view
     # Kafka keeps the index of an active segment at its full size, and a crash leaves it so: zeros are no entries.
-    used = int(np.flatnonzero(np.frombuffer(view, np.uint8))[-1]) + 1 if any(view) else 0
+    used = 0
+    if any(view):
+        used = int(np.flatnonzero(np.frombuffer(view, np.uint8))[-1]) + 1
     return view[: -(-used // kind.entry_size) * kind.entry_size]
 
 

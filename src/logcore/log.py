@@ -182,7 +182,7 @@ def open_log(
             writer, opened = _join(place, claim)
         else:
             opened = open_partition(place)
-            writer = Writer(fs, real, settings, policy, claim=claim, opened=opened, is_replicated=replicated)
+            writer = Writer(place, claim=claim, opened=opened)
             with writer.state.lock:
                 writer.start_locked(opened)
         log = Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
@@ -215,16 +215,7 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
                 found=str(place.durability),
             )
         opened = open_partition(attrs.evolve(place, believed_end=believed_end))
-        writer = Writer(
-            fs,
-            place.path,
-            place.config,
-            place.durability,
-            claim=claim,
-            opened=opened,
-            is_replicated=False,
-            sharing=sharing,
-        )
+        writer = Writer(place, claim=claim, opened=opened, sharing=sharing)
 
         def open_again(believed_end: int | None) -> Opened:
             return open_partition(attrs.evolve(place, believed_end=believed_end, config=writer.state.config))
@@ -277,7 +268,9 @@ class Log(LogReader):
     ) -> None:
         """Not for users. writer: of a log that is open for writing. left_below: see Upkeep."""
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
-        self._upkeep = None if writer is None else Upkeep(writer, left_below)
+        self._upkeep: Upkeep | None = None
+        if writer is not None:
+            self._upkeep = Upkeep(writer, left_below)
         self._writer = writer  # last: a log that was not made, because of an interrupt, needs no warning in __del__
 
     @property
@@ -339,13 +332,18 @@ class Log(LogReader):
 
         Raises InvalidConfigError before any effect.
         """
-        settings = config if isinstance(config, LogConfig) else LogConfig.parse(config)
+        if isinstance(config, LogConfig):
+            settings = config
+        else:
+            settings = LogConfig.parse(config)
         self.writer.reconfigure(settings)
 
     @property
     def recovery_report(self) -> recovery.RecoveryReport | None:
         """What opening found and mended; None for a log opened read-only."""
-        return None if self._writer is None else self._writer.report
+        if self._writer is None:
+            return None
+        return self._writer.report
 
     @property
     def is_replicated(self) -> bool:
@@ -359,12 +357,16 @@ class Log(LogReader):
         """All below it is on disk. Of a log opened read-only: its high watermark, which under `os`, `every` and
         `interval` may not be on disk yet.
         """
-        return self._state.visible if self._writer is None else self._writer.commit.durable_end
+        if self._writer is None:
+            return self._state.visible
+        return self._writer.commit.durable_end
 
     @property
     def recovery_point(self) -> int:
         """Below it, opening the log believes what is on disk without looking at it."""
-        return self._look.noted(checkpoint.RECOVERY_POINT) if self._writer is None else self._writer.recovery_point
+        if self._writer is None:
+            return self._look.noted(checkpoint.RECOVERY_POINT)
+        return self._writer.recovery_point
 
     @property
     def has_failed(self) -> bool:
@@ -418,7 +420,10 @@ class Log(LogReader):
         with self._state.lock:
             writer.check_writable_locked()
             own_epoch, own_end = self.end_of_epoch(leader_epoch)
-            offset = min(end_offset, own_end) if own_epoch >= 0 else end_offset
+            if own_epoch >= 0:
+                offset = min(end_offset, own_end)
+            else:
+                offset = end_offset
             offset = max(self._state.log_start, min(offset, self._state.end))
             truncate_locked(writer, offset, epochs.truncate_end)
         return offset
@@ -535,13 +540,19 @@ class Log(LogReader):
         """
         if keys is None and values is None:
             raise InvalidRecordError("append_columns needs keys or values")
-        key_column = None if keys is None else input_column(keys, "keys")
-        value_column = None if values is None else input_column(values, "values")
+        key_column = None
+        if keys is not None:
+            key_column = input_column(keys, "keys")
+        value_column = None
+        if values is not None:
+            value_column = input_column(values, "values")
         counts = {len(column[1]) - 1 for column in (key_column, value_column) if column is not None}
         if len(counts) != 1:
             raise InvalidRecordError("keys and values must have as many rows as each other", found=sorted(counts))
         count = counts.pop()
-        times = None if timestamps_ms is None else input_timestamps(timestamps_ms, count)
+        times = None
+        if timestamps_ms is not None:
+            times = input_timestamps(timestamps_ms, count)
         writer = self.writer
         with self._state.lock:
             writer.check_appendable_locked()
@@ -603,7 +614,9 @@ class Log(LogReader):
                 )
             if has_producers and not writer.notes.producers:
                 writer.expect_producers_locked()
-            sequenced = writer.producers.judge(raw, batches) if check_sequence else None
+            sequenced = None
+            if check_sequence:
+                sequenced = writer.producers.judge(raw, batches)
             if isinstance(sequenced, SequencedBatch):
                 first = sequenced.first_offset
                 last = sequenced.last_offset
@@ -827,8 +840,13 @@ class Log(LogReader):
             if not found or found[0].base_offset != base_offset or found[0].state:
                 yield None
                 return
-            next_base = found[1].base_offset if len(found) > 1 else None
-            end = self._state.visible if self._writer is None else self._state.end
+            next_base = None
+            if len(found) > 1:
+                next_base = found[1].base_offset
+            if self._writer is None:
+                end = self._state.visible
+            else:
+                end = self._state.end
             if self._writer is None:
                 self._state.gaps.noted = noted_gaps(self._fs, self.path)  # a compaction may have begun since
             yield seals.SegmentContext(next_base, self._state.gaps.dense_from, self.times_truncated, end)
@@ -845,7 +863,10 @@ class Log(LogReader):
                 growing = isinstance(segment, GrowingSegment)
                 sizes += segment.size_bytes if growing else self._fs.file_size(segment.path)
         writer = self._writer
-        counters = (0, 0, 0, 0, 0) if writer is None else writer.counters()
+        if writer is None:
+            counters = (0, 0, 0, 0, 0)
+        else:
+            counters = writer.counters()
         return LogStatistics(
             segments=len(self._state.segments),
             size_bytes=sizes,

@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
-from logcore import checkpoint
 from logcore.checkpoint import Key
 from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
@@ -45,14 +44,12 @@ from logcore.errors import (
     ConsumerStateError,
     CorruptBatchError,
     CorruptLogError,
-    DiskFullError,
     ForkedWriterError,
     InvalidConfigError,
     LogClosedError,
     LogcoreError,
     LogNotFoundError,
     ReadOnlyLogError,
-    ResourceError,
     StorageReadError,
     TopicNotFoundError,
 )
@@ -288,45 +285,9 @@ class LogDir:
             if self._closed:
                 return
             self._closed = True
-            claim = self._claim
-            logs = self._logs.known
             self._coordinators.close()
-            failures: list[BaseException] = []
-            try:
-                self._upkeeper.stop_compacting(*logs.values())
-            except (LogcoreError, OSError) as error:
-                failures.append(error)
-            self._logs.take_all()
-            ends = high_watermarks(logs)
-            if claim is None or self._fs.forks != self._forks:
-                for log in logs.values():
-                    log.close()
-                return
             everything = {(topic.name, n) for topic in self._registry.known.values() for n in topic.numbers}
-            if everything <= set(logs):
-                # Said before they are closed, because then they sync what is believed of a clean directory.
-                claim.call_clean()
-            try:
-                with claim.gathering() as recovery_points:
-                    for log in logs.values():
-                        try:
-                            log.close()
-                        except BaseException as error:  # whatever it is, the others are closed too
-                            failures.append(error)
-                            claim.fail()
-                try:
-                    claim.checkpoints.set(checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True)
-                    self._upkeeper.save_high_watermarks(ends)
-                except (DiskFullError, ResourceError):  # all records are on disk: the next opening checks more, no more
-                    claim.fail()
-                except (LogcoreError, OSError) as error:
-                    failures.append(error)
-                    claim.fail()
-                claim.leave()
-            finally:
-                claim.release()
-            if failures:
-                raise failures[0]
+            self._logs.close_all(everything, is_forked=self._fs.forks != self._forks)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -871,3 +832,21 @@ class LogDir:
                 except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
                     reports.append(unopened(self._registry.partition_path(name, number), error))
         return reports
+
+
+# -- for hosts -------------------------------------------------------------------------------------------------------
+
+
+def fs_of(directory: LogDir) -> FS:
+    """The disk that a directory is on."""
+    return directory._fs
+
+
+def check_open(directory: LogDir) -> None:
+    """Raises LogClosedError."""
+    directory._check_open()
+
+
+def check_writable(directory: LogDir) -> None:
+    """Raises LogClosedError, ReadOnlyLogError, ForkedWriterError."""
+    directory._check_writable()

@@ -142,8 +142,12 @@ def parse_file_name(name: str) -> FileName | None:
     """What the name of a segment's file, or of a snapshot, says; None for other files."""
     living = without_state(name)
     suffix = living[20:]
-    base_offset = base_offset_of(living, suffix) if suffix in SUFFIXES else None
-    return None if base_offset is None else FileName(base_offset, suffix, name[len(living) :])
+    base_offset = None
+    if suffix in SUFFIXES:
+        base_offset = base_offset_of(living, suffix)
+    if base_offset is None:
+        return None
+    return FileName(base_offset, suffix, name[len(living) :])
 
 
 def base_offset_of(name: str, suffix: str = LOG) -> int | None:
@@ -151,7 +155,9 @@ def base_offset_of(name: str, suffix: str = LOG) -> int | None:
     stem = name[: -len(suffix)]
     if not (name.endswith(suffix) and _is_digits(stem)):
         return None
-    return int(stem) if int(stem) <= INT64_MAX else None
+    if int(stem) <= INT64_MAX:
+        return int(stem)
+    return None
 
 
 def leading_offset(name: str) -> int | None:

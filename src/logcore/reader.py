@@ -213,7 +213,10 @@ class LogReader:
             segments = self._state.segments
             slot = slot_of(segments, offset)
             if 0 <= slot < len(segments):
-                end = segments[slot + 1].base_offset if slot + 1 < len(segments) else self._state.end
+                if slot + 1 < len(segments):
+                    end = segments[slot + 1].base_offset
+                else:
+                    end = self._state.end
                 is_dense = offset >= self._state.gaps.noted.dense_from
                 if not is_dense:
                     self._state.gaps.check_whole(segments[slot])
@@ -277,9 +280,13 @@ class LogReader:
                 break
             before = segment
             self._state.gaps.check_whole(segment)
-            following = stretch.segments[number] if number < len(stretch.segments) else None
+            following = None
+            if number < len(stretch.segments):
+                following = stretch.segments[number]
             check = self._check_sent(segment, following, offset)
-            position = segment.find(offset) if offset > segment.base_offset else 0
+            position = 0
+            if offset > segment.base_offset:
+                position = segment.find(offset)
             piece, whole = segment.stored(position, left, stretch.end, at_least_one and not pieces, check)
             if piece:
                 pieces.append(piece)
@@ -331,7 +338,10 @@ class LogReader:
         Wakes on appends, also of another process. timeout: seconds without a new record after which the iteration ends;
         None waits for ever. Ends when the log is closed. Errors as read().
         """
-        offset = self._state.visible if start is None else start
+        if start is None:
+            offset = self._state.visible
+        else:
+            offset = start
         self._stretch(offset, None)
         return self._tail(tail_together([self], [offset], timeout))
 
@@ -404,7 +414,9 @@ class LogReader:
             is_end_noted = self._look.is_end_noted or self._is_writing
             return check_growing(segment, visible, self._state.gaps.dense_from, is_end_noted=is_end_noted)
         _ = segment.max_timestamp()
-        return segment.next_offset() if segment.is_newest_sure else -1
+        if segment.is_newest_sure:
+            return segment.next_offset()
+        return -1
 
     def newest(self) -> tuple[int, int] | None:
         """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
@@ -422,7 +434,9 @@ class LogReader:
             return None
         offset = self.offset_for_timestamp(max(largest))
         # None: the record that young was deleted, and its segment is still there.
-        return self._newest_by_records() if offset is None else (offset, max(largest))
+        if offset is None:
+            return self._newest_by_records()
+        return (offset, max(largest))
 
     def _newest_by_records(self) -> tuple[int, int] | None:
         """As newest(), by looking at every record."""
@@ -492,7 +506,10 @@ _Waiting = Callable[[contextlib.ExitStack, "Sequence[Tailed]", "float | None"], 
 
 def span_of(log: LogReader, start: int | None, end: int | None, isolation: Isolation) -> Span:
     """What a scan reads of a log. Errors as read()."""
-    first = log._state.log_start if start is None else start
+    if start is None:
+        first = log._state.log_start
+    else:
+        first = start
     stretch = log._stretch(first, end, isolation)
     topic, partition = partition_of(os.path.basename(log.path)) or (None, None)
     return Span(
@@ -561,7 +578,10 @@ def unwalked_offsets(log: LogReader) -> int:
     for the disk: the first one walks the whole log, later ones what was appended since.
     """
     state = log._state.transactions
-    walked = log._state.log_start if state is None else state.next_offset
+    if state is None:
+        walked = log._state.log_start
+    else:
+        walked = state.next_offset
     return max(0, log.high_watermark - walked)
 
 
@@ -653,6 +673,11 @@ class Tailed:
             return False
         found = self.log.get(last.offset)
         return found.offset == last.offset and found != last
+
+
+def fs_of(log: LogReader) -> FS:
+    """The disk that a log is on."""
+    return log._fs
 
 
 def follow(log: LogReader, offset: int) -> Tailed:
@@ -779,13 +804,17 @@ def _wait_for_reader(
     stack.callback(watch.close)
 
     def wait() -> bool:
-        deadline = None if timeout is None else fs.monotonic_ms() + int(timeout * 1000)
+        deadline = None
+        if timeout is not None:
+            deadline = fs.monotonic_ms() + int(timeout * 1000)
         while not any(one.log.is_closed for one in tailed):
             for one in tailed:
                 one.log.refresh()
             if any(one.has_news for one in tailed):
                 return True
-            left = None if deadline is None else (deadline - fs.monotonic_ms()) / 1000
+            left = None
+            if deadline is not None:
+                left = (deadline - fs.monotonic_ms()) / 1000
             if left is not None and left <= 0:
                 return False
             # Wakes at least each second, in case a file system tells nothing of another machine's writes.

@@ -132,7 +132,10 @@ class RecordBatch:
         magic that no batch has. The CRC is not checked here, see verify().
         """
         view = memoryview(data).cast("B")
-        limit = len(view) if limit is None else min(limit, len(view))
+        if limit is None:
+            limit = len(view)
+        else:
+            limit = min(limit, len(view))
         if limit - at < PREFIX_SIZE:
             return None
         offset, length, word, magic = _PREFIX.unpack_from(view, at)
@@ -221,7 +224,9 @@ class RecordBatch:
     @property
     def codec_name(self) -> str:
         code = self.attributes & CODEC_MASK
-        return Codec(code).name.lower() if code < 5 else f"unknown({code})"
+        if code < 5:
+            return Codec(code).name.lower()
+        return f"unknown({code})"
 
     @property
     def is_append_time(self) -> bool:
@@ -232,7 +237,9 @@ class RecordBatch:
         """Kafka's number for whose clock the timestamps are of: 0 CreateTime, 1 LogAppendTime, -1 for v0, which has
         none.
         """
-        return int(self.is_append_time) if self.magic else -1
+        if self.magic:
+            return int(self.is_append_time)
+        return -1
 
     @property
     def is_transactional(self) -> bool:
@@ -245,7 +252,9 @@ class RecordBatch:
     @property
     def delete_horizon_ms(self) -> int | None:
         """When the tombstones in this batch may go, if the cleaner has set a time."""
-        return self.base_timestamp if self.magic == 2 and self.attributes & DELETE_HORIZON_BIT else None
+        if self.magic == 2 and self.attributes & DELETE_HORIZON_BIT:
+            return self.base_timestamp
+        return None
 
     @property
     def last_sequence(self) -> int:
@@ -335,7 +344,9 @@ class RecordBatch:
     def _bodies(self, rows: int, max_size: int) -> Iterator[tuple[Buffer, int]]:
         """(the bytes of at most that many inflated records, how many they are), in order; at least one."""
         count = self.record_count
-        body: Buffer = self.body(max_size) if count else b""
+        body: Buffer = b""
+        if count:
+            body = self.body(max_size)
         if count <= rows:
             yield body, count
             return
@@ -368,8 +379,13 @@ class RecordBatch:
 
     def marker(self) -> Marker:
         """The content of a control batch. Errors as records()."""
-        records = self.records() if self.is_control else []
-        key = records[0].key if records else None
+        if self.is_control:
+            records = self.records()
+        else:
+            records = []
+        key = None
+        if records:
+            key = records[0].key
         if key is None or len(key) < _MARKER_KEY.size:
             return Marker("UNKNOWN", -1)
         kind = CONTROL_TYPES.get(_MARKER_KEY.unpack_from(key)[1], "UNKNOWN")
@@ -410,7 +426,9 @@ def compressor(codec: Codec, config: LogConfig) -> Callable[[Buffer], bytes] | N
 
 def target_codec(config: LogConfig, source: Codec) -> Codec:
     """The codec a batch is stored with: its own under compression.type=producer."""
-    return source if config.compression_type == "producer" else codec_named(config.compression_type)
+    if config.compression_type == "producer":
+        return source
+    return codec_named(config.compression_type)
 
 
 def encode(
@@ -435,7 +453,10 @@ def encode(
     """
     kind = codec_named(codec)
     attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control
-    compress = None if kind is Codec.NONE else compressor(kind, LogConfig())  # settings take longer than records
+    # settings take longer than records
+    compress = None
+    if kind is not Codec.NONE:
+        compress = compressor(kind, LogConfig())
     out = bytearray(_USUAL_BYTES)
     size, _ = kernel.encode_records(
         out,
@@ -496,7 +517,10 @@ def prepare_append(
         batch.verify()
     out = bytearray()
     stored: list[EncodedBatch] = []
-    groups = [batches] if batches[0].magic < 2 and not batches[0].codec else [[batch] for batch in batches]
+    if batches[0].magic < 2 and not batches[0].codec:
+        groups = [batches]
+    else:
+        groups = [[batch] for batch in batches]
     for group in groups:
         raw, last_offset, max_timestamp = _prepare_one(group, base_offset, leader_epoch, now_ms, config)
         if len(raw) > config.max_message_bytes:
@@ -541,7 +565,9 @@ def _prepare_one(
     for batch in group:
         for part in batch.column_slices(SLICE_ROWS, max_size=config.max_decompressed_bytes, strict=True):
             times = part.timestamps_ms
-            keyless = part.key_sizes < 0 if config.is_compacted else None
+            keyless = None
+            if config.is_compacted:
+                keyless = part.key_sizes < 0
             _check_records(None if config.is_append_time else times, keyless, now_ms, config, where, first_row=count)
             if has_append_time and (config.is_append_time or np.any(times == -1)):
                 raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
@@ -560,7 +586,9 @@ def _prepare_one(
             for record in records
         )
         scratch = bytearray()
-        kept = first.attributes & TRANSACTIONAL_BIT if first.magic == 2 else 0
+        kept = 0
+        if first.magic == 2:
+            kept = first.attributes & TRANSACTIONAL_BIT
         size, _ = kernel.encode_records(
             scratch,
             rows,
@@ -677,7 +705,9 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
     for _ in kept:
         length, stop = varint.decode_int32(body, stop)
         stop += length
-    pack = compressor(batch.codec, config) if kept else None
+    pack = None
+    if kept:
+        pack = compressor(batch.codec, config)
     raw = bytearray(batch.data[:HEADER_SIZE])
     raw += body[:stop] if pack is None else pack(body[:stop])
     struct.pack_into(">i", raw, 8, len(raw) - LOG_OVERHEAD)

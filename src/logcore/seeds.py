@@ -76,7 +76,9 @@ class ProducerData(NamedTuple):
 
     def values(self) -> list[Any]:
         """The values, also where there is one."""
-        return list(self.data) if isinstance(self.data, (list, tuple)) else [self.data]
+        if isinstance(self.data, (list, tuple)):
+            return list(self.data)
+        return [self.data]
 
 
 class SyncProducer:
@@ -143,7 +145,10 @@ class Producer:
         are not. Raises BufferFullError when the queue stays full (what came before it is sent), and what send() of
         logcore's Producer raises.
         """
-        given = [data] if isinstance(data, ProducerData) else list(data)
+        if isinstance(data, ProducerData):
+            given = [data]
+        else:
+            given = list(data)
         for one in given:
             if not isinstance(one, ProducerData):
                 raise InvalidRecordError("send() takes ProducerData", found=type(one).__name__)
@@ -159,7 +164,9 @@ class Producer:
         partition = None
         if self._partitioner is not None:
             partition = self._chosen_partition(self._partitioner, data)
-        timeout = None if self._enqueue_timeout_ms < 0 else self._enqueue_timeout_ms / 1000
+        timeout = None
+        if self._enqueue_timeout_ms >= 0:
+            timeout = self._enqueue_timeout_ms / 1000
         if not self._room.acquire(timeout=timeout):
             raise BufferFullError(
                 "the queue of the producer is full",

@@ -124,7 +124,10 @@ class Segment(SegmentFields):
             try:
                 self._identity = self.fs.identity(handle)
                 size = self.fs.size(handle)
-                self._view = self.fs.map(handle, size) if size else memoryview(b"")
+                if size:
+                    self._view = self.fs.map(handle, size)
+                else:
+                    self._view = memoryview(b"")
             finally:
                 self.fs.close(handle)
         return self._view
@@ -195,7 +198,10 @@ class Segment(SegmentFields):
         facts: array of layout.BATCH_FACTS, positions in the file. The last item has why != WALK_LIMIT. step_bytes: read
         at once of a file that is not mapped.
         """
-        size = self.size_bytes if stop is None else stop
+        if stop is None:
+            size = self.size_bytes
+        else:
+            size = stop
         while True:
             piece = self.piece(position, min(step_bytes, size - position))
             data = piece.data
@@ -247,7 +253,9 @@ class Segment(SegmentFields):
                 at = start
                 origin = position - start
                 at_least_one = False
-                length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True) if limit - at >= 12 else 0
+                length = 0
+                if limit - at >= 12:
+                    length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
                 stop = min(limit, at + max(layout.HEADER_SIZE, length + layout.LOG_OVERHEAD))
                 continue
             if why not in (layout.WALK_LIMIT, layout.WALK_END, layout.WALK_SHORT) and next_at == start:
@@ -388,7 +396,10 @@ class GrowingSegment(Segment):
             return self._whole_end
         # The first look, or what was seen was cut back meanwhile and other batches stand there.
         self._whole_position = self.start_position(self.base_offset + layout.INT32_MAX)
-        self._whole_end = self.base_offset if not self._whole_position else -1
+        if not self._whole_position:
+            self._whole_end = self.base_offset
+        else:
+            self._whole_end = -1
         self._walk_on()
         return max(self._whole_end, self.base_offset)
 
@@ -430,7 +441,9 @@ class GrowingSegment(Segment):
         if slot < 0:
             return 0
         relative, position = index.entry(slot)
-        before = index.entry(slot - 1)[0] if slot else -1
+        before = -1
+        if slot:
+            before = index.entry(slot - 1)[0]
         if 0 < position < self._size:
             facts, _, _ = kernel.walk(*self.head(position), 1, False)
             if len(facts) and before < int(facts["last_offset"][0]) - self.base_offset <= relative:
@@ -443,7 +456,9 @@ class GrowingSegment(Segment):
         data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
         is_rest = position + len(data) == self._size
         found = kernel.read_one(data, 0, len(data), offset, self.path, end_offset if is_rest else -1, dense)
-        return found if not isinstance(found, int) else 0
+        if not isinstance(found, int):
+            return found
+        return 0
 
     def find(self, offset: int) -> int:
         position = self.start_position(offset)
@@ -547,9 +562,14 @@ class ActiveSegment(GrowingSegment):
         # Without a time entry no batch up to there may have a time: all of them are looked at.
         newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, -1)
         near = int(relative.searchsorted(newest_offset, side="right")) - 1
-        start = int(position[near]) if near >= 0 else 0
+        start = 0
+        if near >= 0:
+            start = int(position[near])
         stop = int(position[slot])
-        until = int(position[near + 1]) if is_whole and len(kept) and near < slot else stop
+        if is_whole and len(kept) and near < slot:
+            until = int(position[near + 1])
+        else:
+            until = stop
         parts = [facts for facts, _, _ in self.walk(start, stop=until, crc=False)]
         last, first = (kernel.walk(*self.head(at), 1, False)[0] for at in (stop, 0))
         rows = np.concatenate([*parts, last])

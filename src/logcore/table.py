@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from logcore.errors import OffsetOutOfRangeError
-from logcore.reader import Isolation, LogReader
+from logcore.reader import Isolation, LogReader, fs_of
 
 #: How often a table starts over when the log is cut under it time and again.
 _ATTEMPTS: Final = 10
@@ -37,7 +37,7 @@ class Table(Mapping[bytes, bytes]):
         self._offset = log.log_start_offset
         self._cuts = log.times_truncated
         self._make_lock()
-        log._fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
+        fs_of(log).after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +76,10 @@ class Table(Mapping[bytes, bytes]):
         log = self._log
         if self._cuts != log.times_truncated or not log.log_start_offset <= self._offset <= log.log_end_offset:
             self._restart()
-        end = log.high_watermark if self._isolation == "read_uncommitted" else log.last_stable_offset
+        if self._isolation == "read_uncommitted":
+            end = log.high_watermark
+        else:
+            end = log.last_stable_offset
         if end <= self._offset:
             return self._offset
         values = self._values

@@ -193,7 +193,10 @@ class Topic:
         known = self.partitions
         if partitions is not None and not isinstance(partitions, Iterable):
             raise InvalidConfigError("partitions is a list of numbers", expected=f"[{partitions}]", found=partitions)
-        wanted = known if partitions is None else tuple(partitions)
+        if partitions is None:
+            wanted = known
+        else:
+            wanted = tuple(partitions)
         if len(set(wanted)) < len(wanted):
             raise InvalidConfigError("a partition is named twice", expected="each once", found=str(wanted)[:80])
         for position in (start, end):
@@ -230,7 +233,9 @@ def _bounds(number: int, log: Log, start: Position | None, end: Position | None)
 
 def _begin_of_tail(number: int, log: Log, start: Position | None) -> int:
     first = _offset_at(number, log, start)
-    return log.high_watermark if first is None else first
+    if first is None:
+        return log.high_watermark
+    return first
 
 
 def _offset_at(number: int, log: Log, position: Position | None) -> int | None:
@@ -239,4 +244,6 @@ def _offset_at(number: int, log: Log, position: Position | None) -> int | None:
     if isinstance(position, Mapping):
         return position.get(number)
     found = log.offset_for_timestamp(position)
-    return log.high_watermark if found is None else found
+    if found is None:
+        return log.high_watermark
+    return found

@@ -20,7 +20,9 @@ def stored_transactions(logs: Iterable[LogReader]) -> dict[str, StoredTransactio
     for log in logs:
         for columns in log.scan(log.log_start_offset, log.high_watermark):
             for key, value in zip(columns.keys(), columns.values(), strict=True):
-                name = None if key is None else read_transaction_key(key)
+                name = None
+                if key is not None:
+                    name = read_transaction_key(key)
                 if name is None:
                     continue
                 if value is None:

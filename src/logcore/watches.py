@@ -108,7 +108,9 @@ class Polling:
         return seen
 
     def wait(self, timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None
+        if timeout is not None:
+            deadline = time.monotonic() + timeout
         while (seen := self._look()) == self._seen:
             if deadline is not None and time.monotonic() >= deadline:
                 return False

@@ -120,7 +120,10 @@ class BrokerOrigin:
         }
 
     def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        found = self._cluster.list_offsets(times_ms, self._isolation) if times_ms else {}
+        if times_ms:
+            found = self._cluster.list_offsets(times_ms, self._isolation)
+        else:
+            found = {}
         return {key: None if found.get(key, -1) < 0 else found[key] for key in times_ms}
 
     def marks(self, one: OffsetRange) -> Marks:
@@ -320,8 +323,12 @@ class _Cluster:
     def topic_id(self, name: str) -> str:
         """By the last metadata; "" where there is none."""
         found = self._topics.get(name)
-        topic_id = None if found is None else found.topic_id
-        return str(topic_id) if topic_id and topic_id != _NO_TOPIC_ID else ""
+        topic_id = None
+        if found is not None:
+            topic_id = found.topic_id
+        if topic_id and topic_id != _NO_TOPIC_ID:
+            return str(topic_id)
+        return ""
 
     def _leader(self, key: TopicPartition) -> int:
         """-1 where there is none now."""

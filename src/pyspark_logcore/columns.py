@@ -73,7 +73,10 @@ def chosen(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
     for field in schema.fields:
         if field.name not in types:
             near = {name.lower(): name for name in types}.get(field.name.lower())
-            hint = f"write {near!r}" if near else f"there are {', '.join(types)}"
+            if near:
+                hint = f"write {near!r}"
+            else:
+                hint = f"there are {', '.join(types)}"
             raise InvalidConfigError(f"there is no column {field.name!r} in a log; {hint}")
         if field.name == "headers" and not include_headers:
             raise InvalidConfigError("the column headers needs the option includeHeaders=true")

@@ -168,7 +168,10 @@ class DirectoryOrigin:
 
     def _bounds(self, log: LogReader, incarnation: str) -> Bounds:
         committed = self._options.isolation == "read_committed"
-        end = log.last_stable_offset if committed else log.high_watermark
+        if committed:
+            end = log.last_stable_offset
+        else:
+            end = log.high_watermark
         return Bounds(log.log_start_offset, end, incarnation)
 
     def _forget(self, key: TopicPartition) -> None:

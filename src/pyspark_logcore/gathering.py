@@ -118,7 +118,10 @@ class Gathering:
     def _receipts(self, given: Any, tasks: int | None) -> Iterator[Receipt]:
         if isinstance(given, str | os.PathLike):
             given = [given]
-        rows = given.collect() if hasattr(given, "collect") else given
+        if hasattr(given, "collect"):
+            rows = given.collect()
+        else:
+            rows = given
         for one in rows:
             if isinstance(one, str | os.PathLike):
                 if tasks is None:
@@ -127,7 +130,10 @@ class Gathering:
             elif isinstance(one, Receipt):
                 yield one
             else:
-                facts = one.asDict() if hasattr(one, "asDict") else dict(one)
+                if hasattr(one, "asDict"):
+                    facts = one.asDict()
+                else:
+                    facts = dict(one)
                 yield Receipt(**{field.name: facts[field.name] for field in attrs.fields(Receipt)})
 
     def _found(self, path: str, tasks: int, depth: int) -> Iterator[Receipt]:
@@ -161,7 +167,9 @@ class Gathering:
         if staging.is_done(app_id, batch.number):
             return attrs.evolve(outcome, is_new=False)
         state = read_state(self.fs, staging.path, app_id)
-        expected = 0 if state is None else state["version"] + 1
+        expected = 0
+        if state is not None:
+            expected = state["version"] + 1
         if batch.number != expected:
             raise MissingReceiptsError(
                 f"the batches of job {batch.job!r} are gathered in their order, and one before this is missing; give "
@@ -237,8 +245,13 @@ class Gathering:
 
     def _note_of(self, one: Receipt) -> tuple[str, Note]:
         """Where the directory of a receipt is seen here, and its note, which says what the receipt does."""
-        path = one.path if self.located is None else self.located(one)
-        note = read_note(self.fs, path) if self.fs.is_directory(path) else None
+        if self.located is None:
+            path = one.path
+        else:
+            path = self.located(one)
+        note = None
+        if self.fs.is_directory(path):
+            note = read_note(self.fs, path)
         if note is None:
             raise LogNotFoundError(
                 f"the machine {os.uname().nodename} does not see what task {one.task} wrote on {one.host} at "
@@ -266,7 +279,10 @@ class Gathering:
 
     def _remove(self, one: Receipt) -> None:
         """Removes the directory of a task, if it is still of that run."""
-        path = one.path if self.located is None else self.located(one)
+        if self.located is None:
+            path = one.path
+        else:
+            path = self.located(one)
         if one.path and self.fs.is_directory(path):
             note = read_note(self.fs, path)
             if note is not None and note.run == one.run:

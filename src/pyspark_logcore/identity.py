@@ -44,14 +44,18 @@ class Identity:
         where = os.path.join(path, partition_name(topic, partition))
         metadata = checkpoint.read(fs, where, checkpoint.PARTITION_METADATA)
         found = cls(*directory_ids(path, fs), checkpoint.topic_id(metadata or b""))
-        return found if found.directory_id or found.topic_id else attrs.evolve(found, head=cls._head(where, fs))
+        if found.directory_id or found.topic_id:
+            return found
+        return attrs.evolve(found, head=cls._head(where, fs))
 
     @staticmethod
     def _head(path: str, fs: FS) -> tuple[int, int] | None:
         try:
             with logcore.open(path, read_only=True, fs=fs) as log:
                 first = next(iter(log.batches(log.log_start_offset)), None)
-                return None if first is None else (first.base_offset, first.crc)
+                if first is None:
+                    return None
+                return (first.base_offset, first.crc)
         except LogNotFoundError:
             return None
 

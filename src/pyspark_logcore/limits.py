@@ -55,7 +55,9 @@ def backlog(start: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
 def beginning(start: Offsets, ends: Offsets, key: TopicPartition) -> int:
     """Where a batch begins to read a partition."""
     before = start.get(key, 0)
-    return before if before <= ends[key] else 0
+    if before <= ends[key]:
+        return before
+    return 0
 
 
 def at_most(start: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
@@ -66,7 +68,9 @@ def at_most(start: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, in
         return dict(ends)
     limited = {}
     for key, size in sizes.items():
-        share = max(1, most * size // total) if size else 0
+        share = 0
+        if size:
+            share = max(1, most * size // total)
         limited[key] = min(ends[key], beginning(start, ends, key) + share)
     return limited
 

@@ -208,7 +208,9 @@ def _query_here(spark: Any) -> tuple[str, int] | None:
         batch = context.getLocalProperty("streaming.sql.batchId")
     except Exception:  # Spark Connect has no context; its tasks are told
         return None
-    return None if query is None or batch is None else (str(query), int(batch))
+    if query is None or batch is None:
+        return None
+    return (str(query), int(batch))
 
 
 @attrs.frozen(kw_only=True)
@@ -302,7 +304,9 @@ class LocalWriter:
         """
         parent = os.path.join(self.options.path, f"{app_name(self.job)}@{self.batch:020d}", self.topic)
         final = os.path.join(parent, str(task))
-        note = read_note(fs, final) if fs.exists(final) else None
+        note = None
+        if fs.exists(final):
+            note = read_note(fs, final)
         if note is not None and note.run == self.run:
             for _ in batches:  # an earlier attempt wrote them; Spark's worker wants its input read
                 pass
@@ -381,7 +385,9 @@ class _LocalRouter(RowRouter):
         if self._has_headers(rows):
             writer.append_many(records_of(rows, self._names, times))
             return
-        keys = rows.column("key") if "key" in self._names else None
+        keys = None
+        if "key" in self._names:
+            keys = rows.column("key")
         writer.append_columns(keys=keys, values=rows.column("value"), timestamps_ms=times)
 
 
@@ -401,7 +407,9 @@ def _split(field: str, kinds: Mapping[str, Any]) -> tuple[str, Any]:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def remove_directory(fs: FS, path: str) -> None:

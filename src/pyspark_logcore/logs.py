@@ -94,8 +94,13 @@ def marks_of(log: LogReader, start: int, end: int) -> Marks:
     numbers = [empty]
     positions = [empty]
     for number, segment in enumerate(stretch):
-        low = segment.find(start) if segment.base_offset < start else 0
-        high = segment.find(end) if number == len(stretch) - 1 else segment.size_bytes
+        low = 0
+        if segment.base_offset < start:
+            low = segment.find(start)
+        if number == len(stretch) - 1:
+            high = segment.find(end)
+        else:
+            high = segment.size_bytes
         entries = segment.offset_index.array()["position"].astype(np.int64)
         here = np.concatenate([[low], entries[(entries > low) & (entries < high)]])
         before.append(here - low + total)
@@ -110,6 +115,8 @@ def marks_of(log: LogReader, start: int, end: int) -> Marks:
             batch = stretch[int(segment_of[mark])].batch(int(position_of[mark]))
         except LogcoreError:  # an index is no evidence, and damage is for the task to meet
             return None
-        return None if batch is None else batch.base_offset
+        if batch is None:
+            return None
+        return batch.base_offset
 
     return Marks(total, np.concatenate(before), offset_at)

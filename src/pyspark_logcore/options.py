@@ -175,7 +175,8 @@ class Store:
         """A text without credentials and without the URI that may hold some."""
         secrets = [str(self.settings.get(name, "")) for name in ("secret_key", "session_token", "access_key")]
         for secret in (self.uri if self.uri != self.location else "", *secrets):
-            text = text.replace(secret, "...") if secret else text
+            if secret:
+                text = text.replace(secret, "...")
         return text
 
 
@@ -308,7 +309,9 @@ def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
             raise InvalidConfigError(f"option subscribePattern: {error}", found=repr(pattern)) from error
     isolation = options.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed"))
     brokers = options.brokers()
-    store = None if brokers is not None else options.store()
+    store = None
+    if brokers is None:
+        store = options.store()
     return ReadOptions(
         path=options.path() if brokers is None and store is None else "",
         brokers=brokers,
@@ -384,7 +387,10 @@ def local_path(given: str, what: str) -> str:
     scheme = re.match(_SCHEME, given)
     if scheme and scheme[1].lower() != "file":
         raise InvalidConfigError(f"{what} lies in a file system, not behind a URL", found=repr(given))
-    path = urllib.parse.unquote(re.sub(r"^[A-Za-z]+:(//(localhost)?(?=/))?", "", given)) if scheme else given
+    if scheme:
+        path = urllib.parse.unquote(re.sub(r"^[A-Za-z]+:(//(localhost)?(?=/))?", "", given))
+    else:
+        path = given
     if path.startswith("//"):
         raise InvalidConfigError(f"{what} lies on this machine", found=repr(given))
     return os.path.abspath(path)
@@ -416,7 +422,10 @@ class _Options:
             if name.startswith("kafka."):
                 continue
             near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {names[near[0]]}?" if near else f"known are {', '.join(sorted(known))}"
+            if near:
+                hint = f"did you mean {names[near[0]]}?"
+            else:
+                hint = f"known are {', '.join(sorted(known))}"
             raise InvalidConfigError(f"unknown option {name}; {hint}")
 
     def text(self, name: str) -> str | None:
@@ -428,7 +437,9 @@ class _Options:
         if text is None or self.text("path") is not None or os.environ.get("LOGCORE_PATH"):
             return None
         addresses = [one.strip() for one in text.split(",")]
-        return ",".join(addresses) if all(_ADDRESS.fullmatch(one) for one in addresses) else None
+        if all(_ADDRESS.fullmatch(one) for one in addresses):
+            return ",".join(addresses)
+        return None
 
     def brokers(self) -> Brokers | None:
         """The cluster to read through; None where a directory is given. Raises InvalidConfigError."""
@@ -443,7 +454,10 @@ class _Options:
         login = self.text("kafka.sasl.jaas.config")
         if login is not None:
             found = _LOGIN.fullmatch(login)
-            facts = dict(re.findall(r'(\w+)\s*=\s*"([^"]*)"', found[1])) if found else {}
+            if found:
+                facts = dict(re.findall(r'(\w+)\s*=\s*"([^"]*)"', found[1]))
+            else:
+                facts = {}
             if not facts.keys() >= {"username", "password"}:
                 raise InvalidConfigError(
                     "option kafka.sasl.jaas.config",
@@ -608,7 +622,9 @@ def _assignment(options: _Options) -> tuple[tuple[str, int], ...] | None:
 def _start(options: _Options, *, moving: bool) -> At:
     """moving: whether the start may be latest, as that of a stream may and by default is."""
     chosen = options.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
-    strategy: Literal["error", "latest"] = "latest" if chosen == "latest" else "error"
+    strategy: Literal["error", "latest"] = "error"
+    if chosen == "latest":
+        strategy = "latest"
     timestamp_ms = options.number("startingTimestamp", None, 0)
     if timestamp_ms is not None:
         return At(timestamps_ms=timestamp_ms, strategy=strategy)

@@ -38,7 +38,9 @@ def present_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartit
     """As wanted_partitions(), without those that are not there."""
     known = {topic: origin.partitions(topic) for topic in origin.topics() if _is_wanted(options, topic)}
     found = [(topic, partition) for topic, partitions in known.items() for partition in partitions]
-    return found if options.assign is None else [key for key in found if key in options.assign]
+    if options.assign is None:
+        return found
+    return [key for key in found if key in options.assign]
 
 
 def _is_wanted(options: ReadOptions, topic: str) -> bool:
@@ -129,7 +131,10 @@ def _ending_offsets(
     ends = {}
     for key, bound in bounds.items():
         offset = found.get(key)
-        asked = LATEST if key in found else _asked(where, key)
+        if key in found:
+            asked = LATEST
+        else:
+            asked = _asked(where, key)
         if offset is not None:
             ends[key] = offset
         elif asked == LATEST:
@@ -150,13 +155,17 @@ def _by_time(where: At, origin: Origin, wanted: Iterable[TopicPartition]) -> dic
 
 def _time_of(where: At, key: TopicPartition) -> int | None:
     times = where.timestamps_ms
-    return times if times is None or isinstance(times, int) else times[key]
+    if times is None or isinstance(times, int):
+        return times
+    return times[key]
 
 
 def _asked(where: At, key: TopicPartition) -> int:
     if where.offsets is not None:
         return where.offsets[key]
-    return LATEST if where.bound == "latest" else EARLIEST
+    if where.bound == "latest":
+        return LATEST
+    return EARLIEST
 
 
 def _report(options: ReadOptions, origin: Origin, key: TopicPartition, reason: str) -> None:

@@ -127,4 +127,7 @@ def _joined(batches: list[Any]) -> list[Any]:
     """One batch; several where their values are too many for the 32-bit offsets of one."""
     import pyarrow as pa
 
-    return batches if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()
+    if len(batches) == 1:
+        return batches
+    combined: list[Any] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return combined

@@ -149,7 +149,10 @@ class RowRouter:
 
     def _by_partition(self, topic: str, batch: Any) -> list[tuple[int, Any]]:
         plan = self._topics.get(topic)
-        count = self._options.partitions if plan is None else plan.partitions
+        if plan is None:
+            count = self._options.partitions
+        else:
+            count = plan.partitions
         numbers = self._numbers(topic, batch, count)
         low = int(numbers.min())
         high = int(numbers.max())
@@ -206,7 +209,9 @@ class RowRouter:
 
     def _times(self, rows: Any) -> npt.NDArray[np.int64] | None:
         """The times of records in milliseconds; None for now."""
-        return _milliseconds(rows.column("timestamp")) if self._options.use_timestamp else None
+        if self._options.use_timestamp:
+            return _milliseconds(rows.column("timestamp"))
+        return None
 
     def _has_headers(self, rows: Any) -> bool:
         return "headers" in self._names and _has_headers(rows.column("headers"))
@@ -227,7 +232,10 @@ class RowStager(RowRouter):
         super().__init__(options, topics, names, task)
         self._txid = txid
         self._attempt = attempt
-        self._codec = Codec.NONE if options.codec is None else codec_named(options.codec)
+        if options.codec is None:
+            self._codec = Codec.NONE
+        else:
+            self._codec = codec_named(options.codec)
         # What the planner made is the sign that this machine sees the directory. Where it does not, all is carried.
         self._has_directory = Staging(OS, options.path).is_begun(txid)
         self._holds = options.carry_bytes > 0 or not self._has_directory
@@ -266,7 +274,9 @@ class RowStager(RowRouter):
         if self._has_headers(rows):
             writer.append_records(records_of(rows, self._names, times))
         else:
-            keys = input_column(rows.column("key"), "key") if "key" in self._names else None
+            keys = None
+            if "key" in self._names:
+                keys = input_column(rows.column("key"), "key")
             writer.append_columns(keys, input_column(rows.column("value"), "value"), times, rows.num_rows)
         self._spill_what_is_much()
 
@@ -313,5 +323,8 @@ def records_of(rows: Any, names: tuple[str, ...], times: npt.NDArray[np.int64] |
         return [one.encode() if isinstance(one, str) else one for one in rows.column(name).to_pylist()]
 
     headers = [[(header["key"], header["value"]) for header in one or ()] for one in rows.column("headers").to_pylist()]
-    stamps = [None] * rows.num_rows if times is None else times.tolist()
+    if times is None:
+        stamps = [None] * rows.num_rows
+    else:
+        stamps = times.tolist()
     return list(zip(cells("key"), cells("value"), headers, stamps, strict=True))

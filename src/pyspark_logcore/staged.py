@@ -90,7 +90,10 @@ class StagedWrite:
         with logcore.open_dir(options.path, read_only=True) as directory:
             if options.topic is not None:
                 check_topic_name(options.topic)
-            wanted = directory.topics() if options.topic is None else [options.topic]
+            if options.topic is None:
+                wanted = directory.topics()
+            else:
+                wanted = [options.topic]
             topics = {}
             for name in wanted:
                 if name in directory:
@@ -115,7 +118,9 @@ class StagedWrite:
         # In foreachBatch too: the query survives restarts from the same checkpoint, and no other checkpoint has it.
         query = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
-        number = None if batch_id is None else int(batch_id)
+        number = None
+        if batch_id is not None:
+            number = int(batch_id)
         return self.stage(batches, context.partitionId(), context.taskAttemptId(), query, number)
 
     def stage(

@@ -221,7 +221,10 @@ class StoreFS:
         return int(self._info(path).size or 0)
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
-        path = path_or_handle if isinstance(path_or_handle, str) else self._handles[path_or_handle].path
+        if isinstance(path_or_handle, str):
+            path = path_or_handle
+        else:
+            path = self._handles[path_or_handle].path
         info = self._info(path)
         return int(info.size or 0), int(info.mtime_ns or 0)
 
@@ -246,7 +249,9 @@ class StoreFS:
         """Of an object; of a directory that of its newest object."""
         from pyarrow import fs
 
-        info = None if self._is_root(path) else self._listing(os.path.dirname(path)).get(os.path.basename(path))
+        info = None
+        if not self._is_root(path):
+            info = self._listing(os.path.dirname(path)).get(os.path.basename(path))
         if info is not None and info.type == fs.FileType.File:
             return int(info.mtime_ns or 0) // 1_000_000
         newest = max((int(one.mtime_ns or 0) for one in self._listing(path).values()), default=0)

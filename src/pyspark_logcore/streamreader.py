@@ -90,9 +90,14 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._gave_initial = True
         if self._initial is None:
             store = self._store()
-            kept = None if store is None else store.read()
+            kept = None
+            if store is not None:
+                kept = store.read()
             self._initial_is_kept = kept is not None
-            self._initial = self._starts() if kept is None else kept
+            if kept is None:
+                self._initial = self._starts()
+            else:
+                self._initial = kept
         return limits.to_json(self._initial)
 
     def _keep_initial(self) -> None:
@@ -108,7 +113,9 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self.options.max_offsets
         if most is None and self.options.min_offsets is not None:
             most = INT64_MAX  # no limit, and not what Trigger.Once asks for
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        if most is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Notes how far the query is to read. Raises LogcoreError."""
@@ -134,7 +141,9 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._checked(before, ends)
         now = self.clock()
         if self._target is None and not self._again & before.keys() and not self._takes_everything(limit):
-            since = None if self._batched_at is None else now - self._batched_at
+            since = None
+            if self._batched_at is not None:
+                since = now - self._batched_at
             if limits.is_waiting(before, ends, self.options.min_offsets, since, self.options.max_delay_seconds):
                 return limits.to_json(before)
         if HAS_LIMITS and isinstance(limit, ReadMaxRows):

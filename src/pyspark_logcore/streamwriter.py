@@ -52,9 +52,14 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         """Runs in a worker of Spark. Raises LogcoreError."""
         from pyspark import TaskContext
 
-        batches = iterator if self._arrow is None else _batches(iterator, self._arrow)
+        if self._arrow is None:
+            batches = iterator
+        else:
+            batches = _batches(iterator, self._arrow)
         context = TaskContext.get()
-        batch_id = None if context is None else context.getLocalProperty("streaming.sql.batchId")
+        batch_id = None
+        if context is not None:
+            batch_id = context.getLocalProperty("streaming.sql.batchId")
         if batch_id is None:
             raise InvalidConfigError("this is no task of a stream: it has no streaming.sql.batchId")
         return _numbered(self.planned, int(batch_id)).stage_here(batches)
@@ -129,4 +134,6 @@ def _batches(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
 
 def _plain(value: Any) -> Any:
     """A header is a Row, which Arrow does not know."""
-    return [one if one is None else one.asDict() for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [one if one is None else one.asDict() for one in value]
+    return value

@@ -115,7 +115,9 @@ def part_counts(sizes: list[int], least: int) -> list[int]:
     """Into how many parts to cut each range for about `least` in all: Kafka's formula, small ones stay whole."""
 
     def count(size: int, total: int, parts: int) -> int:
-        return max(1, int(size / total * parts + 0.5)) if total else 1
+        if total:
+            return max(1, int(size / total * parts + 0.5))
+        return 1
 
     total = sum(sizes)
     small = [count(size, total, least) == 1 for size in sizes]

@@ -113,8 +113,14 @@ def forget_commit(checkpoint: str | os.PathLike[str], batch_id: int | None = Non
     batch_id: the last one by default. Raises LogNotFoundError when there is no such commit.
     """
     commits = Path(checkpoint) / "commits"
-    known = sorted(int(one.name) for one in commits.glob("[0-9]*")) if commits.is_dir() else []
-    wanted = batch_id if batch_id is not None else max(known, default=-1)
+    if commits.is_dir():
+        known = sorted(int(one.name) for one in commits.glob("[0-9]*"))
+    else:
+        known = []
+    if batch_id is not None:
+        wanted = batch_id
+    else:
+        wanted = max(known, default=-1)
     if wanted not in known:
         raise LogNotFoundError("no such batch was committed", path=str(commits), found=known or "none")
     for path in (commits / str(wanted), commits / f".{wanted}.crc"):

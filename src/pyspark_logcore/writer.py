@@ -68,7 +68,9 @@ class LogcoreWriter(DataSourceArrowWriter):
         """Raises OtherQueryError when the version that is done was a batch of another stream, whose rows are others."""
         options = self.planned.options
         state = read_state(OS, staging.path, options.app_id)
-        other = None if state is None else state.get("query")
+        other = None
+        if state is not None:
+            other = state.get("query")
         if state is not None and query and other and other != query and options.version <= state["version"]:
             raise OtherQueryError(
                 f"version {options.version} of txnAppId {options.app_id!r} was not written: versions up to "

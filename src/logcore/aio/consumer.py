@@ -20,7 +20,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from logcore.aio.following import News, Watching
 from logcore.aio.home import Home
@@ -35,9 +35,7 @@ from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
-
-if TYPE_CHECKING:
-    from logcore.logdir import LogDir
+from logcore.logdir import LogDir, check_writable, fs_of
 
 _T = TypeVar("_T")
 #: How long records are read before the consumer looks after its group again, as the iteration of a Consumer does.
@@ -266,7 +264,9 @@ class Consumer:
     ) -> None:
         """Reads these topics, or those that match a pattern; see logcore.consumer.Consumer.subscribe()."""
         self._refuse_listener("subscribe()")
-        told = None if listener is None else _InLoop(self._home, listener)
+        told = None
+        if listener is not None:
+            told = _InLoop(self._home, listener)
         self._say(functools.partial(self._sync.subscribe, topics, pattern=pattern, listener=told))
 
     async def unsubscribe(self) -> None:
@@ -313,7 +313,9 @@ class Consumer:
         """The next offset that is handed out. Raises NoOffsetError."""
         self._home.check()
         found = self._sync.reading(partition).position
-        return self._sync.position(partition) if found is None else found
+        if found is None:
+            return self._sync.position(partition)
+        return found
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Goes on from an offset. It is looked for when a reading comes to it."""
@@ -424,7 +426,9 @@ class Consumer:
             while True:
                 self._until_turn = _AT_ONCE
                 await asyncio.sleep(0)
-                record = None if self._steps else self._next()
+                record = None
+                if not self._steps:
+                    record = self._next()
                 if record is not None:
                     return record
                 self._sync.fetcher.finish()
@@ -490,9 +494,9 @@ def opening(directory: LogDir, is_read_only: bool, settings: ConsumerSettings) -
     def make() -> _Stepped:
         groups: Any = None
         if settings.group_id is not None:
-            directory._check_writable()
-            groups = directory._coordinators.groups(directory)
-        return _Stepped(directory._fs, directory, is_read_only, groups, settings)
+            check_writable(directory)
+            groups = directory.coordinators.groups(directory)
+        return _Stepped(fs_of(directory), directory, is_read_only, groups, settings)
 
     async def begin() -> Consumer:
         home = Home("the consumer")

@@ -288,7 +288,9 @@ class Tail(Lists[_T]):
 
     async def _next_list(self) -> list[_T]:
         loop = self._home.loop
-        deadline = None if self._timeout is None else loop.time() + self._timeout
+        deadline = None
+        if self._timeout is not None:
+            deadline = loop.time() + self._timeout
         while True:
             try:
                 for number, records in self._lists:
@@ -303,7 +305,9 @@ class Tail(Lists[_T]):
                 continue
             if not self._following.is_fresh:
                 continue
-            left = None if deadline is None else deadline - loop.time()
+            left = None
+            if deadline is not None:
+                left = deadline - loop.time()
             if left is not None and left <= 0:
                 raise StopAsyncIteration
             await self._following.wait(left)

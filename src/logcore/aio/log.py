@@ -28,7 +28,7 @@ from logcore.format.columns import ColumnInput, TimesInput
 from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record
 from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
-from logcore.reader import Isolation, record_lists
+from logcore.reader import Isolation, fs_of, record_lists
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -122,7 +122,9 @@ def most_bytes(log: synchronous.Log) -> int:
     """Of records that Log.append_many() stores together or not at all: more goes in parts."""
     config = log.config
     most = min(_MOST_BYTES, config.segment_bytes // 2)
-    return min(most, config.batch_size // 2) if log.durability.kind == "always" else most
+    if log.durability.kind == "always":
+        return min(most, config.batch_size // 2)
+    return most
 
 
 def _outcomes(log: synchronous.Log, together: list[Appended]) -> list[Receipt | BaseException]:
@@ -216,7 +218,7 @@ class Log:
         self.sync = log
         self._home = home
         self._appending = Appending(home, log)
-        self._following = Following(home, log._fs, [log])
+        self._following = Following(home, fs_of(log), [log])
 
     async def __aenter__(self) -> Self:
         return self
@@ -277,7 +279,10 @@ class Log:
         self, records: Iterable[RecordInput], *, durability: Level | None = None, expected_offset: int | None = None
     ) -> Receipt:
         """See logcore.Log.append_many()."""
-        rows = records if isinstance(records, (list, tuple)) or not isinstance(records, Iterable) else list(records)
+        if isinstance(records, (list, tuple)) or not isinstance(records, Iterable):
+            rows = records
+        else:
+            rows = list(records)
         return await self._call(self.sync.append_many, rows, durability=durability, expected_offset=expected_offset)
 
     async def append_columns(
@@ -340,7 +345,10 @@ class Log:
         tails of a log share one listener or one inotify handle.
         """
         self._home.check()
-        offset = self.sync.high_watermark if start is None else start
+        if start is None:
+            offset = self.sync.high_watermark
+        else:
+            offset = start
         return Tail(self._home, self._following, followed([self.sync], [offset]), timeout, plain)
 
     async def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:

@@ -211,7 +211,7 @@ class LogDir:
         def placed(at: int, records: list[Record]) -> list[TopicRecord]:
             return kernel.place_records(topic, numbers[at], records)
 
-        following = Following(self._home, self.sync._fs, logs)
+        following = Following(self._home, synchronous.fs_of(self.sync), logs)
         return Tail(self._home, following, followed(logs, offsets), timeout, placed)
 
     @overload
@@ -229,11 +229,11 @@ class LogDir:
     def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> Opening[Any]:
         """A producer; see logcore.LogDir.producer(). For `async with`, or with `await`."""
         self._home.check()
-        self.sync._check_writable()
+        synchronous.check_writable(self.sync)
         return producers.opening(self.sync, chosen_settings(config, settings))
 
     def consumer(self, **settings: Unpack[ConsumerOptions]) -> Opening[consumers.Consumer]:
         """A consumer of topics; see logcore.LogDir.consumer(). For `async with`, or with `await`."""
         self._home.check()
-        self.sync._check_open()
-        return consumers.opening(self.sync, self.sync._claim is None, consumer_settings(settings))
+        synchronous.check_open(self.sync)
+        return consumers.opening(self.sync, self.sync.is_read_only, consumer_settings(settings))

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import attrs
 
@@ -33,6 +33,7 @@ from logcore.errors import BufferFullError, InvalidConfigError, ProducerClosedEr
 from logcore.format.columns import ColumnInput, TimesInput
 from logcore.kernels import Receipt
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
+from logcore.logdir import LogDir, fs_of
 from logcore.producer import producer as synchronous
 from logcore.producer import transactional
 from logcore.producer.futures import Delivery, RecordFuture, call
@@ -43,9 +44,6 @@ from logcore.producer.values import (
     ProducerSettings,
     RecordMetadata,
 )
-
-if TYPE_CHECKING:
-    from logcore.logdir import LogDir
 
 #: How long the end of a loop waits for a producer that was not closed, as the exit of the interpreter does.
 _EXIT_SECONDS: Final = 5.0
@@ -69,6 +67,9 @@ class _Unhurried:
 
     _work: Any
     _accumulator: Any
+    _directory: Any
+    _settings: Any
+    _prepares: bool
     _memory_bytes: int
 
     def prepare(self, ticket: object) -> None:
@@ -76,11 +77,51 @@ class _Unhurried:
         self._ticket = ticket
         self._prepares = False  # done before send(), which may come again
 
+    @property
+    def path(self) -> str:
+        """Of the directory."""
+        path: str = self._directory.path
+        return path
+
+    @property
+    def does_prepare(self) -> bool:
+        """Whether records pass interceptors or serializers before they are sent. Until prepare()."""
+        return self._prepares
+
+    @property
+    def max_block_ms(self) -> int:
+        block_ms: int = self._settings.max_block_ms
+        return block_ms
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that waiting records take."""
+        used_bytes: int = self._accumulator.used_bytes
+        return used_bytes
+
+    def prepared(self, record: ProducerRecord) -> ProducerRecord:
+        """The record as interceptors and serializers leave it."""
+        found: ProducerRecord = self._prepared(record)  # type: ignore[attr-defined]
+        return found
+
+    def press(self, *, has_line: bool) -> None:
+        """While tasks wait for memory, all batches are ready. has_line: whether tasks wait now."""
+        waiting = self._accumulator.waiting
+        with self._work.lock:
+            if has_line and self._ticket not in waiting:
+                waiting.append(self._ticket)
+                self._work.news.notify()
+            elif not has_line and self._ticket in waiting:
+                waiting.remove(self._ticket)
+                self._work.room.notify_all()
+
     def _wait_for_room(self, held_bytes: int) -> None:
         if threading.get_ident() != self._loop_thread:
             super()._wait_for_room(held_bytes)  # type: ignore[misc]
             return
-        first = self._accumulator.waiting[0] if self._accumulator.waiting else self._ticket
+        first = self._ticket
+        if self._accumulator.waiting:
+            first = self._accumulator.waiting[0]
         if first is not self._ticket or self._accumulator.used_bytes + held_bytes > self._memory_bytes:
             raise _NoRoomError
 
@@ -110,7 +151,7 @@ class Producer:
         self._sync: _Plain | _Transactional = producer
         self._on_delivery = on_delivery
         self._ticket = object()
-        self._does_prepare = producer._prepares
+        self._does_prepare = producer.does_prepare
         producer.prepare(self._ticket)
         #: Records by the batch that they are in. Written in the loop alone.
         self._sent: dict[Delivery, list[_Sent]] = {}
@@ -155,7 +196,7 @@ class Producer:
             self._home.check()
             self._check_open()
         if self._does_prepare:
-            record = self._sync._prepared(ProducerRecord(topic, value, key, partition, headers, timestamp_ms))
+            record = self._sync.prepared(ProducerRecord(topic, value, key, partition, headers, timestamp_ms))
             topic, value, key, partition, headers, timestamp_ms = record
         if not self._line and self._since_turn < _AT_ONCE:
             try:
@@ -194,14 +235,18 @@ class Producer:
             await self.send(topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms)
         )
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def _check_open(self) -> None:
         """The thread that closes it may not have begun yet."""
         if self._is_closed:
-            raise ProducerClosedError("the producer is closed", path=self._sync._directory.path)
+            raise ProducerClosedError("the producer is closed", path=self._sync.path)
 
     def _expect(self, record_future: RecordFuture, on_delivery: OnDelivery | None) -> asyncio.Future[RecordMetadata]:
         future: asyncio.Future[RecordMetadata] = self._loop.create_future()
-        delivery = record_future._to
+        delivery = record_future.batch
         sent = self._sent.get(delivery)
         if sent is None:
             sent = self._sent[delivery] = []
@@ -213,7 +258,7 @@ class Producer:
     def _hand_over(self, first: Future[RecordMetadata]) -> None:
         """In the thread that writes: a batch has its outcome."""
         assert isinstance(first, RecordFuture)
-        self._home.tell(functools.partial(self._settle, first._to))
+        self._home.tell(functools.partial(self._settle, first.batch))
 
     def _settle(self, delivery: Delivery) -> None:
         """In the loop: settles the futures of a batch, or of that half of it that has an outcome."""
@@ -228,7 +273,10 @@ class Producer:
         is_whole = delivery.parts is None
         listener = self._on_delivery
         for record_future, future, on_delivery in sent:
-            found = delivery if is_whole else record_future.delivery()
+            if is_whole:
+                found = delivery
+            else:
+                found = record_future.delivery()
             metadata = record_future.metadata(found)
             if on_delivery is not None:
                 call(on_delivery, found.error, metadata)
@@ -256,7 +304,7 @@ class Producer:
             if self._since_turn >= _AT_ONCE:
                 self._since_turn = 0
                 await asyncio.sleep(0)
-            async with asyncio.timeout(self._sync._settings.max_block_ms / 1000):
+            async with asyncio.timeout(self._sync.max_block_ms / 1000):
                 while True:
                     self._check_open()
                     if self._line[0] is mine:
@@ -269,8 +317,8 @@ class Producer:
         except TimeoutError:
             raise BufferFullError(
                 "the memory of the producer is full",
-                expected=f"room for the record within {self._sync._settings.max_block_ms} ms",
-                found=f"{self._sync._accumulator.used_bytes} bytes in use",
+                expected=f"room for the record within {self._sync.max_block_ms} ms",
+                found=f"{self._sync.used_bytes} bytes in use",
             ) from None
         finally:
             self._line.remove(mine)
@@ -280,15 +328,7 @@ class Producer:
                 self._press()
 
     def _press(self) -> None:
-        """While tasks wait for memory, all batches are ready."""
-        waiting = self._sync._accumulator.waiting
-        with self._sync._lock:
-            if self._line and self._ticket not in waiting:
-                waiting.append(self._ticket)
-                self._sync._work.news.notify()
-            elif not self._line and self._ticket in waiting:
-                waiting.remove(self._ticket)
-                self._sync._work.room.notify_all()
+        self._sync.press(has_line=bool(self._line))
 
     async def send_many(
         self, topic: str, records: Iterable[RecordInput], *, partition: int | None = None
@@ -382,7 +422,7 @@ async def _at_end_of_loop(producer: weakref.ref[Producer]) -> AsyncGenerator[Non
         yield
     finally:
         found = producer()
-        if found is not None and not found._is_closed:
+        if found is not None and not found.is_closed:
             what = f"{found!r} was not closed before its event loop"
             warnings.warn(what, ResourceWarning, stacklevel=1, source=found)
             await found.end(_EXIT_SECONDS)
@@ -461,8 +501,8 @@ def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
 
     def make() -> _Plain | _Transactional:
         if quiet.transactional_id is None:
-            return _Plain(directory._fs, directory, quiet)
-        return _Transactional(directory._fs, directory, quiet, directory._coordinators)
+            return _Plain(fs_of(directory), directory, quiet)
+        return _Transactional(fs_of(directory), directory, quiet, directory.coordinators)
 
     async def begin() -> Producer:
         home = Home("the producer")

@@ -51,7 +51,10 @@ def batches_of(
     schema = schema_of(columns, is_text=is_text)
     for number, log in logs.items():
         for part in log.scan(starts[number], ends[number], isolation=isolation):
-            passing = part if where is None else where.select(part)
+            if where is None:
+                passing = part
+            else:
+                passing = where.select(part)
             if len(passing):
                 batch = passing.to_arrow(columns)
                 yield _as_text(batch, schema) if is_text else batch

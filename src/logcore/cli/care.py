@@ -58,7 +58,9 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
             out.write(file)
             for row in rows_of(file, records=records):
                 fields = " ".join(f"{name}={plain_text(value)}" for name, value in row.items() if name != "type")
-                indent = "      " if row["type"] == "record" else "  "
+                indent = "  "
+                if row["type"] == "record":
+                    indent = "      "
                 out.write(f"{indent}{row['type']}  {fields}")
 
 
@@ -88,7 +90,9 @@ def verify(directories: tuple[str, ...], verbose: bool, full: bool, as_json: boo
                     out.write(to_json(verdict.as_dict()))
     counts = {status: sum(verdict.status == status for verdict in found) for status in ("damaged", "warning", "ok")}
     if not streaming:
-        within = directories[0].rstrip(os.sep) if len(directories) == 1 else ""
+        within = ""
+        if len(directories) == 1:
+            within = directories[0].rstrip(os.sep)
         if verbose:
             print_verdicts(found, within=within, full=full)
         if not (verbose and full):
@@ -293,7 +297,10 @@ def retention(
         rows = []
         logs = _open_partitions(stack, directory, configs)
         offsets_logs = [log for log in logs if parse_partition_name(os.path.basename(log.path))[0] == OFFSETS_TOPIC]
-        committed = committed_in([*offsets_logs]) if groups else {}
+        if groups:
+            committed = committed_in([*offsets_logs])
+        else:
+            committed = {}
         for log in logs:
             known = committed.get(parse_partition_name(os.path.basename(log.path)), {})
             facts = log.upkeep.facts(committed=known)
@@ -312,5 +319,7 @@ def retention(
                 out.write(to_json(row))
             rows.append(tuple(row.values()))
     if not wants_json(as_json):
-        done = "deleted" if is_delete else "would go"
+        done = "would go"
+        if is_delete:
+            done = "deleted"
         print_table(("partition", "segments", done, "bytes", "start then"), rows, right=range(1, 5))

@@ -83,4 +83,7 @@ def consume(
             out.flush()
             if group_id is not None and found:
                 consumer.commit()
-            left = None if left is None else left - found.count
+            if left is not None:
+                left = left - found.count
+            else:
+                left = None

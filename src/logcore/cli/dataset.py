@@ -36,9 +36,14 @@ class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
 
     def scanner(self, columns: Any = None, filter: Any = None, **_: Any) -> Any:
         """What DuckDB reads: the columns that it wants, of the rows that pass its filter."""
-        wanted = list(self._names) if columns is None else list(columns)
+        if columns is None:
+            wanted = list(self._names)
+        else:
+            wanted = list(columns)
         # A filter does not tell the columns it is about, but its text has their names in it. One too many is no harm.
-        about = str(filter) if filter is not None else ""
+        about = ""
+        if filter is not None:
+            about = str(filter)
         made = [name for name in self._names if name in wanted or name in about]
         logs = self._logs()
         if self._ends is None:

@@ -202,7 +202,10 @@ def _write_ndjson(job: _Job, path: str) -> int:
     with open(path, "wb") as file:
         for number, log in job.source.logs.items():
             for part in log.scan(job.starts[number], job.ends[number], isolation=job.isolation):
-                passing = part if job.where is None else job.where.select(part)
+                if job.where is None:
+                    passing = part
+                else:
+                    passing = job.where.select(part)
                 lines = [
                     to_json({"topic": job.source.topic, "partition": number, **shown_record(record)})
                     for record in passing.records()

@@ -134,7 +134,9 @@ def _from_lines(lines: Iterator[bytes | None], parse: Callable[[bytes], Any] | N
 def _from_keyed(line: bytes, delimiter: bytes) -> tuple[Any, ...]:
     """A row from a line whose key ends at the first delimiter."""
     key, sign, value = line.partition(delimiter)
-    return (key, value, [], None) if sign else (None, line, [], None)
+    if sign:
+        return (key, value, [], None)
+    return (None, line, [], None)
 
 
 #: Those of what `read` gives; the places of a record are not taken over.
@@ -195,7 +197,9 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
     for pair in pairs:
         if isinstance(pair, dict) and pair.keys() == {"key", "value"}:
             pair = pair["key"], pair["value"]
-        name = _to_bytes(pair[0]) if isinstance(pair, (list, tuple)) and len(pair) == 2 else None
+        name = None
+        if isinstance(pair, (list, tuple)) and len(pair) == 2:
+            name = _to_bytes(pair[0])
         if name is None:
             raise ValueError('headers must be [{"key": name, "value": ...}, ...]')
         headers.append((name.decode("utf-8", "surrogateescape"), _to_bytes(pair[1])))
@@ -229,7 +233,9 @@ def _from_csv(lines: Iterator[bytes | None], key_columns: list[str]) -> Iterator
                 continue
             if len(row) != len(names):
                 raise LineError(reader.line_num, f"{len(row)} fields, but the first row has {len(names)}")
-            key = "-".join(row[slot] for slot in slots).encode() if slots else None
+            key = None
+            if slots:
+                key = "-".join(row[slot] for slot in slots).encode()
             yield InputRow(reader.line_num, (key, to_json(dict(zip(names, row, strict=True))).encode(), [], None))
     except csv.Error as error:
         raise LineError(reader.line_num, str(error)) from error

@@ -124,7 +124,10 @@ def tail(
         source = open_source(stack, directory, topic)
         ends = {number: log.high_watermark for number, log in source.logs.items()}
         streams = {number: iter(last_records(log, count, where)) for number, log in source.logs.items()}
-        last = list(_together(source, streams, "time"))[-count:] if count else []
+        if count:
+            last = list(_together(source, streams, "time"))[-count:]
+        else:
+            last = []
         with Lines() as out:
             _print_records(out, source, last, None, full, as_json)
             if follow:
@@ -144,7 +147,10 @@ def _following(source: Source, ends: Mapping[int, int], timeout: float | None) -
 
 
 def _is_last(source: Source, record: _Found) -> bool:
-    number = record.partition if isinstance(record, logcore.TopicRecord) else next(iter(source.logs))
+    if isinstance(record, logcore.TopicRecord):
+        number = record.partition
+    else:
+        number = next(iter(source.logs))
     return source.logs[number].high_watermark <= record.offset + 1
 
 
@@ -201,7 +207,9 @@ def print_lines(out: Lines, records: Iterable[_Found], full: bool, as_json: bool
         for record in records:
             out.write(to_json(_shown(record)))
         return
-    columns = None if full else terminal_columns()
+    columns = None
+    if not full:
+        columns = terminal_columns()
     for record in records:
         out.write(_line(record, columns))
 
@@ -217,7 +225,10 @@ def _shown(record: _Found) -> dict[str, Any]:
 def _line(record: _Found, columns: int | None) -> str:
     """A record as a line; key, value and headers are cut so that it takes no more than so many columns."""
     row = _shown(record)
-    place = f"{row['partition']}:{record.offset}" if "partition" in row else f"{record.offset}"
+    if "partition" in row:
+        place = f"{row['partition']}:{record.offset}"
+    else:
+        place = f"{record.offset}"
     head = f"{place}  {time_text(record.timestamp_ms)}  "
     key = plain_text(row["key"])
     value = plain_text(row["value"])
@@ -260,7 +271,11 @@ def _format_parts(form: str, source: Source) -> list[bytes | Callable[[_Found], 
             parts.append(sign.encode("utf-8", "surrogateescape"))
             continue
         code = next(signs, "")
-        known = known_forms.get(code) if sign == "%" else _ESCAPES.get(code)
+        known: bytes | Callable[[_Found], bytes] | None
+        if sign == "%":
+            known = known_forms.get(code)
+        else:
+            known = _ESCAPES.get(code)
         if known is None:
             known_codes = f"%{' %'.join(known_forms)} \\n \\t \\r \\0"
             raise click.BadParameter(f"unknown {sign + code!r}; known are {known_codes}", param_hint="-f")

@@ -32,7 +32,9 @@ def registry() -> None:
 def registry_ls(directory: str, path: str, as_json: bool) -> None:
     """The nodes below PATH, one level; the registry is the directory DATA.registry."""
     with open_registry(directory, read_only=True) as opened:
-        above = "" if path == "/" else path
+        above = ""
+        if path != "/":
+            above = path
         rows = []
         for name in opened.children(path):
             try:
@@ -66,16 +68,23 @@ def registry_tree(directory: str, path: str, as_json: bool) -> None:
         return
     for place, depth, node in rows:
         shown = _shown(node.value)
-        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+        if isinstance(shown, str):
+            text = shown
+        else:
+            text = json.dumps(shown, ensure_ascii=False)
         if len(text) > _MOST_SHOWN:
             text = f"{text[:_MOST_SHOWN]}..."
-        of = " (ephemeral)" if node.session else ""
+        of = ""
+        if node.session:
+            of = " (ephemeral)"
         click.echo(f"{'  ' * depth}{place.rpartition('/')[2]}{of}  {text}".rstrip())
 
 
 def _below(opened: FileRegistry, path: str, depth: int) -> Iterator[tuple[str, int, Node]]:
     """Path, depth and node of all that lies below a path, each before its children."""
-    above = "" if path == "/" else path
+    above = ""
+    if path != "/":
+        above = path
     for name in opened.children(path):
         place = f"{above}/{name}"
         with contextlib.suppress(NodeNotFoundError):  # gone meanwhile
@@ -97,7 +106,9 @@ def registry_get(directory: str, path: str, as_json: bool) -> None:
         with Lines() as out:
             out.write(to_json(facts))
         return
-    of = f", session {node.session}, process {owner['pid']}" if node.session else ""
+    of = ""
+    if node.session:
+        of = f", session {node.session}, process {owner['pid']}"
     click.echo(f"{path}  version {node.version}{of}")
     shown = _shown(node.value)
     click.echo(shown if isinstance(shown, str) else json.dumps(shown, indent=2, ensure_ascii=False))
@@ -122,4 +133,6 @@ def _shown(value: bytes) -> Any:
         found = json.loads(text)
     except ValueError:
         return text
-    return found if isinstance(found, dict | list) else text
+    if isinstance(found, dict | list):
+        return found
+    return text

@@ -45,7 +45,10 @@ def renaming(text: str | None) -> Callable[[str], str] | None:
     if text is None:
         return None
     sign = text[1:2]
-    parts = text.split(sign) if sign else []
+    if sign:
+        parts = text.split(sign)
+    else:
+        parts = []
     if not text.startswith("s") or len(parts) != 4 or parts[3]:
         raise click.BadParameter(f"{text!r} is not s/from/to/", param_hint="--rename")
     try:

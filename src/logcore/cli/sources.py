@@ -132,7 +132,9 @@ def _fail_for_topics(directory: str) -> None:
 def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
     """The offset that --from or --to means; raises click.BadParameter for what means nothing."""
     if text in ("earliest", "latest"):
-        return log.log_start_offset if text == "earliest" else log.high_watermark
+        if text == "earliest":
+            return log.log_start_offset
+        return log.high_watermark
     if text.isascii() and text.isdigit():
         return int(text)
     relative = _RELATIVE.fullmatch(text)
@@ -150,4 +152,6 @@ def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
             ) from None
         timestamp_ms = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     found = log.offset_for_timestamp(timestamp_ms)
-    return log.high_watermark if found is None else found
+    if found is None:
+        return log.high_watermark
+    return found

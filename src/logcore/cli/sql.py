@@ -115,7 +115,9 @@ def _fail(error: Exception, topics: list[str]) -> None:
             message = f"there is no topic {name!r}; did you mean {near[0]!r}?"
         else:
             message = f"there is no topic {name!r}"
-            advice = f"there are {', '.join(topics[:10])}" if topics else "the directory has no topics"
+            advice = "the directory has no topics"
+            if topics:
+                advice = f"there are {', '.join(topics[:10])}"
     elif any(not re.fullmatch(r"\w+", topic) and topic in text for topic in topics):
         advice = "names with '-' or '.' stand in double quotes, and the query in single ones"
     fail(message, advice)
@@ -193,9 +195,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return shown(value)
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
+        if value == value.to_integral_value() and value.as_tuple().exponent == 0:
+            return int(value)
+        return float(value)
     if isinstance(value, datetime) and value.tzinfo is not None:
-        precision = "microseconds" if value.microsecond % 1000 else "milliseconds"
+        precision = "milliseconds"
+        if value.microsecond % 1000:
+            precision = "microseconds"
         return value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
     if isinstance(value, date | datetime | time):
         return value.isoformat()
@@ -207,7 +213,9 @@ def _plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    return to_json(value) if isinstance(value, dict | list) else value
+    if isinstance(value, dict | list):
+        return to_json(value)
+    return value
 
 
 def _is_number(kind: Any) -> bool:

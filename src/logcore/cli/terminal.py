@@ -121,13 +121,17 @@ def print_troubles(found: Sequence[Any], *, within: str = "") -> None:
 
 
 def _path_within(path: str, within: str) -> str:
-    return path.removeprefix(within + os.sep) if within else path
+    if within:
+        return path.removeprefix(within + os.sep)
+    return path
 
 
 def _place_of(verdict: Any) -> str:
     if verdict.position is None:
         return ""
-    offset = "" if verdict.offset is None else f", offset {verdict.offset}"
+    offset = ""
+    if verdict.offset is not None:
+        offset = f", offset {verdict.offset}"
     return f" (position {verdict.position}{offset})"
 
 
@@ -145,7 +149,9 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        if value:
+            return "yes"
+        return "no"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
@@ -178,14 +184,18 @@ def time_text(timestamp_ms: int, precision: str = "milliseconds") -> str:
 def size_text(size_bytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024 or unit == "GiB":
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+            if unit == "B":
+                return f"{size_bytes:.0f} {unit}"
+            return f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     raise AssertionError("the last unit has returned")
 
 
 def terminal_columns() -> int | None:
     """How wide lines may be: the width of the terminal, or None where stdout is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def cells(text: str) -> int:

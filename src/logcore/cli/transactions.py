@@ -36,7 +36,10 @@ def transactions_list(directory: str, shows_all: bool, as_json: bool) -> None:
     rows = []
     for name, stored in found:
         if stored.partitions or shows_all:
-            since_ms = stored.start_ms if stored.partitions else stored.update_ms
+            if stored.partitions:
+                since_ms = stored.start_ms
+            else:
+                since_ms = stored.update_ms
             rows.append(
                 (
                     name,

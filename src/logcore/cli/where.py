@@ -86,7 +86,9 @@ class Condition:
             passing = self._piece_rows(columns.data, columns.key_positions, columns.key_sizes)
         else:
             passing = self._piece_rows(columns.data, columns.value_positions, columns.value_sizes)
-        return ~passing if self.is_opposite else passing
+        if self.is_opposite:
+            return ~passing
+        return passing
 
     def passes(self, record: Record | Any) -> bool:
         """Whether one record passes, as rows() says."""
@@ -152,7 +154,9 @@ class Where:
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Where | None:
         """None where nothing is asked. Raises click.BadParameter."""
-        return cls(tuple(map(Condition.parse, texts))) if texts else None
+        if texts:
+            return cls(tuple(map(Condition.parse, texts)))
+        return None
 
     def select(self, columns: RecordColumns) -> RecordColumns:
         """The rows that pass, over the same bytes."""
@@ -161,7 +165,9 @@ class Where:
             if not passing.any():
                 break
             passing &= condition.rows(columns)
-        return columns if passing.all() else columns[passing]
+        if passing.all():
+            return columns
+        return columns[passing]
 
     def passes(self, record: Record | Any) -> bool:
         return all(condition.passes(record) for condition in self.conditions)

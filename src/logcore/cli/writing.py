@@ -79,7 +79,9 @@ def append(
         raise click.UsageError("--key-field goes with --format ndjson")
     if key_columns is not None and form != "csv":
         raise click.UsageError("--key goes with --format csv")
-    delimiter = None if key_delimiter is None else _delimiter(key_delimiter)
+    delimiter = None
+    if key_delimiter is not None:
+        delimiter = _delimiter(key_delimiter)
     topic, source = _topic_and_file(directory, words)
     config = dict(setting(text) for text in configs)
     started = time.perf_counter()
@@ -94,7 +96,9 @@ def append(
             logdir = open_to_write(directory, shared=shared, create=create, config=config, durability=durability)
             stack.enter_context(logdir)
             done.writes_to(*_partitions_of(logdir, topic, partitions if create else 0, config))
-        total = None if source == "-" else os.path.getsize(source)
+        total = None
+        if source != "-":
+            total = os.path.getsize(source)
         tick = stack.enter_context(progress("appending", total))
         groups = row_groups(
             stream,
@@ -131,7 +135,9 @@ def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None,
 
         with contextlib.suppress(LogcoreError):
             is_partition = partitions(directory) == [directory]
-    most = 1 if is_partition else 2
+    most = 2
+    if is_partition:
+        most = 1
     if len(words) > most:
         raise click.UsageError(f"too many arguments: {' '.join(words[most:])}")
     if is_partition:
@@ -187,7 +193,9 @@ class _Appended:
         self._ends = dict(self._starts)
         if topic is not None:
             self.name = f"{topic} in {self._directory}"
-        self._partitioner = Partitioner(tuple(logs)) if len(logs) > 1 else None
+        self._partitioner: Partitioner | None = None
+        if len(logs) > 1:
+            self._partitioner = Partitioner(tuple(logs))
 
     def note_ends(self) -> None:
         """Looks how far the logs go. No other process writes them, so what is behind their starts is ours, also what

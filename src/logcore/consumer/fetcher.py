@@ -313,4 +313,6 @@ def _stay(log: Log) -> None:
 def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
     """A record with its key or value as the function gives it; null stays null."""
     given = getattr(record, name)
-    return record if given is None else record._replace(**{name: function(given)})
+    if given is None:
+        return record
+    return record._replace(**{name: function(given)})

@@ -32,9 +32,14 @@ class _Moves:
 
     def instead_of(self, one: TopicPartition, owner: str, target: str) -> TopicPartition:
         """The partition to move from owner to target: one that came the other way, if there is any."""
-        source = self._moved[one][0] if one in self._moved else owner
+        if one in self._moved:
+            source = self._moved[one][0]
+        else:
+            source = owner
         back = self._by_pair.get((one.topic, target, source))
-        return next(iter(back)) if back else one
+        if back:
+            return next(iter(back))
+        return one
 
     def note(self, one: TopicPartition, owner: str, target: str) -> None:
         source = owner

@@ -107,7 +107,9 @@ class GroupMember:
 
     def join(self, owned: Iterable[TopicPartition]) -> None:
         """Asks for a place in the next generation. owned: what it keeps meanwhile."""
-        had = self.generation if self._protocol else -1
+        had = -1
+        if self._protocol:
+            had = self.generation
         subscription = subscription_value(Subscription(self._topics, None, tuple(sorted(owned)), had))
         request = Join(
             group_id=self.group_id,
@@ -164,7 +166,9 @@ class GroupMember:
 
     def _beat(self) -> Heard | None:
         error = self._groups.heartbeat(self.group_id, self.member_id, self.instance_id, self.generation)
-        return None if error is None else self._refused(error)
+        if error is None:
+            return None
+        return self._refused(error)
 
     def _refused(self, error: GroupError) -> Heard | None:
         match error:

@@ -135,7 +135,10 @@ class SimpleConsumer:
     def _fetch(self, topic: str, partition: int, log: Log, offset: int, max_bytes: int) -> Fetched:
         high_watermark = log.high_watermark  # first: what comes from now on is news
         stable = log.last_stable_offset
-        end = stable if self._is_committed else high_watermark
+        if self._is_committed:
+            end = stable
+        else:
+            end = high_watermark
         pieces = log.stored(offset, end, max_bytes=max_bytes)
         reached = offset
         for piece in pieces:

@@ -172,7 +172,9 @@ class Connector:
         if not isinstance(topic_filter, (Whitelist, Blacklist)):
             raise InvalidConfigError("a topic filter", expected="Whitelist or Blacklist", found=repr(topic_filter))
         _check_count("the filter", count)
-        kind: Pattern = "white_list" if isinstance(topic_filter, Whitelist) else "black_list"
+        kind: Pattern = "black_list"
+        if isinstance(topic_filter, Whitelist):
+            kind = "white_list"
         return self._make([{"pattern": topic_filter.expression()}] * count, {topic_filter.pattern: count}, kind)
 
     def _make(

@@ -129,7 +129,9 @@ class ConsumerGroup:
         kind, name = fact
         match kind:
             case Kind.GROUP:
-                return GroupEpoch(self.epoch, self.metadata_hash) if self.epoch else None
+                if self.epoch:
+                    return GroupEpoch(self.epoch, self.metadata_hash)
+                return None
             case Kind.MEMBER:
                 return self.members.get(name)
             case Kind.TARGET_EPOCH:
@@ -235,7 +237,9 @@ class ConsumerGroup:
                 return GroupError.UNKNOWN_MEMBER_ID
             if present != member_id:
                 return GroupError.FENCED_INSTANCE_ID
-        return None if member_id in self.members else GroupError.UNKNOWN_MEMBER_ID
+        if member_id in self.members:
+            return None
+        return GroupError.UNKNOWN_MEMBER_ID
 
     def check_epoch(self, member_id: str, member_epoch: int) -> GroupError | None:
         """Whether who commits or fetches offsets is a member, as it is now."""
@@ -268,7 +272,9 @@ class ConsumerGroup:
         return frozenset(name for names, pattern in wanted for name in self._wanted(names, pattern))
 
     def _wanted(self, names: tuple[str, ...], pattern: str | None) -> frozenset[str]:
-        resolved = None if pattern is None else self.patterns.get(pattern)
+        resolved = None
+        if pattern is not None:
+            resolved = self.patterns.get(pattern)
         return frozenset(names if resolved is None else (*names, *resolved.topics))
 
     def hash_of(self, topics: Topics) -> int:
@@ -340,7 +346,10 @@ class ConsumerGroup:
             revoking = give
             assigned = keep
         else:
-            state = MemberState.UNRELEASED if unreleased else MemberState.STABLE
+            if unreleased:
+                state = MemberState.UNRELEASED
+            else:
+                state = MemberState.STABLE
             member_epoch = self.target_epoch
             assigned = keep | (new - unreleased)
         is_same = (member_epoch, state, assigned, revoking) == (

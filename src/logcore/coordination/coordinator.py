@@ -65,7 +65,9 @@ class Coordinator:
     ) -> None:
         self._rules = rules
         self._new_id = new_id
-        self._topics = NoTopics() if topics is None else topics
+        self._topics: Topics = NoTopics()
+        if topics is not None:
+            self._topics = topics
         self._compile = compile
         self._groups: dict[str, Group] = {}
 

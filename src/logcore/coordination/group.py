@@ -132,7 +132,9 @@ class Group:
                 return GroupError.UNKNOWN_MEMBER_ID
             if present != member_id:
                 return GroupError.FENCED_INSTANCE_ID
-        return None if member_id in self.members else GroupError.UNKNOWN_MEMBER_ID
+        if member_id in self.members:
+            return None
+        return GroupError.UNKNOWN_MEMBER_ID
 
     def check_committer(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
         """As check_generation(), also for groups of the consumer protocol, where a generation is a member's epoch."""
@@ -245,7 +247,9 @@ class Group:
             kept = self.consumers.subscribed()
         elif self.protocol_type:
             if self.state == EMPTY:
-                since_ms = None if self.state_ms < 0 else self.state_ms
+                since_ms = None
+                if self.state_ms >= 0:
+                    since_ms = self.state_ms
             elif self.state == STABLE and self.protocol_type == CONSUMER and self.topics is not None:
                 kept = self.topics
             else:

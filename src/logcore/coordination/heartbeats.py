@@ -289,7 +289,9 @@ class _Step:
         self._enter()
 
     def answer_stored(self, error: GroupError | None) -> None:
-        refused = None if error is None else BeatRefused(error, "the group's records could not be stored")
+        refused = None
+        if error is not None:
+            refused = BeatRefused(error, "the group's records could not be stored")
         for written in self.consumers.storing:
             self.effects += [Reply(waiter, refused or result) for waiter, result in written.answers]
         self.consumers.storing = []

@@ -126,13 +126,17 @@ def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> li
     those = tuple(keys)
     if those:
         return [Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter))]
-    return [] if waiter is None else [Reply(waiter, None)]
+    if waiter is None:
+        return []
+    return [Reply(waiter, None)]
 
 
 def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> list[Effect]:
     if error is None:
         group.forget(done.keys)
-    return [] if done.waiter is None else [Reply(done.waiter, error)]
+    if done.waiter is None:
+        return []
+    return [Reply(done.waiter, error)]
 
 
 def forget_topics(group: Group, names: set[str]) -> list[Effect]:
@@ -161,7 +165,9 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     if group.consumers is not None:
         own = group.consumers.tombstones()
     records = (*_tombstones(group, keys), *own)
-    then = None if waiter is None else GroupDeleted(waiter)
+    then = None
+    if waiter is not None:
+        then = GroupDeleted(waiter)
     return [*heartbeats.bury(group), Store(group, records, then)]
 
 

@@ -84,7 +84,10 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
     kept: dict[str, list[Partition]] = {}
     missing: list[tuple[str, int]] = []
     for place, member in enumerate(members):
-        most = least + 1 if extra else least
+        if extra:
+            most = least + 1
+        else:
+            most = least
         keeps = [partition for partition in sorted(member.target) if partition in free][:most]
         for partition in keeps:
             del free[partition]

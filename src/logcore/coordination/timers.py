@@ -46,7 +46,9 @@ class Timers(Generic[Name]):
         """When the next one is due."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        if self._heap:
+            return self._heap[0][0]
+        return None
 
     def due(self, now_ms: int) -> Iterator[Name]:
         """Takes out what is due, one by one, so that each may set and cancel others."""

@@ -110,7 +110,9 @@ class Transactions:
     def get(self, transactional_id: str) -> StoredTransaction | None:
         """How an id stands; None for one that is not known."""
         transaction = self._transactions.get(transactional_id)
-        return None if transaction is None else transaction.stored
+        if transaction is None:
+            return None
+        return transaction.stored
 
     def all(self) -> dict[str, StoredTransaction]:
         return {name: each.stored for name, each in self._transactions.items() if each.stored is not None}
@@ -415,7 +417,9 @@ class Transactions:
         self, transaction: Transaction | None, request: AddPartitions, waiter: Waiter, now_ms: int
     ) -> list[Effect]:
         """Section 3.5. The answer comes once the record is on disk, so before the first batch can be written."""
-        stored = None if transaction is None else transaction.stored
+        stored = None
+        if transaction is not None:
+            stored = transaction.stored
         error = _check_producer(stored, request.producer_id, request.producer_epoch)
         if error is not None or stored is None or transaction is None:
             return _reply(waiter, error)
@@ -435,10 +439,15 @@ class Transactions:
         return self._store(transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch)
 
     def _end(self, transaction: Transaction | None, request: End, waiter: Waiter, now_ms: int) -> list[Effect]:
-        stored = None if transaction is None else transaction.stored
+        stored = None
+        if transaction is not None:
+            stored = transaction.stored
         if transaction is None or stored is None:
             return _reply(waiter, TransactionError.INVALID_PRODUCER_ID_MAPPING)
-        decision = _decide_second(stored, request) if request.client_version >= 2 else _decide_first(stored, request)
+        if request.client_version >= 2:
+            decision = _decide_second(stored, request)
+        else:
+            decision = _decide_first(stored, request)
         if isinstance(decision, TransactionError):
             return _reply(waiter, decision)
         if not decision:
@@ -502,7 +511,9 @@ class Transactions:
         return self._store(transaction, prepared)
 
     def _overdue(self, transaction: Transaction | None, now_ms: int) -> list[Effect]:
-        stored = None if transaction is None else transaction.stored
+        stored = None
+        if transaction is not None:
+            stored = transaction.stored
         if transaction is None or stored is None or stored.status is not Status.ONGOING:
             return []
         due_ms = stored.start_ms + stored.timeout_ms
@@ -513,7 +524,10 @@ class Transactions:
 
 def _completed(stored: StoredTransaction, now_ms: int) -> StoredTransaction:
     """The record behind all markers. Where the epochs are used up the next producer id takes over."""
-    status = Status.COMPLETE_COMMIT if stored.status is Status.PREPARE_COMMIT else Status.COMPLETE_ABORT
+    if stored.status is Status.PREPARE_COMMIT:
+        status = Status.COMPLETE_COMMIT
+    else:
+        status = Status.COMPLETE_ABORT
     done = attrs.evolve(stored, status=status, partitions=frozenset(), update_ms=now_ms)
     if stored.next_producer_id == -1:
         return done
@@ -571,11 +585,17 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
         return True
     if stored.status in _PREPARED:
         is_alike = request.commit == (stored.status is Status.PREPARE_COMMIT)
-        return TransactionError.CONCURRENT_TRANSACTIONS if is_alike else TransactionError.INVALID_TXN_STATE
+        if is_alike:
+            return TransactionError.CONCURRENT_TRANSACTIONS
+        return TransactionError.INVALID_TXN_STATE
     if is_current:  # nothing was begun: an abort raises the epoch all the same
-        return TransactionError.INVALID_TXN_STATE if request.commit else True
+        if request.commit:
+            return TransactionError.INVALID_TXN_STATE
+        return True
     is_alike = request.commit == (stored.status is Status.COMPLETE_COMMIT)
-    return TransactionError.INVALID_TXN_STATE if not is_alike else False
+    if not is_alike:
+        return TransactionError.INVALID_TXN_STATE
+    return False
 
 
 def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -> bool:
@@ -586,4 +606,6 @@ def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -
 
 
 def _reply(waiter: Waiter, result: Result) -> list[Effect]:
-    return [] if waiter is None else [Reply(waiter, result)]
+    if waiter is None:
+        return []
+    return [Reply(waiter, result)]

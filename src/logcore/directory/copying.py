@@ -34,7 +34,10 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
     truncated meanwhile, and what reading and writing raise.
     """
     with rewriting_of(log) as view:
-        end = view.high_watermark if at_offset is None else at_offset
+        if at_offset is None:
+            end = view.high_watermark
+        else:
+            end = at_offset
         if not view.log_start <= end <= view.high_watermark:
             raise OffsetOutOfRangeError(
                 "cannot copy up to there",

@@ -36,7 +36,9 @@ class Identity:
     @property
     def node_id(self) -> int:
         text = self._properties.get("node.id") or self._properties.get("broker.id") or "1"
-        return int(text) if text.isdecimal() and int(text) <= INT32_MAX else 1
+        if text.isdecimal() and int(text) <= INT32_MAX:
+            return int(text)
+        return 1
 
 
 def _read(fs: FS, path: str, *, can_write: bool) -> dict[str, str]:
@@ -68,7 +70,9 @@ class ProducerIds:
         """One that was never given out. Raises CorruptLogError where the note is damaged."""
         if self._next >= self._end:
             content = checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
-            first = 0 if content is None else checkpoint.unpack_producer_ids(content)
+            first: int | None = 0
+            if content is not None:
+                first = checkpoint.unpack_producer_ids(content)
             if first is None:
                 raise CorruptLogError(
                     "the note of given producer ids is damaged; restore it, or remove it if no producer that was "

@@ -19,7 +19,8 @@ from logcore.config import Durability
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import TopicEntry
 from logcore.directory.topics import TopicRegistry
-from logcore.directory.upkeep import Upkeeper
+from logcore.directory.upkeep import Upkeeper, high_watermarks
+from logcore.errors import DiskFullError, LogcoreError, ResourceError
 from logcore.fs import FS
 from logcore.log import Log, OnCorruption, open_log
 from logcore.names import partition_name
@@ -91,11 +92,49 @@ class OpenLogs:
         self._leader_epochs.pop(key, None)  # from now on the log knows, and it may rise
         return log
 
-    def take_all(self) -> dict[Key, Log]:
-        """Forgets all logs, and returns them, to be closed."""
-        taken = self.known
+    def close_all(self, everything: Collection[Key], *, is_forked: bool) -> None:
+        """Closes and forgets all logs, writes the checkpoints once for all of them, and releases the claim.
+
+        everything: the partitions of the directory. is_forked: the claim is that of a parent process. Raises the first
+        error, after all logs were closed.
+        """
+        logs = self.known
+        failures: list[BaseException] = []
+        try:
+            self._upkeeper.stop_compacting(*logs.values())
+        except (LogcoreError, OSError) as error:
+            failures.append(error)
         self.known = {}
-        return taken
+        ends = high_watermarks(logs)
+        claim = self._claim
+        if claim is None or is_forked:
+            for log in logs.values():
+                log.close()
+            return
+        if set(everything) <= set(logs):
+            # Said before they are closed, because then they sync what is believed of a clean directory.
+            claim.call_clean()
+        try:
+            with claim.gathering() as recovery_points:
+                for log in logs.values():
+                    try:
+                        log.close()
+                    except BaseException as error:  # whatever it is, the others are closed too
+                        failures.append(error)
+                        claim.fail()
+            try:
+                claim.checkpoints.set(checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True)
+                self._upkeeper.save_high_watermarks(ends)
+            except (DiskFullError, ResourceError):  # all records are on disk: the next opening only checks more
+                claim.fail()
+            except (LogcoreError, OSError) as error:
+                failures.append(error)
+                claim.fail()
+            claim.leave()
+        finally:
+            claim.release()
+        if failures:
+            raise failures[0]
 
     def close_topics(self, topics: Collection[str]) -> None:
         """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
@@ -118,7 +157,9 @@ class OpenLogs:
         if epoch is not None:
             return epoch
         epochs = checkpoint.read_epochs(self._fs, self._registry.partition_path(*key))
-        epoch = epochs[-1][0] if epochs else 0
+        epoch = 0
+        if epochs:
+            epoch = epochs[-1][0]
         if self._claim is not None:  # else its writer, in another process, may begin another
             self._leader_epochs[key] = epoch
         return epoch

@@ -148,7 +148,9 @@ class TopicRegistry:
         """Topic -> numbers of its partitions, by its directories on disk."""
         found: dict[str, list[int]] = {}
         for name in self._fs.listdir(self.path):
-            key = None if name.startswith(".") else partition_of(name)
+            key = None
+            if not name.startswith("."):
+                key = partition_of(name)
             if key is None or name != partition_name(*key):
                 continue
             if self._fs.is_directory(os.path.join(self.path, name)):
@@ -194,7 +196,9 @@ class TopicRegistry:
             import difflib
 
             near = difflib.get_close_matches(str(name), list(self.known), 1)  # others may make topics meanwhile
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = ""
+            if near:
+                hint = f"; did you mean {near[0]!r}?"
             raise TopicNotFoundError(f"there is no such topic{hint}", path=self.path, found=repr(name))
         return topic
 
@@ -230,7 +234,9 @@ class TopicRegistry:
         content = checkpoint.read(self._fs, self.partition_path(name, number), checkpoint.PARTITION_METADATA)
         found = checkpoint.topic_id(content or b"")
         try:
-            return parse_id(found) if found else None
+            if found:
+                return parse_id(found)
+            return None
         except ValueError:
             return None
 
@@ -415,7 +421,10 @@ class TopicRegistry:
 
     def own_overrides(self, topic: TopicEntry) -> dict[str, str]:
         """What a topic sets itself, with what it has for not being made here, for one that is."""
-        implied = {} if topic.count else {name: config_text(-1) for name in KEEPS_ALL if name not in self._given}
+        if not topic.count:
+            implied = {name: config_text(-1) for name in KEEPS_ALL if name not in self._given}
+        else:
+            implied = {}
         return {**implied, **topic.overrides}
 
     def _overrides(self, present: Mapping[str, str], changes: Mapping[str, object | None]) -> dict[str, str]:

@@ -351,7 +351,10 @@ class Upkeeper:
         """The log is tried again, after damage ever more rarely: a file may have been brought back."""
         self._incidents.met("compaction", "{}-{}".format(*key), error)
         if not getattr(error, "retriable", False):
-            waited_ms = self._uncleanable[key][2] if key in self._uncleanable else _UNCLEANABLE_MS // 2
+            if key in self._uncleanable:
+                waited_ms = self._uncleanable[key][2]
+            else:
+                waited_ms = _UNCLEANABLE_MS // 2
             wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
             self._uncleanable[key] = log, self._fs.monotonic_ms() + wait_ms, wait_ms
 

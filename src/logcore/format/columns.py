@@ -90,7 +90,9 @@ class RecordColumns:
         return len(self.offsets)
 
     def __repr__(self) -> str:
-        span = f" offsets {self.offsets[0]}..{self.offsets[-1]}" if len(self) else ""
+        span = ""
+        if len(self):
+            span = f" offsets {self.offsets[0]}..{self.offsets[-1]}"
         return f"<RecordColumns rows={len(self)}{span}>"
 
     def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> RecordColumns:
@@ -166,7 +168,9 @@ class RecordColumns:
     def _binary(self, pa: Any, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> Any:
         offsets, pieces = kernel.gather(self.data, positions, sizes)
         nulls = sizes < 0
-        validity = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
+        validity = None
+        if nulls.any():
+            validity = pa.py_buffer(np.packbits(~nulls, bitorder="little"))
         buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(pieces)]
         return pa.Array.from_buffers(pa.binary(), len(self), buffers)
 
@@ -231,7 +235,9 @@ def _no_headers(rows: int) -> Any:
 def _times(timestamps_ms: npt.NDArray[np.int64], pa: Any) -> Any:
     """Times as Arrow's; null for a record that has none."""
     missing = timestamps_ms == -1
-    validity = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
+    validity = None
+    if missing.any():
+        validity = pa.py_buffer(np.packbits(~missing, bitorder="little"))
     kind = _schema(("timestamp",)).field(0).type
     return pa.Array.from_buffers(kind, len(timestamps_ms), [validity, pa.py_buffer(timestamps_ms)])
 
@@ -281,7 +287,9 @@ def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
             import difflib
 
             near = difflib.get_close_matches(str(name), TOPIC_COLUMNS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = ""
+            if near:
+                hint = f"; did you mean {near[0]!r}?"
             raise InvalidConfigError(
                 f"unknown column{hint}", expected=f"some of {', '.join(TOPIC_COLUMNS)}", found=repr(name)
             )
@@ -327,7 +335,10 @@ def input_column(given: Any, what: str) -> InputColumn:
     """
     if isinstance(given, tuple) and len(given) == 2:
         try:
-            data = np.frombuffer(given[0], np.uint8) if not isinstance(given[0], np.ndarray) else given[0]
+            if not isinstance(given[0], np.ndarray):
+                data = np.frombuffer(given[0], np.uint8)
+            else:
+                data = given[0]
         except (TypeError, ValueError, BufferError) as error:
             raise InvalidRecordError(
                 f"{what}: data must be bytes or a uint8 array", found=type(given[0]).__name__
@@ -342,13 +353,19 @@ def input_column(given: Any, what: str) -> InputColumn:
     try:
         if isinstance(given, (bytes, bytearray, memoryview, str)):  # Arrow would make a column of their numbers
             raise TypeError(given)
-        array = given if isinstance(given, (pa.Array, pa.ChunkedArray)) else pa.array(given)
+        if isinstance(given, (pa.Array, pa.ChunkedArray)):
+            array = given
+        else:
+            array = pa.array(given)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidRecordError(
             f"{what}: give an Arrow array or (data, offsets)", found=type(given).__name__
         ) from error
     if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+        if array.num_chunks != 1:
+            array = array.combine_chunks()
+        else:
+            array = array.chunk(0)
     if pa.types.is_null(array.type):
         array = array.cast(pa.binary())
     if pa.types.is_fixed_size_binary(array.type) or str(array.type).endswith("_view"):
@@ -366,7 +383,10 @@ def input_column(given: Any, what: str) -> InputColumn:
     nulls = None
     if array.null_count:
         nulls = np.ascontiguousarray(array.is_null().to_numpy(zero_copy_only=False), np.uint8)
-    raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    if data is not None and data.size:
+        raw = np.frombuffer(data, np.uint8)
+    else:
+        raw = np.empty(0, np.uint8)
     return _checked_column(raw, edges, nulls, what)
 
 
@@ -398,7 +418,10 @@ def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
         pa = _pyarrow()
         if pa.types.is_timestamp(given.type):
             given = given.cast(pa.timestamp("ms", given.type.tz), safe=False).cast(pa.int64())
-        given = given.to_numpy(zero_copy_only=False) if isinstance(given, pa.Array) else given.to_numpy()
+        if isinstance(given, pa.Array):
+            given = given.to_numpy(zero_copy_only=False)
+        else:
+            given = given.to_numpy()
     array = np.asarray(given)
     if array.dtype.kind == "M":
         # Beyond this year the number of milliseconds does not fit, and numpy would wrap it without a word.

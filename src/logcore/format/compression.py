@@ -108,7 +108,9 @@ def compress(codec: Codec, data: Buffer, *, level: int | None = None, legacy_lz4
     """
     codec = Codec(codec)  # a bare int would match no branch below
     if level is None:
-        level = _LEVELS[codec][2] if codec in _LEVELS else 0
+        level = 0
+        if codec in _LEVELS:
+            level = _LEVELS[codec][2]
     else:
         _check_level(codec, level)
     if codec is Codec.NONE:
@@ -394,7 +396,9 @@ def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
     end = len(body.data)
     flags, block_bytes, position = _lz4_header(body, checks_header=checks_header)
     has_checksums = bool(flags & _LZ4_BLOCK_CHECKSUM)
-    checksum_bytes = 4 if has_checksums else 0
+    checksum_bytes = 0
+    if has_checksums:
+        checksum_bytes = 4
     out = io.BytesIO()
     while True:
         if end - position < 4:
@@ -549,7 +553,9 @@ def _decompress_zstd(body: _Body) -> bytes:
             out = io.BytesIO()
             out.write(whole)
         out.write(piece)
-    return whole if out is None else out.getvalue()
+    if out is None:
+        return whole
+    return out.getvalue()
 
 
 def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
@@ -609,7 +615,9 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     data = body.data
     end = len(body.data)
     # Magic 4, descriptor 1, window 0-1, dictionary id 0-4, content size 0-8.
-    descriptor = data[start + 4] if end - start > 4 else 0
+    descriptor = 0
+    if end - start > 4:
+        descriptor = data[start + 4]
     is_single_segment = bool(descriptor & 0x20)
     content_size_bytes = (1 if is_single_segment else 0, 2, 4, 8)[descriptor >> 6]
     content_size_position = start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
@@ -694,5 +702,7 @@ def _check_level(codec: Codec, level: int) -> None:
         raise InvalidConfigError(f"{codec.name.lower()} has no levels", expected="no level", found=level)
     lowest, highest, _ = _LEVELS[codec]
     if not lowest <= level <= highest or (codec is Codec.GZIP and level == 0):
-        allowed = "-1 | 1..9" if codec is Codec.GZIP else f"{lowest}..{highest}"
+        allowed = "-1 | 1..9"
+        if codec is not Codec.GZIP:
+            allowed = f"{lowest}..{highest}"
         raise InvalidConfigError(f"level out of range for {codec.name.lower()}", expected=allowed, found=level)

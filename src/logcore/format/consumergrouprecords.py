@@ -138,7 +138,9 @@ ConsumerValue = GroupEpoch | ConsumerMember | int | Partitions | Current | Resol
 def consumer_key(key: ConsumerKey) -> bytes:
     """Raises ValueError for a text that an int16 cannot count; callers that take ids from outside check that."""
     data = _SHORT.pack(key.kind) + _key_text(key.group_id)
-    return data + _key_text(key.name) if key.kind in _NAMED else data
+    if key.kind in _NAMED:
+        return data + _key_text(key.name)
+    return data
 
 
 def _key_text(text: str) -> bytes:
@@ -153,7 +155,9 @@ def consumer_value(value: ConsumerValue) -> bytes | None:
         case None:
             return None
         case GroupEpoch(epoch, metadata_hash):
-            tags = b"\1\0" + _length(_LONG.size) + _LONG.pack(metadata_hash) if metadata_hash else b"\0"
+            tags = b"\0"
+            if metadata_hash:
+                tags = b"\1\0" + _length(_LONG.size) + _LONG.pack(metadata_hash)
             return b"\0\0" + _INT.pack(epoch) + tags
         case ConsumerMember():
             return b"\0\0" + _member(value)
@@ -292,7 +296,9 @@ def described_consumers(key: bytes | None, value: bytes | None) -> dict[str, Any
     {"group", "kind": by the names of Kind, in small letters, "name": of the member or the pattern, "value": the fields,
     or None}. Partitions are lists by the id of their topic.
     """
-    name = None if key is None else read_consumer_key(key)
+    name = None
+    if key is not None:
+        name = read_consumer_key(key)
     if name is None:
         return None
     found: dict[str, Any] = {"group": name.group_id, "kind": name.kind.name.lower()}
@@ -301,7 +307,9 @@ def described_consumers(key: bytes | None, value: bytes | None) -> dict[str, Any
     if value is None:
         return {**found, "value": None}
     fields = read_consumer_value(name.kind, value)
-    return None if fields is None else {**found, "value": _shown(fields)}
+    if fields is None:
+        return None
+    return {**found, "value": _shown(fields)}
 
 
 def _shown(value: Any) -> Any:
@@ -351,7 +359,9 @@ class _Fields:
 
     def nullable_text(self) -> str | None:
         size = self._varint() - 1
-        return None if size < 0 else str(self._taken(size), "utf-8")
+        if size < 0:
+            return None
+        return str(self._taken(size), "utf-8")
 
     def text(self) -> str:
         return str(self._taken(self._varint() - 1), "utf-8")

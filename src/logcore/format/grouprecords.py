@@ -21,6 +21,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import attrs
 
+from logcore.errors import InvalidRecordError
+from logcore.format import varint
+
 _SHORT: Final = struct.Struct(">h")
 _UNIT: Final = struct.Struct(">H")
 _INT: Final = struct.Struct(">i")
@@ -35,7 +38,7 @@ _VERSIONS: Final = range(5)
 #: The newest version of a subscription whose fields are known; newer ones only add fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
 #: What bytes that do not fit the layout raise below. UnicodeDecodeError is a ValueError.
-_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error)
+_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
 #: How the keys begin that are known: two versions of a commit's, one of a group's.
 KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
@@ -95,7 +98,9 @@ def partition_of(group_id: str, partition_count: int) -> int:
         value = (31 * value + unit) & 0xFFFFFFFF
     if value >= 1 << 31:
         value = (1 << 32) - value
-    return 0 if value == 1 << 31 else value % partition_count
+    if value == 1 << 31:
+        return 0
+    return value % partition_count
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -177,7 +182,9 @@ class _Fields:
 
     def nullable_text(self) -> str | None:
         raw = self._taken(self._length(_SHORT))
-        return None if raw is None else raw.decode()
+        if raw is None:
+            return None
+        return raw.decode()
 
     def blob(self) -> bytes:
         return _present(self.nullable_blob())
@@ -200,7 +207,9 @@ class _Fields:
                 self._taken(self._varint())
 
     def _length(self, kind: struct.Struct) -> int:
-        return self._varint() - 1 if self.is_flexible else self.number(kind)
+        if self.is_flexible:
+            return self._varint() - 1
+        return self.number(kind)
 
     def _taken(self, size: int) -> bytes | None:
         if size < -1:
@@ -213,14 +222,8 @@ class _Fields:
         return self.data[self.at - size : self.at]
 
     def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.data[self.at]
-            self.at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError("a varint is too long")
+        value, self.at = varint.decode_unsigned(self.data, self.at)
+        return value
 
 
 def _present(value: _T | None) -> _T:
@@ -285,7 +288,9 @@ def _read_commit(value: bytes) -> Committed | None:
         return Committed(offset, epoch[0], metadata, commit_ms)
     metadata, at = _text_at(value, head.size)
     (commit_ms,) = _LONG.unpack_from(value, at)
-    expire_ms = _LONG.unpack_from(value, at + 8)[0] if version == 1 else -1
+    expire_ms = -1
+    if version == 1:
+        expire_ms = _LONG.unpack_from(value, at + 8)[0]
     return Committed(offset, epoch[0] if epoch else -1, metadata, commit_ms, expire_ms)
 
 
@@ -299,7 +304,9 @@ def _read_group(value: bytes) -> StoredGroup | None:
     generation = fields.number(_INT)
     protocol = fields.nullable_text()
     leader = fields.nullable_text()
-    state_ms = fields.number(_LONG) if version >= 2 else -1
+    state_ms = -1
+    if version >= 2:
+        state_ms = fields.number(_LONG)
     members = tuple(_read_member(fields, version) for _ in range(fields.count()))
     fields.end_struct()
     return StoredGroup(
@@ -354,7 +361,9 @@ def assignment_value(partitions: Iterable[tuple[str, int]]) -> bytes:
 
 
 def _nullable_blob(data: bytes | None) -> bytes:
-    return b"\xff\xff\xff\xff" if data is None else _blob(data)
+    if data is None:
+        return b"\xff\xff\xff\xff"
+    return _blob(data)
 
 
 def _partitions(partitions: Iterable[tuple[str, int]]) -> bytes:
@@ -370,7 +379,9 @@ def _partitions(partitions: Iterable[tuple[str, int]]) -> bytes:
 def subscribed_topics(subscription: bytes) -> list[str] | None:
     """The topics a consumer subscribes to, by the bytes it joined with; None when they are no subscription."""
     found = read_subscription(subscription)
-    return None if found is None else list(found.topics)
+    if found is None:
+        return None
+    return list(found.topics)
 
 
 def read_subscription(data: bytes) -> Subscription | None:
@@ -382,7 +393,9 @@ def read_subscription(data: bytes) -> Subscription | None:
 
 def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
     """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all are one of nothing."""
-    return _understood(_read_assignment, data) if data else ()
+    if data:
+        return _understood(_read_assignment, data)
+    return ()
 
 
 def _read_subscription(data: bytes) -> Subscription | None:
@@ -393,8 +406,13 @@ def _read_subscription(data: bytes) -> Subscription | None:
     version = min(version, _SUBSCRIPTION_VERSION)
     topics = tuple(fields.text() for _ in range(fields.count()))
     user_data = fields.nullable_blob()
-    owned = _read_partitions(fields) if version >= 1 else ()
-    generation = fields.number(_INT) if version >= 2 else -1
+    if version >= 1:
+        owned = _read_partitions(fields)
+    else:
+        owned = ()
+    generation = -1
+    if version >= 2:
+        generation = fields.number(_INT)
     if version >= 3:
         fields.nullable_text()  # the rack
     return Subscription(topics, user_data, owned, generation)
@@ -424,14 +442,18 @@ def described(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
     "expire_timestamp_ms"} or None}, or {"group", "metadata": {"protocol_type", "generation", "protocol", "leader",
     "current_state_timestamp_ms", "members": [...]} or None}.
     """
-    name = None if key is None else read_key(key)
+    name = None
+    if key is not None:
+        name = read_key(key)
     if name is None:
         return None
     if isinstance(name, str):
         if value is None:
             return {"group": name, "metadata": None}
         group = read_group(value)
-        return None if group is None else {"group": name, "metadata": _described_group(group)}
+        if group is None:
+            return None
+        return {"group": name, "metadata": _described_group(group)}
     place = {"group": name.group_id, "topic": name.topic, "partition": name.partition}
     if value is None:
         return {**place, "committed": None}

@@ -129,7 +129,9 @@ def decode(
         raise InvalidRecordError("a compressed wrapper holds no message", path=path, position=position)
     if magic == 0:
         return records
-    append_time_ms = _timestamp_ms(entry, magic) if attributes & _LOG_APPEND_TIME else None
+    append_time_ms = None
+    if attributes & _LOG_APPEND_TIME:
+        append_time_ms = _timestamp_ms(entry, magic)
     return _absolute(records, wrapper_offset, append_time_ms, path, position)
 
 
@@ -190,7 +192,9 @@ def _absolute(
     """Records of a v1 wrapper with the offsets and timestamps they stand for."""
     last_inner_offset = records[-1][0]
     # Producers leave 0 in the wrapper and number from 0 inside, so their inner offsets already are what they claim.
-    base_offset = wrapper_offset - last_inner_offset if wrapper_offset else 0
+    base_offset = 0
+    if wrapper_offset:
+        base_offset = wrapper_offset - last_inner_offset
     if base_offset < 0:
         raise InvalidRecordError(
             "the offset of a wrapper is below that of its last message",
@@ -279,4 +283,6 @@ def _sized(
 
 
 def _copy(data: memoryview | None) -> bytes | None:
-    return None if data is None else bytes(data)
+    if data is None:
+        return None
+    return bytes(data)

@@ -57,7 +57,9 @@ def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
         text = raw.decode()
     except UnicodeDecodeError:
         return {"hex": raw.hex()}
-    return text if text.isprintable() or text.translate(_WHITESPACE).isprintable() else {"hex": raw.hex()}
+    if text.isprintable() or text.translate(_WHITESPACE).isprintable():
+        return text
+    return {"hex": raw.hex()}
 
 
 _WHITESPACE: Final = {ord(sign): None for sign in "\t\r\n"}
@@ -101,7 +103,9 @@ def dump(path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS) ->
         )
     if not fs.exists(where):
         raise LogNotFoundError("there is no such file", path=where)
-    return _dump_log(fs, where, records) if kind == "log" else DUMPERS[kind](fs, where)
+    if kind == "log":
+        return _dump_log(fs, where, records)
+    return DUMPERS[kind](fs, where)
 
 
 class LogFile(GrowingSegment):
@@ -114,7 +118,9 @@ class LogFile(GrowingSegment):
         super().__init__(fs, os.path.dirname(path), base_offset)
 
     def file(self, suffix: str) -> str:
-        return self._file if suffix == LOG else super().file(suffix)
+        if suffix == LOG:
+            return self._file
+        return super().file(suffix)
 
 
 def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:
@@ -327,13 +333,10 @@ def _dump_metadata(fs: FS, path: str) -> Iterator[Row]:
 
 def _dump_properties(fs: FS, path: str) -> Iterator[Row]:
     fields = {}
-    for line in _content(fs, path).decode("utf-8", "replace").splitlines():
-        line = line.strip()
-        if line and line[0] not in "#!":
-            name, sign, value = line.partition("=")
-            if not sign:
-                raise CorruptLogError("a line that is not 'name=value'", path=path, found=repr(line[:80]))
-            fields[name.strip()] = value.strip()
+    for name, value in checkpoint.property_lines(_content(fs, path)):
+        if value is None:
+            raise CorruptLogError("a line that is not 'name=value'", path=path, found=repr(name[:80]))
+        fields[name] = value
     if fields.get("version", "0") not in ("0", "1"):
         raise CorruptLogError("unknown version", path=path, expected="0 or 1", found=repr(fields["version"][:80]))
     yield {"type": "meta_properties", "properties": fields}

@@ -87,8 +87,12 @@ class Part:
     reason: str
 
     def __str__(self) -> str:
-        offsets = "" if self.first_offset is None else f"offsets {self.first_offset} to {self.last_offset}, "
-        where = "" if self.position is None else f", {self.size_bytes} bytes at position {self.position}"
+        offsets = ""
+        if self.first_offset is not None:
+            offsets = f"offsets {self.first_offset} to {self.last_offset}, "
+        where = ""
+        if self.position is not None:
+            where = f", {self.size_bytes} bytes at position {self.position}"
         return f"{offsets}{self.path}{where}: {self.reason}"
 
 
@@ -225,13 +229,17 @@ def _key_of(path: str) -> Key | None:
     """(topic, partition) of a directory with the one name that checkpoints know it by: t-00 would be taken for t-0."""
     name = os.path.basename(path)
     key = partition_of(name)
-    return key if key is not None and name == f"{key[0]}-{key[1]}" else None
+    if key is not None and name == f"{key[0]}-{key[1]}":
+        return key
+    return None
 
 
 def _beside(path: str) -> dict[str, Key]:
     """The checkpoints beside a partition, also of one that a log directory has by a symbolic link."""
     own = _key_of(path)
-    return {} if own is None else {os.path.dirname(path): own}
+    if own is None:
+        return {}
+    return {os.path.dirname(path): own}
 
 
 def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
@@ -253,7 +261,10 @@ def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
 def _check_free(fs: FS, goal: str, real: str) -> None:
     """Raises InvalidConfigError unless a copy can be made at a path."""
     is_there = fs.is_directory(fs.real_path(goal))
-    names = fs.listdir(goal) if is_there else []
+    if is_there:
+        names = fs.listdir(goal)
+    else:
+        names = []
     if fs.exists(unfinished(real)):
         raise InvalidConfigError(_CUT_OFF, path=unfinished(real))
     if any(name.endswith(UNFINISHED) for name in names) or (
@@ -302,7 +313,9 @@ def _copy_directory(
     lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES)
     lost += (ids := _copy_small(fs, source, target, checkpoint.PRODUCER_IDS))
     if ids:  # an id that was given out must not be given to another producer
-        end = max(one.producer_ids for one in done) if done else 0
+        end = 0
+        if done:
+            end = max(one.producer_ids for one in done)
         checkpoint.write(fs, target, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
     for name in sorted(fs.listdir(source)):
         path = os.path.join(source, name)
@@ -361,7 +374,10 @@ class _Staged:
         self.kept: list[str] = []  # files of the staging directory
         self.txids: set[str] = set()  # directories in it whose files are named by one of those
         self.unplaced: set[str] = set()  # and those whose files belong in places that they have got
-        self.names = or_else([], fs.listdir, self.path) if fs.is_directory(self.path) else []
+        if fs.is_directory(self.path):
+            self.names = or_else([], fs.listdir, self.path)
+        else:
+            self.names = []
         for name in sorted(self.names):
             try:
                 self._take(name)
@@ -513,7 +529,9 @@ class _Partition:
         offsets = [offset for name in self.names if (offset := base_offset_of(name, SNAPSHOT)) is not None]
         for offset in sorted(offsets, reverse=True):
             content = or_else(None, checkpoint.read, self.fs, self.source, file_name(offset, SNAPSHOT))
-            producers = Producers.unpack(content, offset) if content and start <= offset <= end else None
+            producers = None
+            if content and start <= offset <= end:
+                producers = Producers.unpack(content, offset)
             if producers is not None:
                 return producers
         return Producers()
@@ -527,7 +545,10 @@ class _Partition:
         for base, next_base in itertools.zip_longest(self.bases, self.bases[1:]):
             source = swapped.get(base) or self._open(file_name(base, LOG))
             if source is not None:
-                high = _limit(base) if next_base is None else min(next_base, _limit(base))
+                if next_base is None:
+                    high = _limit(base)
+                else:
+                    high = min(next_base, _limit(base))
                 found += Search(source, base, base, high, is_dense=base >= self.gaps.dense_from).found
                 found += self._cut_short(source, base, next_base, found)
         # What was on disk or was shown to readers had its offsets, wherever it is now.
@@ -561,7 +582,9 @@ class _Partition:
             return []  # the gap itself says so
         segment = Segment(self.fs, self.source, base)
         reason = or_else("", self.gaps.loss_behind, segment, reached, next_base)
-        return [BadStretch(source, base, source.size, source.size, reason)] if reason else []
+        if reason:
+            return [BadStretch(source, base, source.size, source.size, reason)]
+        return []
 
     def _begin(self, end: int) -> int:
         """Where a log begins that ends at end, by what is noted of it."""
@@ -584,7 +607,10 @@ class _Partition:
         taken: dict[int, Source] = {}
         for name in [name for name in self.spares if name.endswith(LOG + SWAP)]:
             base = leading_offset(name)
-            source = None if base is None or base in self.bases else self._open(name)
+            if base is None or base in self.bases:
+                source = None
+            else:
+                source = self._open(name)
             if base is None or source is None:
                 continue
             self.spares[name] = source
@@ -623,7 +649,10 @@ class _Partition:
             if isinstance(one, BadStretch):
                 here.append(one)
                 continue
-            high = end if one is None else one.first
+            if one is None:
+                high = end
+            else:
+                high = one.first
             filling: list[Extent] = []
             # Compaction leaves gaps between batches. Where something is damaged, a gap may be a loss.
             is_front = not extents and bool(self.bases) and low < self.bases[0]
@@ -680,7 +709,10 @@ class _Partition:
         if name not in self.read_spares:
             source = self.spares[name] = self.spares[name] or self._open(name)
             low = leading_offset(name) or 0
-            theirs = [] if source is None else Search(source, low, low, _limit(low), is_marked=True).extents
+            if source is not None:
+                theirs = Search(source, low, low, _limit(low), is_marked=True).extents
+            else:
+                theirs = []
             # <base>.<position of the cut>.quarantine: whatever stands there now has its offsets.
             cut = quarantined_position(name)
             goes_on = cut is not None and any(
@@ -703,7 +735,9 @@ class _Partition:
         path = self.source
         position = None
         size = 0
-        reason = "the log went on to here" if is_end else "no file holds these offsets"
+        reason = "no file holds these offsets"
+        if is_end:
+            reason = "the log went on to here"
         if here:
             first = here[0]
             path = first.source.path

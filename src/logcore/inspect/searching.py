@@ -74,7 +74,10 @@ class Source:
                 except StorageReadError:
                     self.view = self._copy_readable(fs, handle, scratch)
                     return
-            self.view = fs.map(handle, self.size) if self.size else memoryview(b"")
+            if self.size:
+                self.view = fs.map(handle, self.size)
+            else:
+                self.view = memoryview(b"")
 
     def _copy_readable(self, fs: FS, handle: int, scratch: str) -> memoryview:
         copy = fs.open(scratch, write=True, create=True)
@@ -180,7 +183,10 @@ class Search:
         self.high = high
         self.is_dense = is_dense
         self.is_marked = is_marked
-        self.stop = source.size if stop is None else stop
+        if stop is None:
+            self.stop = source.size
+        else:
+            self.stop = stop
         self.expected = self.before_last = low
         self.last_size = 0  # of the last batch that was kept, while it can be taken back
         self.last_base = self.last_records = 0
@@ -229,7 +235,9 @@ class Search:
 
     def _misfit(self, facts: layout.Facts) -> tuple[int, str]:
         """(the first batch whose offsets do not follow, why), or their count."""
-        dense_from = 0 if self.is_dense else order.NEVER
+        dense_from = 0
+        if not self.is_dense:
+            dense_from = order.NEVER
         if self.is_dense and self.found and isinstance(self.found[-1], BadStretch):
             dense_from = int(facts["base_offset"][0])  # what is missing in front of the first is known to be damaged
         row, fault = order.first_fault(facts, self.expected, self.high, dense_from=dense_from)
@@ -238,7 +246,9 @@ class Search:
     def _base_at(self, before: Any) -> int | None:
         """The base offset of the batch behind another, by its head."""
         facts, _, _ = self._walk(int(before["position"] + before["size_bytes"]), crc=False)
-        return int(facts["base_offset"][0]) if len(facts) else None
+        if len(facts):
+            return int(facts["base_offset"][0])
+        return None
 
     def _is_last_wrong(self, facts: Any) -> bool:
         """Whether it is the last batch kept that has a wrong offset, rather than this one, which lies below its end."""
@@ -253,14 +263,19 @@ class Search:
 
     def _is_last_unproven(self) -> bool:
         """Whether nothing but its own head tells the offset of the last batch kept: it came right behind damage."""
-        extent = self.found[-1] if self.last_size else None
+        extent = None
+        if self.last_size:
+            extent = self.found[-1]
         return isinstance(extent, Extent) and extent.batches == 1 and isinstance(self.found[-2:][0], BadStretch)
 
     def _keep(self, facts: layout.Facts) -> None:
         """Keeps batches whose heads are sound, but for those whose records cannot be decoded."""
         while len(facts):
             is_old = facts["magic"] != 2
-            count = int(is_old.argmax()) if is_old.any() else len(facts)
+            if is_old.any():
+                count = int(is_old.argmax())
+            else:
+                count = len(facts)
             reason = ""
             if count:
                 count, reason = self._decodable(facts[:count])
@@ -312,7 +327,9 @@ class Search:
         except RecordTooLargeError:
             return ""
         except UnsupportedCodecError as error:
-            return "" if _is_codec(self.source.view[position + _ATTRIBUTES]) else error.reason
+            if _is_codec(self.source.view[position + _ATTRIBUTES]):
+                return ""
+            return error.reason
         except LogcoreError as error:
             return f"its records cannot be decoded: {error.reason}"
         return ""
@@ -322,7 +339,10 @@ class Search:
         reason = "it holds no record"
         try:
             batch = self.source.batch(position)
-            records = batch.records() if batch is not None else []
+            if batch is not None:
+                records = batch.records()
+            else:
+                records = []
             if records:
                 return records[0].offset, len(records), ""
         except UnsupportedCodecError as error:
@@ -336,14 +356,22 @@ class Search:
     def _add(self, facts: layout.Facts, first: int, records: int) -> None:
         position = int(facts["position"][0])
         last = facts["last_offset"]
-        extent = self.found[-1] if self.found else None
+        extent = None
+        if self.found:
+            extent = self.found[-1]
         if not isinstance(extent, Extent):
             extent = Extent(self.source, self.base, position, position, first, first)
             self.found.append(extent)
-        self.before_last = int(last[-2]) + 1 if len(facts) > 1 else self.expected
+        if len(facts) > 1:
+            self.before_last = int(last[-2]) + 1
+        else:
+            self.before_last = self.expected
         self.last_size = int(facts["size_bytes"][-1])
         self.last_base = int(facts["base_offset"][-1])
-        self.last_records = int(facts["record_count"][-1]) if facts["magic"][-1] == 2 else records
+        if facts["magic"][-1] == 2:
+            self.last_records = int(facts["record_count"][-1])
+        else:
+            self.last_records = records
         self.expected = int(last[-1]) + 1
         if self.is_marked:
             marked = facts[::_MARK_BATCHES]
@@ -373,7 +401,9 @@ class Search:
 
     def _damage(self, position: int, end: int, reason: str, next_offset: int = 0) -> None:
         self.last_size = 0
-        last = self.found[-1] if self.found else None
+        last = None
+        if self.found:
+            last = self.found[-1]
         if isinstance(last, BadStretch) and end > position:
             last.end = end
             last.next_offset = max(last.next_offset, next_offset)
@@ -393,7 +423,9 @@ class Search:
             at = behind
         # Either the head here is damaged, or the length that led here was.
         end = self._proven_end(at)
-        return end if end is not None else self._search(position + 1)
+        if end is not None:
+            return end
+        return self._search(position + 1)
 
     def _head_end(self, position: int) -> int | None:
         """Where the batch ends whose head seems to stand at a position."""
@@ -402,7 +434,9 @@ class Search:
             return None
         offset, length, _, magic = _PREFIX.unpack_from(self.source.view, position)
         is_head = self.expected <= offset < self.high and layout.MIN_LENGTH <= length <= left - layout.LOG_OVERHEAD
-        return position + length + layout.LOG_OVERHEAD if is_head and 0 <= magic <= 2 else None
+        if is_head and 0 <= magic <= 2:
+            return position + int(length) + layout.LOG_OVERHEAD
+        return None
 
     def _proven_end(self, position: int) -> int | None:
         """Where a v2 batch ends of which only the magic, or one bit of the length, is wrong: there its CRC is right."""
@@ -454,7 +488,8 @@ class Search:
                 last = last[: int(wrong.argmax())]
             end = behind
             count = count * 2
-            expected = int(last[-1]) + 1 if len(last) else expected
+            if len(last):
+                expected = int(last[-1]) + 1
         long = why == layout.WALK_LIMIT or end - position > _LARGEST_BATCH_BYTES
         return end, end > position and (long or end == self.stop or self._is_like_head(end, expected))
 
@@ -510,7 +545,10 @@ class _Checksums:
     def __init__(self, data: memoryview, *, is_old: bool) -> None:
         self.data = data
         self.crc: Callable[[memoryview, int], int] = zlib.crc32 if is_old else crc32c
-        self.polynomial = 0xEDB88320 if is_old else 0x82F63B78
+        if is_old:
+            self.polynomial = 0xEDB88320
+        else:
+            self.polynomial = 0x82F63B78
         self.fronts = array("I", [0])  # CRCs of all that lies before each block
         self.powers = [1 << 23]  # x^8, its square, the square of that: a CRC is a polynomial with its highest bit as 1
         for _ in range(47):
@@ -541,7 +579,10 @@ class _Checksums:
             if one & 1 << 31:
                 product ^= other
             one = one << 1 & 0xFFFFFFFF
-            other = other >> 1 ^ self.polynomial if other & 1 else other >> 1
+            if other & 1:
+                other = other >> 1 ^ self.polynomial
+            else:
+                other = other >> 1
         return product
 
 

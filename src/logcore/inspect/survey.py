@@ -32,12 +32,16 @@ def kind_of(name: str) -> str | None:
     if name in DIRECTORY_FILES or name in PARTITION_FILES:
         return name
     file = parse_file_name(name)
-    return None if file is None else file.suffix[1:]
+    if file is None:
+        return None
+    return file.suffix[1:]
 
 
 def living_name(name: str) -> str:
     """A name without the suffixes of files that are going or coming."""
-    return name if name == checkpoint.SEALS_HOLD else without_state(name)
+    if name == checkpoint.SEALS_HOLD:
+        return name
+    return without_state(name)
 
 
 def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:

@@ -185,14 +185,18 @@ def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
         return Verdict(path=path, kind=kind, status="ok", detail="removed meanwhile")
     except LogcoreError as error:
         # These two are notes of ours that readers and recovery can do without.
-        status: Status = "warning" if kind in (checkpoint.POLICY, checkpoint.DURABLE_END) else "damaged"
+        status: Status = "damaged"
+        if kind in (checkpoint.POLICY, checkpoint.DURABLE_END):
+            status = "warning"
         return Verdict(
             path=path, kind=kind, status=status, detail=_reason(error), position=error.position, size_bytes=size
         )
 
 
 def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
+    if count == 1:
+        return "1 entry"
+    return f"{count} entries"
 
 
 def _reason(error: LogcoreError) -> str:
@@ -242,7 +246,9 @@ class _Look:
 
     def place(self, base: int) -> _FileContext:
         slot = bisect_right(self.bases, base)
-        next_base = self.bases[slot] if slot < len(self.bases) else None
+        next_base = None
+        if slot < len(self.bases):
+            next_base = self.bases[slot]
         return _FileContext(next_base, self.noted, self.swaps, is_rebuilt=next_base is None and not self.is_clean)
 
 
@@ -320,8 +326,14 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
     """A verdict where the first segments are gone, or all."""
     noted = look.noted
     bases = sorted([*look.bases, *look.swaps])
-    begin = noted.begin(bases[0]) if bases else noted.log_start
-    end = bases[0] if bases else noted.end
+    if bases:
+        begin = noted.begin(bases[0])
+    else:
+        begin = noted.log_start
+    if bases:
+        end = bases[0]
+    else:
+        end = noted.end
     detail = ""
     if begin < end:
         detail = f"offsets {begin} to {end - 1} lie in no segment, and were not deleted"
@@ -352,9 +364,13 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
         if name.endswith(SWAP):
             detail = "a compaction was interrupted; Kafka finishes it when it opens the partition"
             return Verdict(path=path, kind=kind or "other", status="warning", detail=detail, size_bytes=size)
-        what = "waits for deletion" if name.endswith(DELETED) else "left by a compaction"
+        what = "left by a compaction"
+        if name.endswith(DELETED):
+            what = "waits for deletion"
         return Verdict(path=path, kind=kind or "other", status="ok", detail=f"{what}; not checked", size_bytes=size)
-    base = None if kind is None else base_offset_of(name, f".{kind}")
+    base = None
+    if kind is not None:
+        base = base_offset_of(name, f".{kind}")
     if kind is not None and base is not None and base not in bases:
         if kind == "snapshot":
             return _verify_small(fs, path, kind)
@@ -440,7 +456,11 @@ def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: 
         # The last segment may be growing or be cut by its writer, which would kill a process that maps it. Sealed
         # ones do not change, and mapped they are walked half as fast again.
         growing = LogFile(fs, path)
-        segment = growing if place.next_base is None else Segment(fs, directory, base)
+        segment: LogFile | Segment
+        if place.next_base is None:
+            segment = growing
+        else:
+            segment = Segment(fs, directory, base)
         walked = _walk(segment, place, checks)
         for check in checks:  # an index is judged only by what can be walked
             check.finish(growing.size_bytes if walked.bad_position is None else None)
@@ -543,7 +563,7 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
         return attrs.evolve(verdict, status="damaged", detail=detail, position=size, offset=walked.end_offset)
     # Asked of the same table that opening the log asks. Its writer may have cut the file since.
     segment.refresh()
-    only_zeros, next_batch_bytes = recovery._look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
+    only_zeros, next_batch_bytes = recovery.look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
     known = position
     if lost:
         known = size + 1
@@ -633,7 +653,9 @@ class _EntriesCheck:
         detail = _entries(len(self.entries)) + (", zero-padded while it is written" if table.padding_bytes else "")
         found = Verdict(path=self.path, kind=self.kind, status="ok", detail=detail, size_bytes=size)
         if self.reason:
-            position = None if self.slot is None else self.slot * self.dtype.itemsize
+            position = None
+            if self.slot is not None:
+                position = self.slot * self.dtype.itemsize
             return attrs.evolve(found, status=self.status, detail=self.reason, position=position)
         if table.fragment_bytes:
             detail = f"{table.fragment_bytes} bytes of an entry at the end"
@@ -705,7 +727,9 @@ class _TimeCheck(_EntriesCheck):
         if size is None or self.reason:
             return
         self.fault(self.offsets >= self.end, "offset behind the end of the log")
-        last = int(self.timestamps[-1]) if len(self.timestamps) else -1
+        last = -1
+        if len(self.timestamps):
+            last = int(self.timestamps[-1])
         if not self.reason and not self.is_active and last != self.largest:
             self.slot = None
             self.reason = (
@@ -725,7 +749,10 @@ class _TxnCheck(_EntriesCheck):
 
     def judge(self) -> None:
         entries = self.entries
-        self.status = "warning" if self.is_rebuilt else "damaged"
+        if self.is_rebuilt:
+            self.status = "warning"
+        else:
+            self.status = "damaged"
         last = entries["last_offset"].astype(np.int64)
         # As in Kafka, the high byte of the version decides.
         self.fault(entries["version"] >> 8 != 0, "unknown version")

@@ -103,7 +103,9 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epo
     batch = segment.batch(position)
     if batch is None and position < segment.size_bytes:
         raise CorruptBatchError("damaged batch before the offset to cut at", path=segment.path, position=position)
-    tail = b"" if batch is None else front_of(batch, offset, config)
+    tail = b""
+    if batch is not None:
+        tail = front_of(batch, offset, config)
     end = segment.base_offset
     for facts, _, _ in segment.walk(0, stop=position, crc=False):
         if len(facts):

@@ -38,14 +38,18 @@ def truncate_end(entries: list[Entry], end_offset: int) -> list[Entry]:
 def cut_end(entries: list[Entry], end_offset: int) -> list[Entry]:
     """As truncate_end(), for who leads: the latest epoch stays in force, and begins at end_offset if it began above."""
     kept = truncate_end(entries, end_offset)
-    return kept if len(kept) == len(entries) else [*kept, (entries[-1][0], end_offset)]
+    if len(kept) == len(entries):
+        return kept
+    return [*kept, (entries[-1][0], end_offset)]
 
 
 def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:
     """The log starts at start_offset now: the epoch in force there begins there."""
     below = [entry for entry in entries if entry[1] <= start_offset]
     above = [entry for entry in entries if entry[1] > start_offset]
-    return [(below[-1][0], start_offset), *above] if below else above
+    if below:
+        return [(below[-1][0], start_offset), *above]
+    return above
 
 
 def in_force(entries: list[Entry], offset: int) -> int:
@@ -67,7 +71,9 @@ def end_of(entries: list[Entry], epoch: int, log_end: int) -> Entry:
     if epoch == entries[-1][0]:
         return epoch, log_end
     slot = bisect_right(entries, epoch, key=lambda entry: entry[0]) - 1
-    return (epoch, entries[0][1]) if slot < 0 else (entries[slot][0], entries[slot + 1][1])
+    if slot < 0:
+        return (epoch, entries[0][1])
+    return (entries[slot][0], entries[slot + 1][1])
 
 
 def walked(segments: Iterable[Segment], log_start: int) -> list[Entry]:

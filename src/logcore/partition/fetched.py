@@ -29,7 +29,9 @@ _RUN_BYTES = 4 << 20
 def next_offset(data: memoryview, start: int) -> int:
     """The offset to fetch next, by the heads of the whole batches in an answer; start when there is none."""
     facts, _, _ = kernel.walk(data, 0, len(data), layout.INT32_MAX, False)
-    return max(start, int(facts["last_offset"][-1]) + 1) if len(facts) else start
+    if len(facts):
+        return max(start, int(facts["last_offset"][-1]) + 1)
+    return start
 
 
 def fetched_columns(

@@ -11,12 +11,18 @@ Callers hold the log's lock.
 
 from __future__ import annotations
 
-from logcore.invariants import locked
+import os
+
+from logcore import checkpoint
+from logcore.errors import DiskFullError, ResourceError
+from logcore.invariants import keeps_order, locked
 from logcore.kernels import layout
 from logcore.kernels.layout import Buffer, Level
+from logcore.names import LOG, file_name
 from logcore.partition import epochs, transactions
 from logcore.partition.following import control_types_in, encoded, follow, is_marker
 from logcore.partition.writer import Writer
+from logcore.segment import ActiveSegment
 
 
 @locked
@@ -33,7 +39,7 @@ def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durabili
         writer.expect_producers_locked()
     is_empty = len(writer.state.segments) == 1 and not writer.active.size_bytes
     if is_empty and first > writer.state.end:
-        writer.begin_at_locked(first)
+        _begin_at_locked(writer, first)
     elif begins_segment and writer.active.size_bytes:
         writer.roll_locked()
     if found.gap_end:
@@ -77,3 +83,34 @@ def _store_run_locked(
         # Kafka believes the file, so it must not lack an entry; opening the log again writes it.
         writer.commit.poison(error)
         raise
+
+
+@keeps_order
+def _begin_at_locked(writer: Writer, offset: int) -> None:
+    """Makes an empty log one that begins at offset, as its leader's does."""
+    old = writer.active
+    path = os.path.join(writer.path, file_name(offset, LOG))
+    # A crash may leave both segments and the old start: then the offsets between them must not look lost.
+    writer.note_gaps_locked(offset)
+    with writer.commit.held():
+        try:
+            writer.is_midway = True
+            new = ActiveSegment(writer.fs, writer.path, offset, writer.state.config, create=True)
+            writer.fs.sync_dir(writer.path)
+            writer.set_checkpoint(checkpoint.LOG_START, offset)
+            writer.state.log_start = offset
+            writer.state.end = offset
+            writer.state.segments = [new]
+            writer.active = new
+            writer.commit.advance(offset, writer.written_bytes)
+            writer.state.show(offset)
+            writer.is_midway = False
+        except BaseException as error:
+            # Lack of room or descriptors passes, as long as no file says that the log begins there.
+            if isinstance(error, (DiskFullError, ResourceError)) and not writer.fs.exists(path):
+                writer.is_midway = False
+            else:
+                writer.commit.poison(error)
+            raise
+    writer.files.remove(old)
+    writer.set_epochs_locked(epochs.truncate_start(writer.epochs, offset))

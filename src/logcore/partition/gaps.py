@@ -148,7 +148,10 @@ class Gaps:
         expected = start
         before: Segment | None = None
         for number, segment in enumerate(segments, 1):
-            next_base = segments[number].base_offset if number < len(segments) else INT64_MAX
+            if number < len(segments):
+                next_base = segments[number].base_offset
+            else:
+                next_base = INT64_MAX
             if before is not None:
                 self.check_behind(before, expected, segment.base_offset)
                 expected = max(expected, segment.base_offset)
@@ -157,7 +160,9 @@ class Gaps:
             if next_base <= expected and not segment.is_there():
                 continue  # a compaction has joined it to the one before since they were listed
             before = segment
-            following = segments[number] if number < len(segments) else None
+            following = None
+            if number < len(segments):
+                following = segments[number]
             self.check_whole(segment)
             reached = passed(segment)
             if reached >= 0:
@@ -189,7 +194,9 @@ class Gaps:
         """The heads of one segment from the batch that holds start on; what lies at end or above is not read."""
         expected = start
         begins_inside = segment.base_offset < start  # the batch that holds start may begin below it
-        position = segment.find(start) if begins_inside else 0
+        position = 0
+        if begins_inside:
+            position = segment.find(start)
         is_last = following is None or following.base_offset >= end
         for facts, behind, why in segment.walk(position, crc=crc):
             reaches_end = facts["last_offset"] >= end
@@ -218,7 +225,10 @@ class Gaps:
         offset, which no CRC covers, would hide the batches that follow, and a missing batch would go unnoticed.
         """
         lasts = facts["last_offset"]
-        next_base = INT64_MAX if following is None else following.base_offset
+        if following is None:
+            next_base = INT64_MAX
+        else:
+            next_base = following.base_offset
         if kernel.follow_on(facts, expected) and int(lasts[-1]) < next_base:
             return  # the usual case, in a small part of the time
         limit = next_base
@@ -305,7 +315,9 @@ def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -
         return "the log has no gaps there"
     if reason := _cut_short(noted, segment):
         return reason
-    seal = _seal_of(segment) if noted.has_seals else None
+    seal = None
+    if noted.has_seals:
+        seal = _seal_of(segment)
     if seal is None or segment.size_bytes != seal.size_bytes:
         return ""
     if reached < seal.end_offset:
@@ -316,7 +328,9 @@ def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -
 
 
 def _cut_short(noted: Noted, segment: Segment) -> str:
-    seal = _seal_of(segment) if noted.has_seals else None
+    seal = None
+    if noted.has_seals:
+        seal = _seal_of(segment)
     if seal is None or segment.size_bytes >= seal.size_bytes:
         return ""
     return f"it was sealed with {seal.size_bytes} bytes and has {segment.size_bytes}"
@@ -330,6 +344,9 @@ def _seal_of(segment: Segment) -> seals.Seal | None:
         _ = segment.size_bytes  # opens the file
         seal = seals.read(segment.fs, segment.directory, segment.base_offset)
         # After a compaction or a truncation the seal is of the file that has the name now.
-        segment.known_seal = seal if segment.is_current() else None
+        if segment.is_current():
+            segment.known_seal = seal
+        else:
+            segment.known_seal = None
         segment.is_seal_known = True
     return segment.known_seal  # type: ignore[no-any-return]

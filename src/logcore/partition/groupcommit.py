@@ -163,7 +163,10 @@ class GroupCommit:
         while seen < self._expected and idle < _IDLE_LOOKS:
             self._fs.yield_thread()
             arrived = self._arrived
-            idle = idle + 1 if arrived == seen else 0
+            if arrived == seen:
+                idle = idle + 1
+            else:
+                idle = 0
             seen = arrived
         self._expected = max(seen, self._expected * 7 // 8)
         self._arrived = 0

@@ -65,7 +65,10 @@ class FileLook:
                 # A compaction may put other files under the same names. What changes twice in so short a time may
                 # have the same time, so a look that soon after is not relied on.
                 is_settled = changed_ms < self._fs.now_ms() - SETTLING_MS
-                self._listed_ms = changed_ms if is_settled else -1
+                if is_settled:
+                    self._listed_ms = changed_ms
+                else:
+                    self._listed_ms = -1
                 break
             except FileNotFoundError:
                 # A writer rolls and deletes while we look, so a file may be gone when it is opened: look again.
@@ -170,7 +173,10 @@ class FileLook:
         is_replicated = shown.is_replicated
         if limit == -1:  # damaged: only what certainly may be shown is, and what was shown before
             is_replicated = checkpoint.read_notes(self._fs, self._path).replicated
-            noted = checkpoint.HIGH_WATERMARK if is_replicated else checkpoint.RECOVERY_POINT
+            if is_replicated:
+                noted = checkpoint.HIGH_WATERMARK
+            else:
+                noted = checkpoint.RECOVERY_POINT
             limit = max(self.noted(noted), self._state.visible)
         low = self._state.log_start
         if not is_replicated:

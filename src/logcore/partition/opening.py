@@ -119,7 +119,10 @@ def open_partition(place: Place) -> Opened:
     if checkpoint.TURN in names and not place.is_shared:
         fs.unlink(os.path.join(place.path, checkpoint.TURN))  # what it says is about to be no longer so
     noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
-    recovery_point = noted_point if place.believed_end is None else place.believed_end
+    if place.believed_end is None:
+        recovery_point = noted_point
+    else:
+        recovery_point = place.believed_end
     found = _find(place, names, recovery_point)
     notes = checkpoint.read_notes(fs, place.path)
     # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
@@ -141,7 +144,9 @@ def open_partition(place: Place) -> Opened:
     end = _end_of(place, found, recovery_point if lost is not None else 0)
     has_producers |= found.active.has_producers or found.active.has_markers
     _write_active_indexes(place, found, end, was_cut=report.cut_position is not None)
-    dense_from = 0 if found.is_new else notes.dense_from
+    dense_from = 0
+    if not found.is_new:
+        dense_from = notes.dense_from
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])

@@ -66,7 +66,10 @@ def fault_of(
     magic: int, base_offset: int, last_offset: int, expected: int, limit: int, dense_from: int
 ) -> Fault | None:
     """What is wrong with one batch behind which all ends below expected."""
-    base = base_offset if magic == 2 else last_offset
+    if magic == 2:
+        base = base_offset
+    else:
+        base = last_offset
     if base < expected or last_offset < base:
         return Fault.FALLS
     if last_offset >= limit:
@@ -108,7 +111,9 @@ def in_order(facts: layout.Facts, expected: int, limit: int, *, dense_from: int 
 
 def end_of(facts: layout.Facts, expected: int) -> int:
     """The offset behind some batches, expected where there are none."""
-    return int(facts["last_offset"][-1]) + 1 if len(facts) else expected
+    if len(facts):
+        return int(facts["last_offset"][-1]) + 1
+    return expected
 
 
 def epochs_of(facts: layout.Facts) -> npt.NDArray[np.int32]:
@@ -121,4 +126,6 @@ def epochs_in_order(facts: layout.Facts, latest: int) -> int:
     """How many of some batches come before the first whose leader epoch is below one before it. latest: of the log."""
     numbers = epochs_of(facts)
     is_below = (numbers >= 0) & (numbers < np.maximum.accumulate(np.maximum(numbers, latest)))
-    return int(is_below.argmax()) if is_below.any() else len(facts)
+    if is_below.any():
+        return int(is_below.argmax())
+    return len(facts)

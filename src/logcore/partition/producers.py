@@ -282,7 +282,10 @@ class Producers:
         """The content of a .snapshot file. Only the newest batch of a producer has room in it."""
         entries = np.zeros(len(self._known), SNAPSHOT_ENTRY)
         for row, (producer_id, known) in zip(entries, self._known.items(), strict=True):
-            batch = known.batches[-1] if known.batches else SequencedBatch(-1, -1, -1, -1, -1)
+            if known.batches:
+                batch = known.batches[-1]
+            else:
+                batch = SequencedBatch(-1, -1, -1, -1, -1)
             row["producer_id"] = producer_id
             row["producer_epoch"] = known.epoch
             row["last_sequence"] = batch.last_sequence

@@ -129,7 +129,10 @@ class ProducerState:
             producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(raw, position + 43)
             if producer_id < 0:
                 continue
-            judge = ahead if producer_id in ahead else self.known()
+            if producer_id in ahead:
+                judge = ahead
+            else:
+                judge = self.known()
             is_transactional = bool(raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT)
             duplicate = judge.duplicate_of(producer_id, epoch, first_sequence, count, is_transactional=is_transactional)
             if duplicate is not None:
@@ -172,7 +175,9 @@ class ProducerState:
         for offset in reversed(self._offsets()):
             if low <= offset <= high:
                 content = checkpoint.read(self._fs, self._path, file_name(offset, SNAPSHOT))
-                producers = None if content is None else Producers.unpack(content, offset)
+                producers = None
+                if content is not None:
+                    producers = Producers.unpack(content, offset)
                 if producers is not None:
                     return producers
         return None
@@ -264,7 +269,9 @@ def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
 
     def coordinator_epoch(position: int) -> int:
         batch = segment.batch(position)
-        return -1 if batch is None else batch.marker().coordinator_epoch
+        if batch is None:
+            return -1
+        return batch.marker().coordinator_epoch
 
     return coordinator_epoch
 

@@ -110,7 +110,9 @@ class Damage:
     reason: str
 
     def __str__(self) -> str:
-        end = "on" if self.next_offset is None else f"to {self.next_offset - 1}"
+        end = "on"
+        if self.next_offset is not None:
+            end = f"to {self.next_offset - 1}"
         return (
             f"{self.path}: damaged at position {self.position}, offsets from {self.first_offset} {end} ({self.reason})"
         )
@@ -133,7 +135,9 @@ class RecoveryReport:
             return "; ".join(map(str, self.damage))
         if self.cut_position is None:
             return f"{self.path}: {self.checked_bytes} bytes checked, nothing cut"
-        kept = f", copied to {self.quarantine_path}" if self.quarantine_path else ""
+        kept = ""
+        if self.quarantine_path:
+            kept = f", copied to {self.quarantine_path}"
         return f"{self.path}: cut {self.cut_bytes} bytes at position {self.cut_position} ({self.reason}){kept}"
 
 
@@ -160,7 +164,9 @@ def recover(
     """
     size = segment.refresh()
     segment.reset(is_synced=indexes == "whole")
-    start = segment.resume(recovery_point, is_whole=indexes == "whole") if indexes != "none" else 0
+    start = 0
+    if indexes != "none":
+        start = segment.resume(recovery_point, is_whole=indexes == "whole")
     below, recovery_position = _walk_to(segment, start, recovery_point, dense_from <= segment.base_offset)
     is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
     bad = next((at for facts in below if (at := _note(segment, facts)) is not None), None)
@@ -179,9 +185,12 @@ def recover(
     if bad == recovery_position:
         last = next((int(facts["position"][-1]) for facts in reversed(below) if len(facts)), None)
         _check_before(segment, start - segment.since_entry_bytes if last is None else last)
-    only_zeros, next_batch_bytes = _look_behind(segment, bad, end_offset)
+    only_zeros, next_batch_bytes = look_behind(segment, bad, end_offset)
     # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone.
-    known = recovery_position if end_offset >= recovery_point else size + 1
+    if end_offset >= recovery_point:
+        known = recovery_position
+    else:
+        known = size + 1
     action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy or Durability("os")))
     if action is Action.FAIL:
         raise CorruptLogError(
@@ -238,7 +247,10 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
             misfit = _note(segment, facts)
             if len(facts) and misfit != at and next_offset is None:
                 next_offset = int(facts["base_offset"][0])
-            at = position if misfit is None else misfit
+            if misfit is None:
+                at = position
+            else:
+                at = misfit
             if misfit is not None:
                 break
     if segment.last_offset + 1 < recovery_point:
@@ -362,10 +374,14 @@ def decide_swap(facts: SwapFacts) -> SwapAction:
     The old segments are taken out only when all of the new one is on disk under its .swap names.
     """
     if facts.was_begun:
-        return SwapAction.FAIL if facts.has_retired else SwapAction.DISCARD
+        if facts.has_retired:
+            return SwapAction.FAIL
+        return SwapAction.DISCARD
     if facts.is_whole:
         return SwapAction.FINISH
-    return SwapAction.FAIL if facts.has_retired else SwapAction.DISCARD
+    if facts.has_retired:
+        return SwapAction.FAIL
+    return SwapAction.DISCARD
 
 
 def finish_swaps(fs: FS, directory: str) -> None:
@@ -381,7 +397,8 @@ def finish_swaps(fs: FS, directory: str) -> None:
         end = base + 1
         is_whole = True
         for facts, _, why in new.walk(0, crc=True):
-            end = int(facts["last_offset"][-1]) + 1 if len(facts) else end
+            if len(facts):
+                end = int(facts["last_offset"][-1]) + 1
             is_whole = why in (layout.WALK_END, layout.WALK_LIMIT)
         has_retired = file_name(base, LOG) not in names
         action = decide_swap(SwapFacts(is_whole, any(base >= one for one in cleaned), has_retired))
@@ -446,7 +463,9 @@ def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     """Notes batches up to the first whose offset does not rise, and returns its position."""
     count = in_order(facts, segment.last_offset + 1, reach(segment.base_offset))
     segment.note_all(facts[:count])
-    return int(facts["position"][count]) if count < len(facts) else None
+    if count < len(facts):
+        return int(facts["position"][count])
+    return None
 
 
 def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_from: int) -> tuple[int | None, int]:
@@ -486,7 +505,10 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     if dense and recovery_point <= expected:
         return walked, start
     # From an index entry on it is not far, and what lies behind will be read from the disk once more.
-    steps = {"step_bytes": max(segment.config.index_interval_bytes, 1 << 10)} if start else {}
+    if start:
+        steps = {"step_bytes": max(segment.config.index_interval_bytes, 1 << 10)}
+    else:
+        steps = {}
     for facts, _, _ in segment.walk(start, crc=False, **steps):
         walked.append(facts)
         bases = facts["base_offset"]
@@ -507,7 +529,7 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     return [facts[facts["position"] < found] for facts in walked], found
 
 
-def _look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
+def look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
     """(only zeros follow, distance to a later whole batch that continues the log)."""
     only_zeros = True
     end = segment.size_bytes

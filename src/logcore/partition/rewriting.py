@@ -64,7 +64,10 @@ class Adoption:
         state = writer.state
         assert end > state.end, (end, state.end)
         if bases:
-            before = state.segments if writer.active.size_bytes else state.segments[:-1]
+            if writer.active.size_bytes:
+                before = state.segments
+            else:
+                before = state.segments[:-1]
             sealed = [*(segment.base_offset for segment in before[-1:]), *bases[:-1]]
             new = ActiveSegment(writer.fs, writer.path, bases[-1], state.config, create=False)
             recovery.rebuild(new)  # it has no markers, because staged writes have none

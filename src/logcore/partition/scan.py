@@ -88,7 +88,9 @@ class Run:
         """Of each record, as Stretch.typed_columns() gives them."""
         facts, _, _ = kernel.walk(self.data, self.at, self.stop, (self.stop - self.at) // layout.HEADER_SIZE + 1, False)
         types = ((facts["attributes"] & layout.APPEND_TIME_BIT) != 0).astype(np.int32)
-        return np.repeat(types, facts["record_count"]) if types.any() else np.zeros(self.rows, np.int32)
+        if types.any():
+            return np.repeat(types, facts["record_count"])
+        return np.zeros(self.rows, np.int32)
 
     def batches(self) -> Iterator[RecordBatch]:
         at = self.at
@@ -144,7 +146,9 @@ class Cursor:
 
     def position(self, segment: Segment, offset: int) -> int | None:
         """Where the batch begins that holds an offset; None where the last reading did not end before it."""
-        return self._position if segment is self._segment and offset == self._offset else None
+        if segment is self._segment and offset == self._offset:
+            return self._position
+        return None
 
 
 @attrs.frozen
@@ -185,7 +189,10 @@ class Stretch:
         start = self.start
         end = self.end
         # With a limit in runs of a quarter of it, because one that would exceed it is left out whole.
-        run_bytes = _OBJECT_BYTES if max_bytes is None else max(1, min(_OBJECT_BYTES, max_bytes // 4))
+        if max_bytes is None:
+            run_bytes = _OBJECT_BYTES
+        else:
+            run_bytes = max(1, min(_OBJECT_BYTES, max_bytes // 4))
         for item in self._limited(max_bytes, self._runs(run_bytes, SLICE_ROWS)):
             if isinstance(item, RecordBatch) and item.is_control:
                 item.verify()  # only a right CRC says that it is one
@@ -271,8 +278,13 @@ class Stretch:
         if start < end:
             self.gaps.check_front(self.segments, start)
         for number, segment in enumerate(self.segments, 1):
-            next_base = self.segments[number].base_offset if number < len(self.segments) else INT64_MAX
-            reached = -1 if before is None else before.next_offset()
+            if number < len(self.segments):
+                next_base = self.segments[number].base_offset
+            else:
+                next_base = INT64_MAX
+            reached = -1
+            if before is not None:
+                reached = before.next_offset()
             if before is not None:
                 self.gaps.check_behind(before, reached, segment.base_offset)
             # A segment that a compaction joined to the one before, after this stretch was made, comes twice.
@@ -285,7 +297,9 @@ class Stretch:
             self.gaps.check_whole(segment)
             dense = True  # until a gap shows that compaction was here
             position = 0
-            known = None if self.cursor is None else self.cursor.position(segment, start)
+            known = None
+            if self.cursor is not None:
+                known = self.cursor.position(segment, start)
             if known is not None:
                 position = known
                 expected = start
@@ -385,7 +399,9 @@ class Stretch:
         if base <= start and base != expected:  # one of the two is damaged: the batch behind bears this one out, or not
             piece = segment.piece(position + behind, 8)
             head = piece.data[piece.at : piece.at + 8]
-            following = int.from_bytes(head, "big", signed=True) if len(head) == 8 else -1
+            following = -1
+            if len(head) == 8:
+                following = int.from_bytes(head, "big", signed=True)
             if last + 1 == (end if following < 0 else following):
                 return position, base
             if 0 <= following <= last:
@@ -404,7 +420,10 @@ class Stretch:
         """
         base = batch.base_offset
         last = batch.last_offset
-        first = min(base, self.start) if expected < 0 else expected
+        if expected < 0:
+            first = min(base, self.start)
+        else:
+            first = expected
         if base == first <= last < next_base:
             return dense  # the usual case, in a fifth of the time
         fault = fault_of(batch.magic, base, last, first, next_base, 0 if dense else NEVER)
@@ -451,7 +470,9 @@ def _shown(column: str, columns: RecordColumns, record: Record) -> object:
     if column == "headers":
         return htmltable.cut(", ".join(f"{name}={htmltable.shown_bytes(value)}" for name, value in record.headers))
     value = getattr(record, column)
-    return value if isinstance(value, int) else htmltable.shown_bytes(value)
+    if isinstance(value, int):
+        return value
+    return htmltable.shown_bytes(value)
 
 
 class Scan:
@@ -487,7 +508,9 @@ class Scan:
                 break
         offsets = sum(span.end - span.start for span in self._spans)
         caption = f"scan of {self._where()}: {offsets:,} offsets"
-        note = f"the first {len(rows)} records" if len(rows) < offsets else ""
+        note = ""
+        if len(rows) < offsets:
+            note = f"the first {len(rows)} records"
         return htmltable.table(caption, self.columns, rows, note=note)
 
     def _where(self) -> str:

@@ -79,13 +79,17 @@ class Seal:
         except ValueError:
             return None
         is_known = fields.keys() == attrs.fields_dict(cls).keys() and all(type(one) is int for one in fields.values())
-        return cls(**fields) if is_known else None
+        if is_known:
+            return cls(**fields)
+        return None
 
 
 def read(fs: FS, directory: str, base_offset: int) -> Seal | None:
     """The seal of a segment, None where there is none that can be understood."""
     content = checkpoint.read(fs, directory, file_name(base_offset, SEAL))
-    return None if content is None else Seal.unpack(content)
+    if content is None:
+        return None
+    return Seal.unpack(content)
 
 
 def write(fs: FS, path: str, seal: Seal) -> None:
@@ -132,7 +136,9 @@ def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int
     bases = (base_offset_of(name) for name in fs.listdir(directory))
     following = min((base for base in bases if base is not None and base > base_offset), default=None)
     if following is not None and following <= seal.next_base_offset:
-        return "" if following >= seal.end_offset else f"segment {following} begins before this one ends"
+        if following >= seal.end_offset:
+            return ""
+        return f"segment {following} begins before this one ends"
     if following is not None and following <= log_start:
         return ""  # of the segments that were deleted, a crash may bring back any
     # Compaction may be giving a new segment the name of an old one: .swap is there from before the old one goes until
@@ -159,7 +165,9 @@ class Finding:
     reason: str
 
     def __str__(self) -> str:
-        where = "" if self.position is None else f" at position {self.position}"
+        where = ""
+        if self.position is not None:
+            where = f" at position {self.position}"
         return f"{self.path}: damaged{where}, offsets {self.first_offset} to {self.next_offset} ({self.reason})"
 
 
@@ -326,7 +334,9 @@ class _Scrub:
             found, _ = yield from self._walk(segment, next_base, place)  # says where, if a batch shows it
             return found or Finding(segment.path, None, base, next_base, "bytes that no CRC of a batch covers changed")
         reason = follows(self.fs, self.directory, base, known, 0)  # what lies below the log start is not checked
-        return Finding(segment.path, known.size_bytes, known.end_offset, place.next_base, reason) if reason else None
+        if reason:
+            return Finding(segment.path, known.size_bytes, known.end_offset, place.next_base, reason)
+        return None
 
     def _walk(
         self, segment: GrowingSegment, next_base: int | None, place: SegmentContext
@@ -335,7 +345,10 @@ class _Scrub:
         expected = segment.base_offset
         before = 0
         crc = 0
-        limit = reach(segment.base_offset) if next_base is None else next_base
+        if next_base is None:
+            limit = reach(segment.base_offset)
+        else:
+            limit = next_base
         bad = segment.size_bytes
         reason = ""
         for facts, position, why in segment.walk(0, crc=True):

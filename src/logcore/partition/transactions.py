@@ -82,7 +82,9 @@ class Transactions:
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
         """Whether a transactional data batch belongs to an aborted transaction."""
         spans = self.aborted.get(producer_id, [])
-        at = bisect_right(spans, (base_offset, base_offset)) if spans else 0
+        at = 0
+        if spans:
+            at = bisect_right(spans, (base_offset, base_offset))
         # One producer's transactions follow each other, so only the last that began at or before can hold it.
         near = spans[max(0, at - 1) : at + 1]
         return any(first <= base_offset < last for first, last in near)
@@ -93,7 +95,9 @@ def control_types(segment: Segment) -> Callable[[int], str]:
 
     def control_type(position: int) -> str:
         batch = segment.batch(position)
-        return batch.control_type() if batch is not None else "UNKNOWN"
+        if batch is not None:
+            return batch.control_type()
+        return "UNKNOWN"
 
     return control_type
 
@@ -110,12 +114,17 @@ def walk_on(state: Transactions, segments: Sequence[Segment]) -> None:
     for segment, following in itertools.zip_longest(segments, segments[1:]):
         if following is not None and following.base_offset <= state.next_offset:
             continue
-        start = segment.find(state.next_offset) if segment.base_offset < state.next_offset else 0
+        start = 0
+        if segment.base_offset < state.next_offset:
+            start = segment.find(state.next_offset)
         for facts, _, _ in segment.walk(start, crc=False):
             state.add(facts, control_types(segment))
 
 
 def index_aborted(active: ActiveSegment, segments: Iterable[Segment]) -> None:
     """Fills the transaction index of the active segment of a log from its batches, when it has markers."""
-    state = walked(segments) if active.has_markers else Transactions()
+    if active.has_markers:
+        state = walked(segments)
+    else:
+        state = Transactions()
     active.set_aborted(state.entries_between(active.base_offset, INT64_MAX))

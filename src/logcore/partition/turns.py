@@ -124,7 +124,9 @@ class Turn:
         if self._fs.lock_byte(self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS):
             return True
         note = self.note()
-        pid = note.pid if note is not None else None
+        pid = None
+        if note is not None:
+            pid = note.pid
         raise LogLockedError(
             f"process {pid or '?'} has kept its turn for {TURN_SECONDS} seconds; if it is stopped, let it go on or "
             "end it",
@@ -182,7 +184,10 @@ class Turn:
     def leave(self, note: Note) -> None:
         """Replaces the note; for who has the turn."""
         packed = _NOTE.pack(self._boot, note.structure, note.end, note.size_bytes, _DELETED * note.is_deleted)
-        holder = self._busy if note.is_busy else self._idle
+        if note.is_busy:
+            holder = self._busy
+        else:
+            holder = self._idle
         content = packed + zlib.crc32(packed).to_bytes(4, "big") + holder
         self._fs.pwrite(self._note_handle, content, 0)
         self._known_note = content, note

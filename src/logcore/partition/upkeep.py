@@ -68,7 +68,10 @@ class Upkeep:
             acted = is_sync_due
             acted |= writer.files.unlink_retired(clock_ms)
             if writer.active.size_bytes:
-                wall_ms = writer.fs.now_ms() if now_ms is None else now_ms
+                if now_ms is None:
+                    wall_ms = writer.fs.now_ms()
+                else:
+                    wall_ms = now_ms
                 if wall_ms - writer.active.begun_ms > writer.state.config.max_segment_ms:
                     writer.roll_locked()
                     acted = True
@@ -159,7 +162,10 @@ class Upkeep:
             self._left_below = ()
             writer.files.retire(left, writer.state.config.file_delete_delay_ms)
             facts = self._facts_locked(now_ms, committed)
-            wanted = policy(facts) if segments is None else segments
+            if segments is None:
+                wanted = policy(facts)
+            else:
+                wanted = segments
             count = max(retention.below_start(facts), min(wanted, facts.deletable))
             if count <= 0:
                 return 0
@@ -172,12 +178,18 @@ class Upkeep:
         """Retention every five minutes, but not by a wall clock that was set meanwhile."""
         if clock_ms < self._next_retention_ms:
             return False
-        wall_ms = self._writer.fs.now_ms() if now_ms is None else now_ms
+        if now_ms is None:
+            wall_ms = self._writer.fs.now_ms()
+        else:
+            wall_ms = now_ms
         self._next_retention_ms = clock_ms + retention.CHECK_MS
         if not self._clocks.agree(wall_ms, clock_ms) or not self._writer.claim.takes_care():
             return False
         with self._writer.state.lock:
             self._writer.producers.expire(wall_ms)
         # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
-        committed = {} if self._policy is retention.kafka_rules else self._committed()
+        if self._policy is not retention.kafka_rules:
+            committed = self._committed()
+        else:
+            committed = {}
         return self.retain(now_ms, policy=self._policy, committed=committed) > 0

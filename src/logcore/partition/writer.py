@@ -27,7 +27,7 @@ import numpy as np
 from logcore import checkpoint
 from logcore.checkpoint import Notes
 from logcore.claim import Claim
-from logcore.config import INT64_MAX, Durability, LogConfig
+from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptLogError,
     DiskFullError,
@@ -49,15 +49,16 @@ from logcore.invariants import keeps_order, locked
 from logcore.kernels import Appender, Receipt
 from logcore.kernels.appending import QUICK_BYTES
 from logcore.kernels.layout import APPEND_TIME_BIT, EncodedBatch, Level
-from logcore.names import LOG, file_name, parse_partition_name
+from logcore.names import LOG, file_name
 from logcore.notices import ERROR, tell
 from logcore.partition import epochs, gaps, recovery, seals, transactions
 from logcore.partition.gaps import Gaps
 from logcore.partition.groupcommit import GroupCommit
 from logcore.partition.noted import noted_gaps
-from logcore.partition.opening import Opened
+from logcore.partition.opening import Opened, Place
 from logcore.partition.producerstate import ProducerState
 from logcore.partition.scan import batch_around
+from logcore.partition.shownend import ShownEnd
 from logcore.partition.state import PartitionState
 from logcore.partition.transactions import Transactions
 from logcore.recordbatch import compressor, target_codec
@@ -97,33 +98,25 @@ class Writer(Appender):
     active: ActiveSegment
     commit: GroupCommit
 
-    def __init__(
-        self,
-        fs: FS,
-        path: str,
-        config: LogConfig,
-        policy: Durability,
-        *,
-        claim: Claim,
-        opened: Opened,
-        is_replicated: bool,
-        sharing: SharedLock | None = None,
-    ) -> None:
-        """Has done nothing yet; start_locked() begins. opened: the partition at path, as opening has left it."""
+    def __init__(self, place: Place, *, claim: Claim, opened: Opened, sharing: SharedLock | None = None) -> None:
+        """Has done nothing yet; start_locked() begins. opened: the partition as opening has left it."""
+        fs = place.fs
+        path = place.path
+        policy = place.durability
         self.fs = fs
         self.path = path
-        self.parent, name = os.path.split(path)
-        self.key = parse_partition_name(name)
+        self.parent = place.parent
+        self.key = place.key
         self.claim = claim
         self.durability = policy
-        self.is_replicated = is_replicated
+        self.is_replicated = place.is_replicated
         self.sharing = sharing
         #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others
         #: know the log; called under the log's lock, so it may not wait.
         self.on_stir: Callable[[], None] | None = None
         #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
         self.is_held = False
-        self.state = PartitionState(config, self._gaps(opened))
+        self.state = PartitionState(place.config, self._gaps(opened))
         if sharing is not None:
             self.state.lock = sharing
             self.state.follow = sharing.follow
@@ -141,7 +134,7 @@ class Writer(Appender):
         self.last_sync_ms = self.last_recovery_ms
         self.is_resting = False
         self.is_midway = False
-        self._durable_handle = -1
+        self._shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
         self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"
@@ -178,7 +171,9 @@ class Writer(Appender):
 
     def _gaps(self, opened: Opened) -> Gaps:
         """Another process may compact a shared log, as for its readers."""
-        ask = None if self.sharing is None else functools.partial(noted_gaps, self.fs, self.path)
+        ask = None
+        if self.sharing is not None:
+            ask = functools.partial(noted_gaps, self.fs, self.path)
         return Gaps(opened.gaps, ask)
 
     def _apply_config(self) -> None:
@@ -210,7 +205,7 @@ class Writer(Appender):
         """Begins to write; for open_log() alone."""
         # The visible end is on disk before the notes: after a crash between the two, these would tell the next opening
         # of a high watermark that is nowhere.
-        self._durable_handle = self._open_durable_end()
+        self._open_shown_end()
         self._note_locked(opened.own_notes)
         self.begin_after_locked(opened)
 
@@ -248,7 +243,10 @@ class Writer(Appender):
             state.segments = [*(known.get(one.base_offset, one) for one in state.segments[:-1]), self.active]
         self.written_bytes += opened.active.size_bytes  # how much of it is not on disk is not known
         self.commit.renew(durable_end)
-        visible = durable_end if self.durability.waits else opened.end
+        if self.durability.waits:
+            visible = durable_end
+        else:
+            visible = opened.end
         if visible > state.visible:
             state.show(visible)
         elif cut_offset is not None:
@@ -290,44 +288,20 @@ class Writer(Appender):
         self.active.set_aborted(self.followed.entries_between(self.active.base_offset, INT64_MAX), writes=True)
         self.lacks_aborted = False
 
-    def _open_durable_end(self) -> int:
-        """The handle of the file that tells readers how far they may look; -1 under a policy that needs none."""
-        fs = self.fs
-        path = os.path.join(self.path, checkpoint.DURABLE_END)
-        if not self.durability.waits and not self.is_replicated:
-            with contextlib.suppress(FileNotFoundError):
-                fs.unlink(path)
-            return -1
-        content = self._packed_end()
-        if self.sharing is not None and self.sharing.is_believed and fs.exists(path):
-            return fs.open(path, write=True)  # another process has written it, and may do so now
-        if not fs.exists(path):
-            # It gets its name when it is whole: readers look meanwhile, and to them an empty one is damaged. It is on
-            # disk, too: after a crash a log without it is one that hides nothing.
-            checkpoint.write(fs, self.path, checkpoint.DURABLE_END, content, reserve=self.parent)
-            return fs.open(path, write=True)
-        handle = fs.open(path, write=True)
-        try:
-            fs.pwrite(handle, content, 0)
-            fs.fsync(handle)
-        except BaseException:
-            fs.close(handle)
-            raise
-        return handle
+    def _open_shown_end(self) -> None:
+        if self.durability.waits or self.is_replicated:
+            self._shown.open(self.state.visible, keeps=self.sharing is not None and self.sharing.is_believed)
+        else:
+            self._shown.remove()
 
     def show_elsewhere(self, end: int) -> None:
         """Tells readers in other processes up to where they may read. Raises what a write raises."""
-        if self._durable_handle >= 0:
-            self.fs.pwrite(self._durable_handle, checkpoint.pack_shown_end(end), 0)
-
-    def _packed_end(self) -> bytes:
-        return checkpoint.pack_shown_end(self.state.visible, is_replicated=self.is_replicated)
+        self._shown.show(end)
 
     def abandon(self) -> None:
         """Lets go of a log that could not be opened; for open_log() alone."""
         self.state.is_closed = True
-        if self._durable_handle >= 0:
-            self.fs.close(self._durable_handle)
+        self._shown.close()
 
     def close(self) -> None:
         """Syncs, writes what lets the next opening skip its check, and gives the claim up. For Log.close().
@@ -351,10 +325,7 @@ class Writer(Appender):
                         self.claim.fail()
                     self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
                     with self.commit.held(failed=True):  # a sync under way in another thread still uses the files
-                        handle = self._durable_handle
-                        self._durable_handle = -1
-                        if handle >= 0:
-                            self.fs.close(handle)
+                        self._shown.close()
                         if self.sharing is not None:
                             self.sharing.leave()
                         # Segments are closed when the last reader lets go of them, not under it.
@@ -390,10 +361,10 @@ class Writer(Appender):
             if self.is_replicated:
                 with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
                     self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
-            elif self._durable_handle >= 0:  # all is on disk now: readers need no limit, and Kafka may append next
-                with self.claim.alone() as is_alone, contextlib.suppress(FileNotFoundError):
+            elif self._shown.is_open:  # all is on disk now: readers need no limit, and Kafka may append next
+                with self.claim.alone() as is_alone:
                     if is_alone:
-                        fs.unlink(os.path.join(self.path, checkpoint.DURABLE_END))
+                        self._shown.remove()
             self.files.unlink_retired(None)
             self.claim.leave()
         except BaseException:
@@ -443,11 +414,9 @@ class Writer(Appender):
             raise LogClosedError("the log is closed", path=self.path)
         if self.commit.failure is not None:
             is_damaged = isinstance(self.commit.failure.__cause__, CorruptLogError)
-            advice = (
-                "the end of the log is damaged; `logcore recover` copies what is whole"
-                if is_damaged
-                else "an earlier write or sync failed; close the log and open it again"
-            )
+            advice = "an earlier write or sync failed; close the log and open it again"
+            if is_damaged:
+                advice = "the end of the log is damaged; `logcore recover` copies what is whole"
             raise LogFailedError(advice, path=self.path) from self.commit.failure
         if self.fs.forks == self.forks:
             raise ReadOnlyLogError(
@@ -766,23 +735,15 @@ class Writer(Appender):
         if self.sharing is not None:
             if self.durability.waits:
                 self.sharing.show(end)
-        elif self._durable_handle >= 0 and not self.is_replicated:
+        elif self._shown.is_open and not self.is_replicated:
             self.state.show(end)
-            self._show_elsewhere()
+            self._shown.show_if_possible(self.state.visible)
 
     def hold_back_locked(self) -> None:
         """Before several segments come to the log at once: readers in other processes, which take what lies before the
         last segment for shown, are told that the visible end may lie anywhere. Durable, until more is shown.
         """
-        if self._durable_handle >= 0 and not self.is_replicated:
-            content = checkpoint.pack_shown_end(self.state.visible, is_replicated=True)
-            self.fs.pwrite(self._durable_handle, content, 0)
-            self.fs.fsync(self._durable_handle)
-
-    def _show_elsewhere(self) -> None:
-        """Tells readers in other processes of the visible end."""
-        with contextlib.suppress(DiskFullError, StorageWriteError):  # they see it when it moves next
-            self.fs.pwrite(self._durable_handle, self._packed_end(), 0)
+        self._shown.hold_back(self.state.visible)
 
     def advance_high_watermark(self, offset: int) -> int:
         """See Log.advance_high_watermark()."""
@@ -806,7 +767,7 @@ class Writer(Appender):
                 offset, _ = batch_around(self.state.segments, offset)
             if offset > self.state.visible:
                 self.state.show(offset)
-                self._show_elsewhere()
+                self._shown.show_if_possible(offset)
             return self.state.visible
 
     @locked
@@ -816,10 +777,9 @@ class Writer(Appender):
         self.state.wake()
         if self.sharing is not None:
             self.sharing.cut(offset)
-        elif self._durable_handle >= 0:
-            self.fs.pwrite(self._durable_handle, self._packed_end(), 0)
-            if self.is_replicated:
-                self.fs.fsync(self._durable_handle)  # the next opening begins with it
+        else:
+            # Of a replicated log the next opening begins with it.
+            self._shown.show(self.state.visible, sync=self.is_replicated)
         if self.is_replicated and self.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
             # What the leader puts here next is another log, and the next opening begins with what is noted.
             self.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)
@@ -846,7 +806,10 @@ class Writer(Appender):
 
         base_offset: of the new segment, where it is not the log end but above it: a gap lies before it then.
         """
-        base = self.state.end if base_offset is None else base_offset
+        if base_offset is None:
+            base = self.state.end
+        else:
+            base = base_offset
         old = self.active
         path = os.path.join(self.path, file_name(base, LOG))
         producers = self.producers.to_save(has_producers=self.notes.producers)
@@ -890,36 +853,6 @@ class Writer(Appender):
         # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
-
-    @keeps_order
-    def begin_at_locked(self, offset: int) -> None:
-        """Makes an empty log one that begins at offset, as its leader's does."""
-        old = self.active
-        path = os.path.join(self.path, file_name(offset, LOG))
-        # A crash may leave both segments and the old start: then the offsets between them must not look lost.
-        self.note_gaps_locked(offset)
-        with self.commit.held():
-            try:
-                self.is_midway = True
-                new = ActiveSegment(self.fs, self.path, offset, self.state.config, create=True)
-                self.fs.sync_dir(self.path)
-                self.set_checkpoint(checkpoint.LOG_START, offset)
-                self.state.log_start = offset
-                self.state.end = offset
-                self.state.segments = [new]
-                self.active = new
-                self.commit.advance(offset, self.written_bytes)
-                self.state.show(offset)
-                self.is_midway = False
-            except BaseException as error:
-                # Lack of room or descriptors passes, as long as no file says that the log begins there.
-                if isinstance(error, (DiskFullError, ResourceError)) and not self.fs.exists(path):
-                    self.is_midway = False
-                else:
-                    self.commit.poison(error)
-                raise
-        self.files.remove(old)
-        self.set_epochs_locked(epochs.truncate_start(self.epochs, offset))
 
     @locked
     def seal_locked(self) -> None:

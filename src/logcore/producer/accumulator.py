@@ -61,9 +61,15 @@ class Columns:
 
     def cut(self, start: int, stop: int) -> Columns:
         """Rows start to stop. The bytes are not copied."""
-        keys = None if self.keys is None else _cut(self.keys, start, stop)
-        values = None if self.values is None else _cut(self.values, start, stop)
-        times = None if self.times is None else self.times[start:stop]
+        keys = None
+        if self.keys is not None:
+            keys = _cut(self.keys, start, stop)
+        values = None
+        if self.values is not None:
+            values = _cut(self.values, start, stop)
+        times = None
+        if self.times is not None:
+            times = self.times[start:stop]
         return Columns(keys, values, times, stop - start)
 
     def size_bytes(self) -> int:
@@ -211,7 +217,9 @@ class Ratios:
 
     def of(self, topic: str, codec: Codec) -> float:
         """To multiply a plain size with; 1 where nothing is compressed."""
-        return 1.0 if codec is Codec.NONE else min(1.0, self._known.get((topic, codec), 1.0) * _CAUTION)
+        if codec is Codec.NONE:
+            return 1.0
+        return min(1.0, self._known.get((topic, codec), 1.0) * _CAUTION)
 
     def observe(self, topic: str, codec: Codec, ratio: float) -> None:
         """Of a batch that was encoded."""
@@ -232,7 +240,10 @@ class Accumulator:
         self._draw = draw
         self._most_records = settings.batch_records or 1 << 62
         codec = settings.compression_type
-        self._codec = Codec.NONE if codec is None else codec_named(codec)
+        if codec is None:
+            self._codec = Codec.NONE
+        else:
+            self._codec = codec_named(codec)
         self.ratios = Ratios()
         self.queues: dict[tuple[str, int], Queue] = {}
         self.active: dict[Queue, None] = {}  # those with batches

@@ -122,9 +122,15 @@ def cuts(sizes: Sizes, limit_bytes: int, most_records: int) -> Iterator[tuple[in
 
 def taken(columns: Columns, places: npt.NDArray[np.int64]) -> Columns:
     """The rows at some places, copied. Raises InvalidRecordError where a column is too large for that."""
-    times = None if columns.times is None else columns.times[places]
-    keys = None if columns.keys is None else _taken(columns.keys, places)
-    values = None if columns.values is None else _taken(columns.values, places)
+    times = None
+    if columns.times is not None:
+        times = columns.times[places]
+    keys = None
+    if columns.keys is not None:
+        keys = _taken(columns.keys, places)
+    values = None
+    if columns.values is not None:
+        values = _taken(columns.values, places)
     return Columns(keys, values, times, len(places))
 
 

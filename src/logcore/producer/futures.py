@@ -166,7 +166,9 @@ class Delivery:
             if callback is not None:
                 call(callback, self.error, metadata)
         if self.gathered is not None:
-            receipt = None if self.receipt is None else self.receipt._replace(durability=self.level)
+            receipt = None
+            if self.receipt is not None:
+                receipt = self.receipt._replace(durability=self.level)
             self.gathered.add(receipt, self.error)
             self.gathered = None
         while True:
@@ -200,11 +202,11 @@ class RecordFuture(Future[RecordMetadata]):
     Made by Producer.send(). All methods may be called from several threads.
     """
 
-    __slots__ = ("_key_size", "_sent_ms", "_to", "_value_size", "index")
+    __slots__ = ("_key_size", "_sent_ms", "_value_size", "batch", "index")
 
     def __init__(self, delivery: Delivery, index: int, sent_ms: int, key_size: int, value_size: int) -> None:
         """Not for users. Does not call Future's, which makes a lock."""
-        self._to = delivery
+        self.batch = delivery
         self.index = index
         self._sent_ms = sent_ms
         self._key_size = key_size
@@ -212,10 +214,13 @@ class RecordFuture(Future[RecordMetadata]):
 
     def delivery(self) -> Delivery:
         """The one whose outcome is this record's: that of its batch, or of the part it went to."""
-        found = self._to
+        found = self.batch
         while found.parts is not None:
             front, back, at = found.parts
-            found = front if self.index < at else back
+            if self.index < at:
+                found = front
+            else:
+                found = back
         return found
 
     def metadata(self, delivery: Delivery) -> RecordMetadata:
@@ -229,7 +234,9 @@ class RecordFuture(Future[RecordMetadata]):
                 sent_ms = receipt.timestamp_ms
         elif delivery.gives_time:
             sent_ms = -1
-        kind = "append" if delivery.gives_time else "create"
+        kind = "create"
+        if delivery.gives_time:
+            kind = "append"
         sizes = (self._key_size, self._value_size)
         return _MAKE((delivery.topic, delivery.partition, offset, sent_ms, kind, *sizes, delivery.level))
 
@@ -237,15 +244,17 @@ class RecordFuture(Future[RecordMetadata]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        return self._to.condition
+        return self.batch.condition
 
     @property
     def _state(self) -> str:  # type: ignore[override]
-        return _FINISHED if self.delivery().resolved else _PENDING
+        if self.delivery().resolved:
+            return _FINISHED
+        return _PENDING
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
-        return self._to.waiting.setdefault(self, [])
+        return self.batch.waiting.setdefault(self, [])
 
     def __repr__(self) -> str:
         delivery = self.delivery()
@@ -285,16 +294,16 @@ class RecordFuture(Future[RecordMetadata]):
         return delivery.error
 
     def _wait(self, timeout: float | None) -> Delivery:
-        if self._to.teller.is_me:
+        if self.batch.teller.is_me:
             raise ProducerStateError("a delivery callback waits for a delivery that comes after it")
-        with self._to.condition:
-            if not self._to.condition.wait_for(self.done, timeout):
+        with self.batch.condition:
+            if not self.batch.condition.wait_for(self.done, timeout):
                 raise FutureTimeoutError
         return self.delivery()
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
         """Calls fn(future) when the outcome is final; at once if it is. Its errors go to sys.unraisablehook."""
-        with self._to.condition:
+        with self.batch.condition:
             delivery = self.delivery()
             if not delivery.has_told:
                 delivery.later.append((self, fn))

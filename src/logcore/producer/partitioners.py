@@ -62,13 +62,21 @@ class Chooser:
             )
         self._count = len(self.numbers)
         self._draw = draw
-        self._name = partitioner if isinstance(partitioner, str) else ""
-        self._own = None if isinstance(partitioner, str) else partitioner
+        if isinstance(partitioner, str):
+            self._name = partitioner
+        else:
+            self._name = ""
+        self._own: Callable[[bytes | None, tuple[int, ...]], int] | None = None
+        if not isinstance(partitioner, str):
+            self._own = partitioner
         self._turn = 0
         self._ignores_keys = ignores_keys
         known = _HASHES.get(self._name)
         self._hash: _Hash | None = None if known is None else known[0]
-        self._null = None if known is None else known[1]
+        if known is not None:
+            self._null = known[1]
+        else:
+            self._null = None
         self.sticky = 0
         self.move()
 
@@ -110,7 +118,9 @@ class Chooser:
             return 0
         if self._hash is not None and self._null is None and (keys is None or self._ignores_keys):
             return -1
-        every = [None] * count if keys is None else keys
+        every: Sequence[bytes | None] = [None] * count
+        if keys is not None:
+            every = keys
         if self._hash is None or self._ignores_keys:
             return np.fromiter(map(self.choose, every), np.int64, count)
         numbers = np.fromiter(map(self._hash, [key or b"" for key in every]), np.int64, count) % self._count

@@ -105,7 +105,10 @@ class _Work:
         self.transacting: Transacting | None = None
         if coordinator is not None:
             name = str(settings.transactional_id)
-            timeout_ms = NO_TIMEOUT if settings.two_phase else settings.transaction_timeout_ms
+            if settings.two_phase:
+                timeout_ms = NO_TIMEOUT
+            else:
+                timeout_ms = settings.transaction_timeout_ms
             self.transacting = Transacting(fs, coordinator, name, timeout_ms, self.room)
         self.sender = Sender(fs, directory, settings, self.accumulator, self.teller, self.room, self.transacting)
 
@@ -119,7 +122,9 @@ class _Work:
     def due_ms(self) -> int:
         """How long nothing is ready, if no record comes; under the lock."""
         next_ms = self.accumulator.next_ms()
-        return _LOOK_MS if next_ms is None else min(_LOOK_MS, max(0, next_ms - self.fs.monotonic_ms()))
+        if next_ms is None:
+            return _LOOK_MS
+        return min(_LOOK_MS, max(0, next_ms - self.fs.monotonic_ms()))
 
     def run(self) -> None:
         """What the thread of the producer does, until it is over."""
@@ -187,12 +192,16 @@ class Producer:
         work.is_closing = True
         atexit.unregister(self._at_exit)
         if work.accumulator.active:
-            outcome = "is written within a second" if self._settings.threaded else "is lost"
+            outcome = "is lost"
+            if self._settings.threaded:
+                outcome = "is written within a second"
             what = f"a producer of {self._directory.path} was not closed; what it holds {outcome}"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._work.is_closing else f"{self._accumulator.queued_records} records queued"
+        state = "closed"
+        if not self._work.is_closing:
+            state = f"{self._accumulator.queued_records} records queued"
         return f"<Producer of {self._directory.path}, {state}>"
 
     def close(self, timeout: float | None = None) -> None:
@@ -283,7 +292,11 @@ class Producer:
         if headers:
             headers = _copied_headers(headers)
             size_bytes += sum(len(name.encode()) + len(content or b"") + HEADER_BYTES for name, content in headers)
-        sent_ms = self._now_ms() if timestamp_ms is None else time_ms(timestamp_ms)
+        sent_ms: int | None
+        if timestamp_ms is None:
+            sent_ms = self._now_ms()
+        else:
+            sent_ms = time_ms(timestamp_ms)
         assert sent_ms is not None
         if size_bytes > self._most_bytes:
             self._refuse_size(size_bytes)
@@ -338,7 +351,10 @@ class Producer:
             self._check_open()
             shares = list(self._routes.divide(topic, partition, keys if partition is None else None, sizes))
         for queue, places in shares:
-            part = rows if places is None else [rows[place] for place in places.tolist()]
+            if places is None:
+                part = rows
+            else:
+                part = [rows[place] for place in places.tolist()]
             if not self._send_part(queue, part, sizes if places is None else sizes[places], gathered):
                 break
         gathered.add(None, None)
@@ -359,13 +375,19 @@ class Producer:
         """
         if keys is None and values is None:
             raise InvalidRecordError("send_columns needs keys or values")
-        key_column = None if keys is None else input_column(keys, "keys")
-        value_column = None if values is None else input_column(values, "values")
+        key_column = None
+        if keys is not None:
+            key_column = input_column(keys, "keys")
+        value_column = None
+        if values is not None:
+            value_column = input_column(values, "values")
         counts = {len(column[1]) - 1 for column in (key_column, value_column) if column is not None}
         if len(counts) != 1:
             raise InvalidRecordError("keys and values must have as many rows as each other", found=sorted(counts))
         count = counts.pop()
-        times = None if timestamps_ms is None else input_timestamps(timestamps_ms, count)
+        times = None
+        if timestamps_ms is not None:
+            times = input_timestamps(timestamps_ms, count)
         columns = Columns(key_column, value_column, times, count)
         sizes = bulk.sizes_of_columns(columns)
         gathered = bulk.Gathered()
@@ -373,7 +395,10 @@ class Producer:
             self._check_open()
             shares = list(self._routes.divide(topic, partition, key_column, sizes))
         for queue, places in shares:
-            part = columns if places is None else bulk.taken(columns, places)
+            if places is None:
+                part = columns
+            else:
+                part = bulk.taken(columns, places)
             if not self._send_part(queue, part, sizes if places is None else sizes[places], gathered):
                 break
         gathered.add(None, None)
@@ -383,7 +408,8 @@ class Producer:
         """A record as the interceptors leave it, with serialized key and value."""
         for interceptor in self._settings.interceptors:
             found = call(interceptor.on_send, record)
-            record = found if isinstance(found, ProducerRecord) else record
+            if isinstance(found, ProducerRecord):
+                record = found
         key = _serialized(self._settings.key_serializer, record.key, "key_serializer")
         value = _serialized(self._settings.value_serializer, record.value, "value_serializer")
         return record._replace(key=key, value=value)
@@ -415,7 +441,11 @@ class Producer:
                 except LogcoreError as error:
                     gathered.fail(error)
                     return False
-                part = records.cut(start, stop) if isinstance(records, Columns) else list(records[start:stop])
+                part: Columns | list[Any]
+                if isinstance(records, Columns):
+                    part = records.cut(start, stop)
+                else:
+                    part = list(records[start:stop])
                 batch = accumulator.add(queue, part, size_bytes, self._fs.monotonic_ms())
                 batch.delivery.gathered = gathered
                 gathered.expect()
@@ -520,12 +550,17 @@ class Producer:
 
     def _wait_for(self, pending: Sequence[Delivery], timeout: float | None) -> bool:
         """Whether these have their outcomes, and their callbacks have run, in time."""
-        end_ms = None if timeout is None else self._fs.monotonic_ms() + round(timeout * 1000)
+        end_ms = None
+        if timeout is not None:
+            end_ms = self._fs.monotonic_ms() + round(timeout * 1000)
         for delivery in pending:
             while True:
                 if not self._settings.threaded:
                     self._work.round()
-                left_ms = _LOOK_MS if end_ms is None else end_ms - self._fs.monotonic_ms()
+                if end_ms is None:
+                    left_ms = _LOOK_MS
+                else:
+                    left_ms = end_ms - self._fs.monotonic_ms()
                 if not self._settings.threaded:
                     with self._lock:
                         left_ms = min(left_ms, self._work.due_ms())

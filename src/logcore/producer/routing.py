@@ -46,7 +46,9 @@ class _Route:
         self.numbers = numbers
         self.chooser = chooser
         self.queues = queues
-        self.sticky = queues[chooser.sticky] if chooser.choose(None) < 0 else None
+        self.sticky: Queue | None = None
+        if chooser.choose(None) < 0:
+            self.sticky = queues[chooser.sticky]
         self.sticky_bytes = 0
 
 
@@ -96,7 +98,10 @@ class Routes:
         if not isinstance(numbers, int):
             for number in np.unique(numbers[numbers >= 0]).tolist():
                 yield route.queues[number], np.flatnonzero(numbers == number)
-        keyless = np.arange(len(sizes)) if isinstance(numbers, int) else np.flatnonzero(numbers < 0)
+        if isinstance(numbers, int):
+            keyless = np.arange(len(sizes))
+        else:
+            keyless = np.flatnonzero(numbers < 0)
         while len(keyless):
             # As many as the sticky partition takes before another is drawn.
             reached = np.cumsum(sizes[keyless])
@@ -133,7 +138,9 @@ class Routes:
         return route
 
     def _refreshed(self, topic: str, route: _Route) -> _Route:
-        return route if self._directory.partitions(topic) == route.numbers else self._look(topic)
+        if self._directory.partitions(topic) == route.numbers:
+            return route
+        return self._look(topic)
 
     def refresh(self, topic: str) -> None:
         """When a batch begins: partitions may have been added. A topic that was deleted is told by the write."""

@@ -285,7 +285,9 @@ class Sender:
             self._encode(queue, batch, log)
         assert batch.data is not None
         # Under "always" the policy holds whatever acks says; else acks=all syncs once for all batches of the round.
-        level: Level | None = None if self._directory.durability.kind == "always" else "os"
+        level: Level | None = None
+        if self._directory.durability.kind != "always":
+            level = "os"
         was_unknown = batch.is_unknown
         batch.is_unknown = True  # also when an interrupt ends the append
         try:
@@ -298,9 +300,14 @@ class Sender:
     def _encode(self, queue: Queue, batch: Batch, log: Log) -> None:
         """Turns the records into the bytes of a batch. Raises what is wrong with a record, or too large."""
         config = log.config
-        wanted = Codec.NONE if self._settings.compression_type is None else codec_named(self._settings.compression_type)
+        if self._settings.compression_type is None:
+            wanted = Codec.NONE
+        else:
+            wanted = codec_named(self._settings.compression_type)
         codec = target_codec(config, wanted)
-        identity = self._identity(queue) if self._settings.idempotent else None
+        identity = None
+        if self._settings.idempotent:
+            identity = self._identity(queue)
         attributes = int(codec)
         if self._transacting is not None:
             attributes |= TRANSACTIONAL_BIT
@@ -362,7 +369,9 @@ class Sender:
         counts.latencies_ms.append(self._fs.monotonic_ms() - batch.created_ms)
         counts.sizes_bytes.append(0 if batch.data is None else len(batch.data))
         self._accumulator.remove(queue, batch)
-        level: Level = "disk" if self._settings.acks == -1 else receipt.durability
+        level: Level = "disk"
+        if self._settings.acks != -1:
+            level = receipt.durability
         batch.delivery.resolve(receipt, None, level=level, gives_time=log.config.is_append_time)
         self._ended.append(batch.delivery)
         self._room.notify_all()

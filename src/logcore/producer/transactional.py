@@ -216,7 +216,10 @@ class TransactionalProducer(Producer):
         now_ms = self._fs.now_ms()
         committed = {(topic, number): _committed(given, now_ms) for (topic, number), given in offsets.items()}
         groups = self._coordinators.groups(self._directory)
-        group_id = group if isinstance(group, str) else group.group_id
+        if isinstance(group, str):
+            group_id = group
+        else:
+            group_id = group.group_id
         home = groups.home(group_id)
         if self._transacting.new_partitions([home]):
             self._transacting.add([home])
@@ -252,7 +255,10 @@ class TransactionalProducer(Producer):
             self._transacting.enter(state)
 
     def _deadline_ms(self, timeout: float | None) -> int:
-        left_ms = self._settings.max_block_ms if timeout is None else round(timeout * 1000)
+        if timeout is None:
+            left_ms = self._settings.max_block_ms
+        else:
+            left_ms = round(timeout * 1000)
         return self._fs.monotonic_ms() + left_ms
 
     def _left_seconds(self, deadline_ms: int) -> float:

@@ -195,7 +195,9 @@ def _callable(_settings: ProducerSettings, attribute: attrs.Attribute[Any], valu
 
 
 def _acks(given: object) -> Literal[0, 1, -1]:
-    found = _ACKS.get(given) if isinstance(given, (int, str)) and not isinstance(given, bool) else None
+    found = None
+    if isinstance(given, (int, str)) and not isinstance(given, bool):
+        found = _ACKS.get(given)
     if found is None:
         raise InvalidConfigError("acks", expected="0, 1 or 'all'", found=repr(given))
     return found
@@ -276,7 +278,9 @@ class ProducerSettings:
     @property
     def idempotent(self) -> bool:
         """On by default, where acks allow it, as in Kafka's Java client."""
-        return self.acks == -1 if self.enable_idempotence is None else self.enable_idempotence
+        if self.enable_idempotence is None:
+            return self.acks == -1
+        return self.enable_idempotence
 
 
 #: The settings by their names.
@@ -317,7 +321,9 @@ def chosen_settings(config: Mapping[str, object] | None, given: Mapping[str, Any
 def _acks_of(durability: object, has_acks: bool) -> Literal[1, -1]:
     if has_acks:
         raise InvalidConfigError("acks and durability say the same; give one of them")
-    found = _LEVELS.get(durability) if isinstance(durability, str) else None
+    found = None
+    if isinstance(durability, str):
+        found = _LEVELS.get(durability)
     if found is None:
         raise InvalidConfigError("durability", expected="'os' or 'disk'", found=repr(durability))
     return found

@@ -116,7 +116,10 @@ class Forwarder:
         self.transactional_id = f"{self.group_id}-{self._settings.name}"
         self._keeper: Keeper = "directory" if self._settings.at_least_once else "cluster"
         can_write = not logdir.is_read_only
-        self._holds = can_write and not logdir.has_coordinator if self._settings.hold is None else self._settings.hold
+        if self._settings.hold is None:
+            self._holds = can_write and not logdir.has_coordinator
+        else:
+            self._holds = self._settings.hold
         if not can_write and (self._holds or self._settings.on_error == "quarantine"):
             raise InvalidConfigError(
                 "hold=True and on_error='quarantine' write to the directory, which was opened with read_only=True"
@@ -156,7 +159,9 @@ class Forwarder:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else self._state
+        state = "closed"
+        if not self._closed:
+            state = self._state
         return f"<Forwarder {self._settings.name} of {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
@@ -252,7 +257,10 @@ class Forwarder:
     def _rest(self, timeout_s: float) -> None:
         """Nothing is to be shipped now."""
         is_stopped = self._lanes and all(lane.failure is not None for lane in self._lanes.values())
-        self._state = "stopped" if is_stopped else "idle"
+        if is_stopped:
+            self._state = "stopped"
+        else:
+            self._state = "idle"
         self._reason = ""
         self._attempts = 0
         self._note()
@@ -368,7 +376,10 @@ class Forwarder:
         """A new sender, and every lane at what is delivered. With transactions, first the sender and then the question:
         the sender ends what was open, so that nothing moves behind the answer.
         """
-        self._state = "connecting" if not self._attempts else self._state
+        if not self._attempts:
+            self._state = "connecting"
+        else:
+            self._state = self._state
         note = self._read_note()
         if self._keeper == "directory":
             sender = self._cluster.plain_sender()
@@ -404,7 +415,9 @@ class Forwarder:
         return note
 
     def _place(self, lane: Lane, progress: Progress | None, noted: Progress | None) -> None:
-        committed = None if progress is None else progress.offset
+        committed = None
+        if progress is not None:
+            committed = progress.offset
         try:
             log = self._log(lane)
             if progress is not None:
@@ -414,7 +427,9 @@ class Forwarder:
         except LogcoreError as error:  # another log, damaged, or deleted: the others go on
             self._stop(lane, error)
             return
-        before = lane.delivered if lane.is_placed and committed is None else committed
+        before = committed
+        if lane.is_placed and committed is None:
+            before = lane.delivered
         begin = self._decided(lane, log, before, None if noted is None else noted.offset)
         if begin is None:
             return
@@ -572,7 +587,10 @@ class Forwarder:
         if not self._noted:
             return
         found = self._notes.read()
-        before = {} if found is None else found.progress
+        if found is not None:
+            before = found.progress
+        else:
+            before = {}
         note = Note(self._keeper, self._cluster_id, {**before, **self._noted})
         if note != found:
             self._notes.write(note)
@@ -606,7 +624,10 @@ class Forwarder:
                 lag_records += log.high_watermark - lane.delivered
                 lag_bytes += _bytes_behind(log, lane.delivered)
                 first_ms = log.get(lane.delivered).timestamp_ms
-                oldest_ms = first_ms if oldest_ms is None else min(oldest_ms, first_ms)
+                if oldest_ms is None:
+                    oldest_ms = first_ms
+                else:
+                    oldest_ms = min(oldest_ms, first_ms)
         counts = self._counts
         return ForwardMetrics(
             state=self._state,
@@ -672,4 +693,6 @@ def _bytes_behind(log: LogReader, offset: int) -> int:
     """Of the files of a log, those that hold offset and what comes behind it."""
     segments = segments_between(log, offset, log.high_watermark)
     total = sum(segment.size_bytes for segment in segments)
-    return total - segments[0].find(offset) if segments else 0
+    if segments:
+        return total - segments[0].find(offset)
+    return 0

@@ -173,7 +173,10 @@ class KafkaCluster:
 
     def unavailable(self, error: Any = None) -> RemoteUnavailableError:
         """What to raise when the cluster does not answer."""
-        why = self._said if error is None else _text(error)
+        if error is None:
+            why = self._said
+        else:
+            why = _text(error)
         return RemoteUnavailableError(f"the cluster {self.bootstrap_servers} does not answer: {why or 'no reason'}")
 
     def raised(self, error: Any, transactional_id: str = "") -> LogcoreError:
@@ -556,7 +559,9 @@ def _topic_id(given: Any) -> str:
         return ""
     most = given.get_most_significant_bits()
     least = given.get_least_significant_bits()
-    return "" if (most, least) == (0, 0) else f"{most & (1 << 64) - 1:016x}{least & (1 << 64) - 1:016x}"
+    if (most, least) == (0, 0):
+        return ""
+    return f"{most & (1 << 64) - 1:016x}{least & (1 << 64) - 1:016x}"
 
 
 def _text(error: Any) -> str:

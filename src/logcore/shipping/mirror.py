@@ -140,7 +140,9 @@ class Mirror:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else self._state
+        state = "closed"
+        if not self._closed:
+            state = self._state
         return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
@@ -223,7 +225,10 @@ class Mirror:
         lanes = self._lanes.values()
         positions = {lane.source: lane.fetch_at for lane in lanes if lane.position is not None and lane.failure is None}
         if not positions:
-            self._state = "stopped" if self._lanes else "idle"
+            if self._lanes:
+                self._state = "stopped"
+            else:
+                self._state = "idle"
             self._cluster.pause(timeout_s)
             return 0
         fetched = self._cluster.fetch(positions, timeout_s)
@@ -240,7 +245,10 @@ class Mirror:
                     found[one] = left
         self._attempts = 0
         self._reason = ""
-        self._state = "shipping" if found else "idle"
+        if found:
+            self._state = "shipping"
+        else:
+            self._state = "idle"
         return self._store(found)
 
     def _lose(self, error: LogcoreError) -> None:
@@ -259,7 +267,9 @@ class Mirror:
     # -- which partitions ----------------------------------------------------------------------------------------
 
     def _target(self, name: str) -> str:
-        return name if self._settings.rename is None else self._settings.rename(name)
+        if self._settings.rename is None:
+            return name
+        return self._settings.rename(name)
 
     def _check_names(self) -> None:
         """Raises InvalidConfigError where two topics would share offsets."""
@@ -296,7 +306,10 @@ class Mirror:
     def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
         """The local topic. Raises DivergedError for one that is no mirror of this one, or of an older of its name."""
         if target not in self._logdir:
-            config = {"mirror.source": source_id} if self._keeps else {}
+            if self._keeps:
+                config = {"mirror.source": source_id}
+            else:
+                config = {}
             self._logdir.create_topic(target, topic.partitions, config)
             return
         known = self._logdir.settings(target).mirror_source
@@ -347,14 +360,20 @@ class Mirror:
                 tell("shipping", WARNING, text, self._settings.name, decided.skipped, *lane.source)
             lane.position = decided.offset
             lane.reached = min(lane.reached, decided.offset)
-            lane.own = {} if log is None or decided.skipped else _last_records(log, lane.span.log_start)
+            if log is None or decided.skipped:
+                lane.own = {}
+            else:
+                lane.own = _last_records(log, lane.span.log_start)
             lane.fetch_at = min(lane.own, default=decided.offset)
 
     def _checked(self, lane: _Lane, fetched: Fetched) -> Sequence[RemoteRecord]:
         """The records that are new, once those that are not have been compared with ours."""
         records = fetched.records.get(lane.source, ())
         position = lane.position or 0
-        behind = records[-1].record.offset + 1 if records else lane.fetch_at
+        if records:
+            behind = records[-1].record.offset + 1
+        else:
+            behind = lane.fetch_at
         behind = max(behind, fetched.reached.get(lane.source, 0))
         if self._keeps:
             wrong = mirroring.contradiction(lane.own, position, records, behind, is_compacted=lane.is_compacted)
@@ -363,7 +382,10 @@ class Mirror:
                 self._diverge(lane, mirroring.diverged(why, lane.own.get(wrong.offset), _at(records, wrong.offset)))
                 return ()
         lane.own = {offset: record for offset, record in lane.own.items() if offset >= behind}
-        lane.fetch_at = behind if behind < position else max(position, lane.fetch_at)
+        if behind < position:
+            lane.fetch_at = behind
+        else:
+            lane.fetch_at = max(position, lane.fetch_at)
         left = [one for one in records if one.record.offset >= position]
         if left:
             lane.fetch_at = left[-1].record.offset + 1
@@ -436,7 +458,8 @@ class Mirror:
 
     def _append(self, log: Log, records: Sequence[RemoteRecord], log_start: int) -> None:
         codec = log.config.compression_type
-        codec = "uncompressed" if codec == "producer" else codec
+        if codec == "producer":
+            codec = "uncompressed"
         data = b"".join(mirroring.encoded(records, max(0, log.leader_epoch), codec))
         first = records[0].record.offset
         epoch = records[0].leader_epoch
@@ -565,7 +588,9 @@ class Mirror:
 
 
 def _time(record: Record) -> int | None:
-    return None if record.timestamp_ms < 0 else record.timestamp_ms
+    if record.timestamp_ms < 0:
+        return None
+    return record.timestamp_ms
 
 
 def _at(records: Sequence[RemoteRecord], offset: int) -> Record | None:

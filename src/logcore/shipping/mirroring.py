@@ -141,7 +141,10 @@ def _runs(records: Iterable[RemoteRecord], least_epoch: int) -> Iterator[tuple[i
     run_epoch = -1
     run_bytes = 0
     for record, given in records:
-        epoch = least_epoch if given < 0 else given
+        if given < 0:
+            epoch = least_epoch
+        else:
+            epoch = given
         size = size_of(record)
         is_next = bool(run) and record.offset == run[-1].offset + 1 and epoch == run_epoch
         if run and not (is_next and run_bytes + size <= _BATCH_BYTES):

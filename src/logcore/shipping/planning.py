@@ -70,7 +70,9 @@ def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
     committed = known.committed
     if known.noted is not None and (committed is None or committed < known.noted):
         if on_lost == "fail":
-            found = "none" if committed is None else str(committed)
+            found = "none"
+            if committed is not None:
+                found = str(committed)
             return Stop(
                 DivergedError(
                     "the remote cluster has lost progress, and perhaps records: go on at what was noted here with "
@@ -80,7 +82,8 @@ def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
                     found=found,
                 )
             )
-        committed = known.noted if on_lost == "noted" else committed
+        if on_lost == "noted":
+            committed = known.noted
     if committed is None:
         return Begin(known.log_start)
     if committed > known.log_end:
@@ -113,14 +116,18 @@ def witness_of(record: Record) -> str:
 def witnessed_offset(witness: str) -> int | None:
     """The offset of the record that a witness is of; None for text that is none."""
     found = _WITNESS.fullmatch(witness)
-    return None if found is None else int(found[1])
+    if found is None:
+        return None
+    return int(found[1])
 
 
 def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> None:
     """own: what the local log holds at that offset, None for nothing. Raises DivergedError for another record."""
     if own is None and is_compacted:
         return
-    found = "none" if own is None else witness_of(own)
+    found = "none"
+    if own is not None:
+        found = witness_of(own)
     if found != witness:
         raise DivergedError(
             "the local log holds another record than the one that was shipped: it lost its end, as in a power cut, and "
@@ -203,7 +210,9 @@ def advice_to_create(missing: Mapping[str, tuple[int, int]]) -> str:
     """How to make topics that are missing, or add partitions to those that have too few."""
     told = []
     for name, (wanted, found) in sorted(missing.items()):
-        verb = "--alter" if found else "--create"
+        verb = "--create"
+        if found:
+            verb = "--alter"
         told.append(f"kafka-topics {verb} --topic {name} --partitions {wanted}")
     return "; ".join(told)
 

@@ -42,7 +42,9 @@ class Quarantine:
             if all(found.get(name) == value for name, value in place.items()):
                 return False
         headers = [*record.headers, *place.items(), (ORIGIN_HEADERS[-1], reason.encode())]
-        timestamp_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
+        timestamp_ms = None
+        if record.timestamp_ms >= 0:
+            timestamp_ms = record.timestamp_ms
         log.append(record.value, key=record.key, headers=headers, timestamp_ms=timestamp_ms, durability="disk")
         return True
 

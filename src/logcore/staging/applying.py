@@ -267,7 +267,10 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
         try:
             with opened(fs, where) as handle:
                 size = fs.size(handle)
-                view = fs.map(handle, size) if size else memoryview(b"")
+                if size:
+                    view = fs.map(handle, size)
+                else:
+                    view = memoryview(b"")
         except FileNotFoundError as error:
             raise CorruptLogError("a staged segment is gone", path=where) from error
         for file in files:
@@ -277,7 +280,10 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
 def _check_piece(view: memoryview, file: StagedFile, path: str) -> None:
     """Raises CorruptLogError when the bytes of a file are not those that its task wrote."""
     start = file.position or 0
-    end = len(view) if file.position is None else start + file.size_bytes
+    if file.position is None:
+        end = len(view)
+    else:
+        end = start + file.size_bytes
     crc = crc32c(view[start:end])
     if (min(end, len(view)) - start, crc) != (file.size_bytes, file.crc):
         raise CorruptLogError(
@@ -426,7 +432,7 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
         else:
             assert place.position is not None
             final = os.path.join(target, file_name(place.segment, LOG))
-            _append(fs, path, final, files, place.position, place.base, place.leader_epoch)
+            _append(fs, path, final, files, place)
             placed[topic, partition] = []
     return placed
 
@@ -440,7 +446,7 @@ def _make_segments(fs: FS, path: str, target: str, files: Sequence[StagedFile], 
             _move(fs, path, target, unit[0], base, place.leader_epoch)
         else:
             final = os.path.join(target, file_name(base, LOG))
-            _append(fs, path, final, unit, 0, base, place.leader_epoch)
+            _append(fs, path, final, unit, attrs.evolve(place, position=0, base=base))
         bases.append(base)
         base += sum(file.count for file in unit)
     return bases
@@ -461,14 +467,15 @@ def _move(fs: FS, path: str, target: str, file: StagedFile, base: int, leader_ep
         raise CorruptLogError("a staged segment is gone and not in its place", path=source + LOG)
 
 
-def _append(
-    fs: FS, path: str, final: str, files: Sequence[StagedFile], position: int, base: int, leader_epoch: int
-) -> None:
-    """Writes files, with the offsets from base on, at a position of a segment, which was then so long."""
+def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: Place) -> None:
+    """Writes files, with the offsets from place.base on, at a position of a segment, which was then so long."""
+    assert place.position is not None
+    position = place.position
+    base = place.base
     stamped = []
     for file in files:
         data = bytearray(_read(fs, os.path.join(path, file.name + LOG), file))
-        for at, head in _stamps(data, file, base, leader_epoch):
+        for at, head in _stamps(data, file, base, place.leader_epoch):
             data[at : at + len(head)] = head
         stamped.append(data)
         base += file.count
@@ -541,7 +548,10 @@ def _same_batches(fs: FS, one: str, other: str) -> bool:
     for name in (one, other):
         with opened(fs, name) as handle:
             size = fs.size(handle)
-            view = fs.map(handle, size) if size else memoryview(b"")
+            if size:
+                view = fs.map(handle, size)
+            else:
+                view = memoryview(b"")
             facts, end, _ = kernel.walk(view, 0, size, layout.INT32_MAX, False)
             crcs.append((size, end, facts["crc"].tolist()))
     return crcs[0] == crcs[1]

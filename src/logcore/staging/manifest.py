@@ -175,7 +175,9 @@ class Manifest:
 
 def read_manifest(fs: FS, path: str, name: str) -> Manifest | None:
     content = checkpoint.read(fs, path, name)
-    return None if content is None else Manifest.unpack(content, os.path.join(path, name))
+    if content is None:
+        return None
+    return Manifest.unpack(content, os.path.join(path, name))
 
 
 def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:

@@ -215,7 +215,8 @@ class Staging:
         for name in old:
             since = before.get(name)
             # A mark of the future is one of a clock that was wrong: it begins again.
-            since = since if isinstance(since, int) and since <= now_ms else now_ms
+            if not isinstance(since, int) or since > now_ms:
+                since = now_ms
             if now_ms - since > GARBAGE_MS:
                 self._remove(name)
             else:

@@ -83,7 +83,9 @@ class StagedWriter:
         no_producer = (-1, -1, -1)
         self._encoding = (min(batch_bytes, most), most, attributes, *no_producer, compressor(codec, config))
         self._scratch = bytearray(1 << 16)
-        self._held = bytearray() if holds else None
+        self._held: bytearray | None = None
+        if holds:
+            self._held = bytearray()
         self._held_batches: list[layout.EncodedBatch] = []
         self._segment: _StagedSegment | None = None
         self._done: list[StagedFile] = []
@@ -124,7 +126,9 @@ class StagedWriter:
     @property
     def held_bytes(self) -> int:
         """How much is in memory and in no file."""
-        return 0 if self._held is None else len(self._held)
+        if self._held is None:
+            return 0
+        return len(self._held)
 
     def spill(self) -> None:
         """Keeps all in files, from now on. Errors as append_columns()."""
@@ -146,8 +150,12 @@ class StagedWriter:
     @property
     def _end(self) -> int:
         if self._held is not None:
-            return self._held_batches[-1][2] + 1 if self._held_batches else 0
-        return 0 if self._segment is None else self._segment.last_offset + 1
+            if self._held_batches:
+                return self._held_batches[-1][2] + 1
+            return 0
+        if self._segment is None:
+            return 0
+        return self._segment.last_offset + 1
 
     def _store(self, size: int, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
         """Takes what was encoded into the scratch buffer."""

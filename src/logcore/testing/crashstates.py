@@ -66,7 +66,10 @@ class Moment:
         new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
         old = {file: file.durable for file in files}
         by_name = newest and self.newest is None
-        changed = self.newest if newest else None  # the file that must not be as it was before its last change
+        # the file that must not be as it was before its last change
+        changed = None
+        if newest:
+            changed = self.newest
 
         yield every, {file: bytes(file.content) for file in files}, "killed", "kill"
         if by_name and not names:
@@ -92,21 +95,26 @@ class Moment:
         elif not by_name:
             garbled = files
         for file in garbled:
-            others = [new, old] if len(files) > 1 else [new]
+            if len(files) > 1:
+                others = [new, old]
+            else:
+                others = [new]
             path = self.path_of(file)
             for content, what, cut in _garbled(file, rng):
                 for mask in {every, 0}:
                     for rest in others:
-                        kind: Kind = (
-                            "kill" if cut and mask == every and rest is new and file is self.writing else "power"
-                        )
+                        kind: Kind = "power"
+                        if cut and mask == every and rest is new and file is self.writing:
+                            kind = "kill"
                         yield mask, {**rest, file: content}, f"{what} of {path}", kind
         yield from self._subsets(names, files, by_name, changed)
         for _ in range(4):
             if self.names == "journal":
                 mask = rng.choice(masks)
             else:
-                mask = rng.getrandbits(names) if names else 0
+                mask = 0
+                if names:
+                    mask = rng.getrandbits(names)
                 if by_name:
                     mask |= 1 << (names - 1)
             mixed = {file: _random_content(file, rng) for file in files}
@@ -120,8 +128,14 @@ class Moment:
             for at, file in enumerate(files):
                 if file is changed:
                     ranges[at] = range(1 << (len(file.pending) - 1), 1 << len(file.pending))
-            lowest = 1 << (names - 1) if by_name else 0
-            name_masks = range(lowest, 1 << names) if self.names == "posix" else self._name_masks(names)
+            lowest = 0
+            if by_name:
+                lowest = 1 << (names - 1)
+            name_masks: Iterable[int]
+            if self.names == "posix":
+                name_masks = range(lowest, 1 << names)
+            else:
+                name_masks = self._name_masks(names)
             choices = [[(mask,) for mask in name_masks], itertools.product(*ranges)]
             for (mask,), masks in itertools.product(*choices):
                 contents = {file: file.of(bits) for file, bits in zip(files, masks, strict=True)}
@@ -199,7 +213,9 @@ class Moment:
 
 def _said(journal: Sequence[Naming], mask: int, how: str) -> str:
     kept = [naming.what for at, naming in enumerate(journal) if mask >> at & 1]
-    names = f" ({', '.join(kept)})" if 0 < len(kept) < 5 else ""
+    names = ""
+    if 0 < len(kept) < 5:
+        names = f" ({', '.join(kept)})"
     return f"of the changed names {len(kept)} of {len(journal)}{names}, {how}"
 
 
@@ -218,7 +234,10 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
     stop = start + size
     sectors = range(start // SECTOR * SECTOR + SECTOR, stop, SECTOR)
     cuts = dict.fromkeys([*sectors, *(start + cut for cut in (1, size // 3, size // 2, size - 1) if 0 < cut < size)])
-    base = before if len(before) >= start else before + bytes(start - len(before))
+    if len(before) >= start:
+        base = before
+    else:
+        base = before + bytes(start - len(before))
     for cut in list(cuts)[:12]:
         yield base[:start] + after[start:cut] + base[cut:], f"the first {cut - start} bytes of the last write", True
         torn = after[:cut] + base[cut:].ljust(len(after) - cut, b"\0")

@@ -93,12 +93,17 @@ class CrashState:
 
     @property
     def what(self) -> str:
-        return self._what if isinstance(self._what, str) else self._what()
+        if isinstance(self._what, str):
+            return self._what
+        return self._what()
 
     def disk(self) -> SimulatedDisk:
         """A new disk with these files, all of them durable."""
         disk = SimulatedDisk(self.files, seed=self._origin.seed, now_ms=self.now_ms)
-        disk.history = f"{self._origin.history}, {self.what}" if self._origin.history else self.what
+        if self._origin.history:
+            disk.history = f"{self._origin.history}, {self.what}"
+        else:
+            disk.history = self.what
         return disk
 
     def __repr__(self) -> str:
@@ -110,7 +115,9 @@ _Failure = type[StorageReadError] | type[StorageWriteError]
 
 
 def _fail(code: int, path: str, kind: _Failure) -> NoReturn:
-    what = "read" if kind is StorageReadError else "write"
+    what = "write"
+    if kind is StorageReadError:
+        what = "read"
     _raise(OSError(code, os.strerror(code)), path, kind, what)
 
 
@@ -159,14 +166,16 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self._newest: File | None = None  # whose change came last; None when it was one of names
         self._writing: File | None = None  # during a write
         self._crash_in: int | None = None
-        self._asked: Asked | None = None  # for Known
+        self.asked: Asked | None = None  # for Known
         self._root = Directory(next(self._numbers), now_ms)
         self._found: dict[str, Node] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():
             self._plant(path, content)
 
     def __repr__(self) -> str:
-        state = "dead" if self.is_dead else f"{len(self._journal)} names and {len(self._dirty)} files not synced"
+        state = "dead"
+        if not self.is_dead:
+            state = f"{len(self._journal)} names and {len(self._dirty)} files not synced"
         return f"<SimulatedDisk {len(self.files())} files, {state}{f'; {self.history}' if self.history else ''}>"
 
     # -- for tests -----------------------------------------------------------------------------------------------
@@ -192,9 +201,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def view(self) -> dict[str, bytes | None]:
         """What programs see now, with None for directories; for Known, this asks for nothing but names."""
-        return {path: node.seen() for path, node in self._nodes().items()}
+        return {path: node.seen() for path, node in self.nodes().items()}
 
-    def _nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
         waiting: list[tuple[str, Directory]] = [("", self._root)]
         while waiting:
@@ -208,14 +217,14 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def content(self, path: str) -> bytes:
         """What programs see in a file."""
         file = self._file(path)
-        if self._asked is not None:
-            self._asked.ask(file, True)
+        if self.asked is not None:
+            self.asked.ask(file, True)
         return bytes(file.content)
 
     def is_as(self, before: Mapping[str, bytes | None]) -> bool:
         """Whether view() is what it was when the function began that Known runs, or (without that) just what it was."""
-        asked = self._asked
-        nodes = self._nodes()
+        asked = self.asked
+        nodes = self.nodes()
         if asked is not None:
             for path, node in asked.nodes.items():
                 if node in asked.written or nodes.get(path) is not node:
@@ -224,12 +233,12 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def note_read(self, path: str) -> None:
         """For Known: the content that was there when its function began decides something, of which view() told."""
-        if self._asked is not None:
-            self._asked.questions[path, True] = None
+        if self.asked is not None:
+            self.asked.questions[path, True] = None
 
     def _read_all(self) -> None:
-        if self._asked is not None:
-            self._asked.questions |= dict.fromkeys((path, True) for path in self._asked.nodes)
+        if self.asked is not None:
+            self.asked.questions |= dict.fromkeys((path, True) for path in self.asked.nodes)
 
     def put(self, path: str, content: bytes | None) -> None:
         """Puts other content into a file, or (None) removes it, durably and behind everybody's back."""
@@ -251,6 +260,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file.durable = bytes(durable)
         file.variants = {}
 
+    def is_open(self, handle: int) -> bool:
+        return handle in self._handles
+
     @property
     def open_handles(self) -> list[str]:
         """Paths of the files that are open."""
@@ -267,7 +279,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """The power goes in the changes-th call from now on that changes or syncs something, 0 being the next: a change
         has reached the disk's queue then, a sync has not begun. None takes that back.
         """
-        self._crash_in = None if changes is None else len(self.operations) + changes
+        if changes is not None:
+            self._crash_in = len(self.operations) + changes
+        else:
+            self._crash_in = None
 
     def kill(self) -> None:
         """The process dies and the machine lives: files are closed and locks freed, the system keeps what was written.
@@ -403,7 +418,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """What is to go wrong with a call that is about to be made."""
         if self.is_dead:
             raise SimulatedCrash
-        return None if self.faults is None else self.faults.ask(operation, path)
+        if self.faults is None:
+            return None
+        return self.faults.ask(operation, path)
 
     def _reading(self, operation: str, path: str) -> None:
         action = self._ask(operation, path)
@@ -446,8 +463,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self._newest = None
 
     def _change(self, file: File, change: Change) -> None:
-        if self._asked is not None:
-            self._asked.written.add(file)
+        if self.asked is not None:
+            self.asked.written.add(file)
         content = file.content
         if isinstance(content, bytes):
             content = file.content = bytearray(content)
@@ -533,7 +550,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 self._name(f"create {path}", None, (directory, name, node))
                 self._end("create", action, path)
             else:
-                kind = StorageWriteError if write else StorageReadError
+                kind: _Failure = StorageReadError
+                if write:
+                    kind = StorageWriteError
                 action = self._ask("open", path)
                 if action == "crash":
                     self._die()
@@ -558,8 +577,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("pread", path)
-        if self._asked is not None:
-            self._asked.ask(file, True)
+        if self.asked is not None:
+            self.asked.ask(file, True)
         return bytes(file.content[position : position + size])
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
@@ -595,16 +614,16 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file, path, writable = self._held(handle)
         with self._mutex:
             if size == len(file.content) and self.faults is None:
-                if self._asked is not None:
-                    self._asked.cut(file, size)
+                if self.asked is not None:
+                    self.asked.cut(file, size)
                 return
             action = self._begin("truncate", path)
             if not writable:
                 action = errno.EINVAL
             if isinstance(action, int):
                 self._end("truncate", action, path)
-            if self._asked is not None:
-                self._asked.cut(file, size)
+            if self.asked is not None:
+                self.asked.cut(file, size)
             if size != len(file.content):
                 self._change(file, Change(len(self.operations), size, None))
             self._end("truncate", action, path)
@@ -649,8 +668,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("size", path)
-        if self._asked is not None:
-            self._asked.ask(file, False)
+        if self.asked is not None:
+            self.asked.ask(file, False)
         return len(file.content)
 
     def drop_cache(self, handle: int, position: int) -> bool:
@@ -673,8 +692,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._reading("map", path)
         if not 0 < size <= len(file.content):
             _fail(errno.EINVAL, path, StorageReadError)
-        if self._asked is not None:
-            self._asked.ask(file, True)
+        if self.asked is not None:
+            self.asked.ask(file, True)
         memory = MappedPages(file.content[:size])
         file.mappings = [*(file.mappings or ()), weakref.ref(memory)]
         return memoryview(memory).toreadonly()
@@ -688,8 +707,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def file_size(self, path: str) -> int:
         self._reading("file_size", path)
         file = self._file(path)
-        if self._asked is not None:
-            self._asked.ask(file, False)
+        if self.asked is not None:
+            self.asked.ask(file, False)
         return len(file.content)
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
@@ -712,7 +731,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """Beginning anywhere: a real directory's order is one of chance too."""
         self._reading("listdir", path)
         names = list(self._directory(path).entries)
-        turn = (self.seed + len(self.operations)) % len(names) if names else 0
+        turn = 0
+        if names:
+            turn = (self.seed + len(self.operations)) % len(names)
         return names[turn:] + names[:turn]
 
     def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None:
@@ -732,7 +753,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return self.capacity_bytes - sum(len(content) for content in self.view().values() if content is not None)
 
     def total_bytes(self, path: str) -> int:
-        return 1 << 60 if self.capacity_bytes is None else self.capacity_bytes
+        if self.capacity_bytes is None:
+            return 1 << 60
+        return self.capacity_bytes
 
     def rename(self, source: str, target: str) -> None:
         with self._mutex:
@@ -839,7 +862,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def permissions(self, path: str) -> int:
         """Those that everything has here."""
-        return DIRECTORY_PERMISSIONS if isinstance(self._get(path), Directory) else FILE_PERMISSIONS
+        if isinstance(self._get(path), Directory):
+            return DIRECTORY_PERMISSIONS
+        return FILE_PERMISSIONS
 
     def real_path(self, path: str) -> str:
         return "/" + "/".join(_parts(path))

@@ -137,7 +137,9 @@ class Explorer(Generic[Found]):
         self.recover = recover
         self.judge = judge
         self.same = same
-        self.restart = recover if restart is None else restart
+        self.restart: Callable[[SimulatedDisk], object] = recover
+        if restart is not None:
+            self.restart = restart
         self.again_every = again_every
         self.limit = limit
         self.seed = seed
@@ -283,7 +285,10 @@ class Explorer(Generic[Found]):
             raise self._finding(str(error), state) from error
 
     def _finding(self, reason: str, state: CrashState) -> CrashTestError:
-        operations = [] if self._disk is None else self._disk.operations
+        if self._disk is not None:
+            operations = self._disk.operations
+        else:
+            operations = []
         return CrashTestError(reason, state, operations, seed=self.seed, moment=self.report.moments)
 
 

@@ -80,7 +80,7 @@ class RawFile(io.RawIOBase):
     @property
     def is_gone(self) -> bool:
         """Whether the process that had it open died, or the machine."""
-        return self._disk.is_dead or self._handle not in self._disk._handles
+        return self._disk.is_dead or not self._disk.is_open(self._handle)
 
     def readable(self) -> bool:
         return self._reads
@@ -132,7 +132,10 @@ class RawFile(io.RawIOBase):
 
     def truncate(self, size: int | None = None) -> int:
         self._check(self._writes, "truncate")
-        wanted = self._position if size is None else size
+        if size is None:
+            wanted = self._position
+        else:
+            wanted = size
         if wanted < 0:
             raise OSError(22, os.strerror(22))
         with _as_os_errors():
@@ -239,7 +242,10 @@ def open_file(
     raw = RawFile(disk, os.fspath(path), "".join(sorted(kinds)) + "b" + ("+" if "+" in letters else ""))
     if buffering == 0:
         return raw
-    size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+    if buffering > 1:
+        size = buffering
+    else:
+        size = io.DEFAULT_BUFFER_SIZE
     buffered: BinaryFile
     if "+" in letters:
         buffered = Random(raw, size)

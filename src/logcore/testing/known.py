@@ -24,7 +24,7 @@ class Asked:
     """
 
     def __init__(self, disk: SimulatedDisk) -> None:
-        self.nodes = disk._nodes()
+        self.nodes = disk.nodes()
         self.questions: dict[tuple[str, bool], None] = {}
         self.written: set[File] = set()
         self._blank: set[File] = set()  # cut to nothing: what was in it plays no part any more
@@ -68,17 +68,17 @@ class Known(Generic[Result]):
 
     def run(self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Result]) -> Result:
         """What is known of this disk, or else what the function finds there. May be called by what is run so itself."""
-        outer = disk._asked
+        outer = disk.asked
         asked = Asked(disk)
         files = {path: node.seen() for path, node in asked.nodes.items()}
         now_ms = disk.now_ms()
         result, questions = self._find(files, now_ms)
         if result is None:
-            disk._asked = asked
+            disk.asked = asked
             try:
                 result = function(disk)
             finally:
-                disk._asked = outer
+                disk.asked = outer
             questions = list(asked.questions)
             self._add(files, now_ms, questions, result)
         if outer is not None:
@@ -117,4 +117,6 @@ class Known(Generic[Result]):
         content = files[about[0]]
         if content is None:
             return -1
-        return hash(content) if about[1] else len(content)
+        if about[1]:
+            return hash(content)
+        return len(content)

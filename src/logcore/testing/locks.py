@@ -9,7 +9,7 @@ import posixpath
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -48,12 +48,7 @@ class MemberLock:
         return self._held.members <= {self._member}
 
     def release(self) -> None:
-        with self._disk._mutex:
-            self._held.members.discard(self._member)
-            if not self._held.members and self._disk._locks.get(self._node) is self._held:
-                del self._disk._locks[self._node]
-                if self._held.handle >= 0:
-                    self._disk.close(self._held.handle)
+        self._disk.release_member(self._node, self._held, self._member)
 
 
 class ProcessLock:
@@ -169,14 +164,20 @@ class DiskLocks:
         self._locks: dict[Directory, LockMembers] = {}
         self.byte_locks = ByteLocks()
 
+    if TYPE_CHECKING:  # what SimulatedDisk has, of which this is a part
+
+        def _ask(self, operation: str, path: str) -> int | str | None: ...
+        def _directory(self, path: str, kind: Any = ...) -> Directory: ...
+        def _held(self, handle: int) -> tuple[File, str, bool]: ...
+
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """As OsFS.lock, within this object: it stands for one machine, whose crash frees all locks. Makes a file only
         for a shared directory.
         """
         disk = cast("SimulatedDisk", self)
         with self._mutex:
-            disk._ask("lock", directory)
-            node = disk._directory(directory, StorageWriteError)
+            self._ask("lock", directory)
+            node = self._directory(directory, StorageWriteError)
             held = self._locks.get(node)
             if held is None:
                 held = self._locks[node] = LockMembers()
@@ -192,24 +193,33 @@ class DiskLocks:
             held.members.add(member)
             return MemberLock(disk, node, held, member)
 
+    def release_member(self, node: Directory, held: LockMembers, member: str) -> None:
+        """A member lets go of a directory; the last one of them frees it."""
+        with self._mutex:
+            held.members.discard(member)
+            if not held.members and self._locks.get(node) is held:
+                del self._locks[node]
+                if held.handle >= 0:
+                    cast("SimulatedDisk", self).close(held.handle)
+
     def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
         """As OsFS.lock_byte. Where another handle holds the byte, the time that it was to wait passes at once."""
         disk = cast("SimulatedDisk", self)
-        file, path, _ = disk._held(handle)
+        file, path, _ = self._held(handle)
         with self._mutex:
-            disk._ask("lock_byte", path)
+            self._ask("lock_byte", path)
             if self.byte_locks.take(file, byte, handle, shared=shared):
                 return True
             disk.advance(timeout_ms)
             return False
 
     def unlock_byte(self, handle: int, byte: int) -> None:
-        file, _, _ = cast("SimulatedDisk", self)._held(handle)
+        file, _, _ = self._held(handle)
         with self._mutex:
             self.byte_locks.drop(file, byte, handle)
 
     def is_byte_locked(self, handle: int, byte: int) -> bool:
-        file, _, _ = cast("SimulatedDisk", self)._held(handle)
+        file, _, _ = self._held(handle)
         return self.byte_locks.is_held_by_others(file, byte, handle)
 
     def after_fork(self, forget: Callable[[], None]) -> None:

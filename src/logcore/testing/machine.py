@@ -235,7 +235,9 @@ class LogStateMachine(RuleBasedStateMachine):
     def append_columns(self, values: list[bytes], crash: CrashPoint | None) -> None:
         ends = [0, *itertools.accumulate(map(len, values))]
         rows = self._fit([Row(None, value) for value in values])
-        keys = (b"a" * len(rows), range(len(rows) + 1)) if self.is_compacted else None
+        keys = None
+        if self.is_compacted:
+            keys = (b"a" * len(rows), range(len(rows) + 1))
         self._append(rows, lambda: self.log.append_columns(keys=keys, values=(b"".join(values), ends)), crash)
 
     @rule(rows=_few, crash=_crash)
@@ -361,7 +363,9 @@ class LogStateMachine(RuleBasedStateMachine):
         end = min(self.log.last_stable_offset, self.log.upkeep.facts().segments[-1].base_offset)
         self.history.compact(end, self.disk.now_ms(), self.log.config.delete_retention_ms)
         report = cleaner.clean(self.log, force=True)
-        return [] if report is None else [report]
+        if report is None:
+            return []
+        return [report]
 
     # -- producers -----------------------------------------------------------------------------------------------
 
@@ -388,7 +392,9 @@ class LogStateMachine(RuleBasedStateMachine):
         if len(data) > self.config["segment.bytes"]:
             return
         batches.append(_Sent(epoch, sequence, len(rows), self.log.log_end_offset, data))
-        transaction_of = producer_id if is_transactional else None
+        transaction_of = None
+        if is_transactional:
+            transaction_of = producer_id
         self._append(rows, lambda: self.log.append_batch(data), crash, transaction_of)
 
     @rule(producer_id=st.sampled_from(_IDEMPOTENT), rows=_few, new_epoch=_seldom, crash=_crash)
@@ -402,7 +408,10 @@ class LogStateMachine(RuleBasedStateMachine):
     @rule(producer_id=st.sampled_from(_TRANSACTIONAL), commit=st.booleans(), crash=_crash)
     def end_transaction(self, producer_id: int, commit: bool, crash: CrashPoint | None) -> None:
         batches = self.sent.get(producer_id)
-        epoch = batches[-1].epoch if batches else self.newest_epochs.get(producer_id, 0)
+        if batches:
+            epoch = batches[-1].epoch
+        else:
+            epoch = self.newest_epochs.get(producer_id, 0)
         end = self.log.log_end_offset
         self.history.issue_marker(producer_id, commit=commit)
         receipts: list[Receipt] = []

@@ -86,7 +86,10 @@ class File:
     def forget(self, order: int) -> None:
         """What a failed sync does: the pages are called clean, and only the size is still to be written."""
         self.forgot = True
-        self.pending = [Change(order, len(self.content), None)] if len(self.content) != len(self.durable) else []
+        if len(self.content) != len(self.durable):
+            self.pending = [Change(order, len(self.content), None)]
+        else:
+            self.pending = []
         self.variants = {}
 
     def show(self, start: int, data: Data | None) -> None:

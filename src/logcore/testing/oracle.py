@@ -274,7 +274,10 @@ class LogHistory:
 
     def judge(self, found: FoundLog, kind: Kind) -> None:
         """Raises AssertionError when a crash of this kind must not leave that."""
-        low = self.durable_end if kind == "power" else max(self.durable_end, self.written_end)
+        if kind == "power":
+            low = self.durable_end
+        else:
+            low = max(self.durable_end, self.written_end)
         assert found.end >= low, f"acknowledged records are lost: {low - found.end} of those below {low}; found {found}"
         assert found.end <= len(self.records), (
             f"records were invented: {len(self.records)} were appended, found {found}"
@@ -333,7 +336,9 @@ def recover_log(
     raises.
     """
     before = disk.view()
-    shown = _look_before(disk, path) if thorough else None
+    shown = None
+    if thorough:
+        shown = _look_before(disk, path)
     is_compacted = LogConfig.parse(config).is_compacted
     with open_log(path, create=True, config=config, durability=durability, fs=disk) as log:
         start = log.log_start_offset
@@ -402,7 +407,9 @@ def _judge_files(disk: SimulatedDisk, path: str, config: Mapping[str, object] | 
 
 
 def _once(known: Known[Found] | None, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Found]) -> Found:
-    return function(disk) if known is None else known.run(disk, function)
+    if known is None:
+        return function(disk)
+    return known.run(disk, function)
 
 
 def _reopen(

@@ -205,7 +205,9 @@ class SimulatedWatch:
 
     def wait(self, timeout: float | None) -> bool:
         disk = self._machine.disk
-        deadline = None if timeout is None else disk.monotonic_ms() + timeout * 1000
+        deadline = None
+        if timeout is not None:
+            deadline = disk.monotonic_ms() + timeout * 1000
         while True:
             self._machine.step(self._process)
             due = [kind for at, kind in self._due if at <= self._machine.steps]
@@ -228,7 +230,10 @@ class Machine:
     def __init__(self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None) -> None:
         self.disk = disk
         self.rng = random.Random(seed)
-        self.chances = Chances() if chances is None else chances
+        if chances is None:
+            self.chances = Chances()
+        else:
+            self.chances = chances
         self.steps = 0
         self.processes: list[SimulatedProcess] = []
         self.killed: list[SimulatedProcess] = []
@@ -349,7 +354,9 @@ class Machine:
 
     def _living(self, *, spared: bool = False) -> list[SimulatedProcess]:
         living = [process for process in self.processes if not process.has_ended and not process.is_killed]
-        return living if spared else [process for process in living if process is not self.spared]
+        if spared:
+            return living
+        return [process for process in living if process is not self.spared]
 
     def _free_locks(self, *, all_of_them: bool = False) -> None:
         for item in list(self._dying):

@@ -76,7 +76,10 @@ class Row(NamedTuple):
 
     def at(self, offset: int, now_ms: int = 0) -> Record:
         """The record that it becomes."""
-        timestamp_ms = now_ms if self.timestamp_ms is None else self.timestamp_ms
+        if self.timestamp_ms is None:
+            timestamp_ms = now_ms
+        else:
+            timestamp_ms = self.timestamp_ms
         return Record(offset, timestamp_ms, self.key, self.value, self.headers)
 
 
@@ -111,7 +114,10 @@ def headers() -> st.SearchStrategy[tuple[tuple[str, bytes | None], ...]]:
 def records(*, max_size: int = 40, timestamps: st.SearchStrategy[int] | None = None) -> st.SearchStrategy[Row]:
     """Records to append: key, value, headers, and a time that is given, so that they come back as they are."""
     content = st.none() | st.binary(max_size=max_size)
-    times = st.integers(0, 1_000) if timestamps is None else timestamps
+    if timestamps is None:
+        times = st.integers(0, 1_000)
+    else:
+        times = timestamps
     return st.builds(Row, content, content, headers(), times)
 
 

@@ -1,0 +1,101 @@
+"""The shape of the source: files that a reader can hold in mind, and classes that keep their insides to themselves.
+
+A file that grows past the limit has a second mechanism in it, which wants a file of its own: split by subject, so that
+the first sentence of each says one thing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+FILES = {str(path.relative_to(SOURCES)): path for path in sorted(SOURCES.rglob("*.py"))}
+
+MOST_LINES = 900
+#: Whole loops over bytes, which the compiled kernels mirror line by line; and tables.
+LONG_FILES = ("logcore/kernels/", "netshim/wire/table/")
+
+#: How often a file still reads a private name of another class. A number may fall and never rise; at 0 its line goes.
+EXEMPT = {
+    "logcore/consumer/sharedgroups.py": 5,
+    "logcore/registry/zookeeper.py": 5,
+    "netshim/testing.py": 3,
+}
+#: Public in spite of their names, and what other packages give no other name.
+PUBLIC = {"_asdict", "_fields", "_make", "_replace"} | {"_get_running_loop", "_jsparkSession"}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(LONG_FILES)])
+def test_no_file_is_long(name: str) -> None:
+    assert FILES[name].read_text(encoding="utf-8").count("\n") <= MOST_LINES
+
+
+def names_of(owner: ast.ClassDef) -> set[str]:
+    """The attributes and methods of a class, as far as its text shows them."""
+    found = set()
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Attribute) and is_self(node.value):
+            found.add(node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def is_self(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        node = node.func
+    return isinstance(node, ast.Name) and node.id in ("self", "cls", "super")
+
+
+def foreign_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each use of a private attribute from outside of its class.
+
+    A class may use those of its other instances. A function of a module may use those of its classes: it is a method
+    that users do not see.
+    """
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = {node: names_of(node) for node in classes}
+    in_module = set().union(*names.values())
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or is_self(node.value):
+            continue
+        if not node.attr.startswith("_") or node.attr.startswith("__") or node.attr in PUBLIC:
+            continue
+        around = [one for one in classes if one.lineno <= node.lineno <= (one.end_lineno or 0)]
+        known = in_module
+        if around:
+            known = names[around[-1]]  # the innermost: ast.walk() goes from the outside in
+        if node.attr not in known:
+            yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_class_reads_the_private_names_of_another(name: str) -> None:
+    found = list(foreign_reads(ast.parse(FILES[name].read_text(encoding="utf-8"))))
+    lines = "".join(f"\n  {name}:{line}: {text}" for line, text in found)
+    allowed = EXEMPT.get(name, 0)
+    assert len(found) <= allowed, f"give it a public name, or a function beside its class:{lines}"
+    assert len(found) == allowed, f"fewer than are exempt: lower the number in EXEMPT to {len(found)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("class A:\n def f(self, other): return other._x", 1),
+        ("class A:\n def f(self): return self.other._x", 1),
+        ("class A:\n def __init__(self): self._x = 1\nclass B:\n def f(self, a): return a._x", 1),
+        ("def f(other): return other._x", 1),
+        ("import module\nmodule._f()", 1),
+        ("class A:\n def f(self, other): other._x = 1; self._x = 2", 0),
+        ("class A:\n def f(self): return self._x\ndef g(a): return a._x", 0),
+        ("class A:\n def f(self, row): return super()._f(row._replace(x=1), row.__class__)", 0),
+    ],
+)
+def test_the_check_of_private_names_sees(text: str, count: int) -> None:
+    assert len(list(foreign_reads(ast.parse(text)))) == count
