@@ -57,6 +57,18 @@ MISTAKES: Final = (
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
+        "transactions_are_not_walked", "logcore/partition/writer.py",
+        "            state.plain_from = last_offset + 1\n",
+        "            pass\n",
+        "log/test_bounds.py log/test_log.py",
+    ),
+    Mistake(
+        "transactions_of_others_are_not_walked", "logcore/partition/writer.py",
+        "        self.state.plain_from = end\n",
+        "",
+        "partition/test_sharing.py",
+    ),
+    Mistake(
         "scan_asks_for_its_end_again", "logcore/reader.py",
         "lambda: log._stretch(stretch.start, stretch.end, isolation),",
         "lambda: log._stretch(stretch.start, end, isolation),",

@@ -29,11 +29,13 @@ from logcore.errors import (
     InvalidConfigError,
     InvalidRecordError,
     LogClosedError,
+    LogcoreError,
     LogNotFoundError,
     OffsetOutOfRangeError,
 )
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns
 from logcore.fs import FS
+from logcore.invariants import VERIFIES
 from logcore.kernels import Record, kernel, layout
 from logcore.kernels.layout import Time
 from logcore.names import is_file_of_log, partition_of
@@ -158,11 +160,23 @@ class LogReader:
             # open for ever. Where it ends above what is shown, the writer has cut the log, and may write there again.
             if state is None or not begin <= state.next_offset <= visible:
                 state = self._state.transactions = Transactions(next_offset=begin)
+            # Read after the bound. What this process has appended itself needs no walk, which costs a fetch a third.
+            if self._state.plain_from <= state.next_offset < visible:
+                if VERIFIES:
+                    self._check_plain(segments, state.next_offset, visible)
+                state.next_offset = visible
             if state.next_offset < visible:
                 self._walk_transactions(state, segments, visible)
             if segments and not self._look.is_end_noted and not self._is_writing:
                 self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
+
+    def _check_plain(self, segments: list[Segment], start: int, end: int) -> None:
+        """That nothing in [start, end) is about transactions; a walk that meets damage proves nothing."""
+        with contextlib.suppress(LogcoreError, OSError):
+            for _, facts in self._state.gaps.walk(segments[max(0, slot_of(segments, start)) :], start, end, crc=False):
+                about = facts["attributes"] & (layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT)
+                assert not np.any((about != 0) & (facts["magic"] == 2)), (self.path, start, end)
 
     def _walk_transactions(self, state: Transactions, segments: list[Segment], end: int) -> None:
         """Takes in what lies between the end of the state and end."""

@@ -61,6 +61,21 @@ def batch(value: bytes, producer_id: int, sequence: int, *, transactional: bool 
     )
 
 
+def test_transactions_of_the_other_are_seen_by_who_has_looked_before(both: tuple[logcore.Log, logcore.Log]) -> None:
+    one, other = both
+    one.append(b"plain")
+    for number, commit in enumerate((False, True)):
+        assert one.last_stable_offset == one.log_end_offset
+        other.append_batch(batch(b"%d" % commit, 7, number, transactional=True))
+        one.append(b"between")
+        assert one.last_stable_offset == one.log_end_offset - 2
+        other.end_transaction(7, 0, commit=commit)
+        one.refresh()
+        assert one.last_stable_offset == one.log_end_offset
+    values = [record.value for record in one.read(0, isolation="read_committed")]
+    assert values == [b"plain", b"between", b"1", b"between"]
+
+
 def test_offsets_go_on_where_the_other_ended(both: tuple[logcore.Log, logcore.Log], path: Path) -> None:
     for number in range(200):
         assert both[number % 2].append(b"%d" % number).offset == number

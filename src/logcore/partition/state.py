@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from logcore.config import LogConfig
+from logcore.config import INT64_MAX, LogConfig
 from logcore.kernels import PartitionFields
 from logcore.partition.gaps import Gaps
 from logcore.partition.transactions import Transactions
@@ -55,6 +55,9 @@ class PartitionState(PartitionFields):
         self.visible = 0
         self.is_closed = False
         self.cuts: list[int] = []  # where the log was truncated since it was opened
+        #: From here on no batch belongs to a transaction, and none is a control batch. Written by the writer, under its
+        #: lock, before such a batch is visible.
+        self.plain_from = INT64_MAX
         self.transactions: Transactions | None = None  # as far as they were walked; changed under scanning
         #: Takes in what other processes did that write the log too; True when the visible end moved.
         self.follow: Callable[[], bool] = _stays

@@ -48,7 +48,7 @@ from logcore.fs import FS, offers_descriptors
 from logcore.invariants import keeps_order, locked
 from logcore.kernels import Appender, Receipt
 from logcore.kernels.appending import QUICK_BYTES
-from logcore.kernels.layout import APPEND_TIME_BIT, EncodedBatch, Level
+from logcore.kernels.layout import APPEND_TIME_BIT, CONTROL_BIT, CRC_START, TRANSACTIONAL_BIT, EncodedBatch, Level
 from logcore.names import LOG, file_name
 from logcore.notices import ERROR, tell
 from logcore.partition import epochs, gaps, recovery, seals, transactions
@@ -71,6 +71,9 @@ if TYPE_CHECKING:
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 RECOVERY_LAG_MS: Final = 5_000
 _NO_LIMIT: Final = 1 << 63
+#: Where the low byte of a batch's attributes stands, and which of its bits are about transactions.
+_ATTRIBUTES_POSITION: Final = CRC_START + 1
+_TRANSACTIONS_MASK: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 def check_level(durability: object) -> None:
@@ -158,6 +161,7 @@ class Writer(Appender):
         state.segments = opened.segments
         state.log_start = opened.log_start
         state.end = opened.end
+        state.plain_from = opened.end
         self.report = opened.report
         self.active = opened.active
         self.files = opened.files
@@ -272,6 +276,7 @@ class Writer(Appender):
             )
         self.written_bytes += size_bytes - before
         self._opened_end += end - self.state.end
+        self.state.plain_from = end
         self.state.end = end
         if self.is_resting:
             self.stir_locked()
@@ -592,6 +597,8 @@ class Writer(Appender):
         elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
             self.sync_locked()
         state = self.state
+        if may_change_transactions(data, batches):  # said before anybody sees the batches
+            state.plain_from = last_offset + 1
         start = segment.size_bytes
         end = state.end
         written_bytes = self.written_bytes
@@ -863,3 +870,10 @@ class Writer(Appender):
             if not isinstance(error, (DiskFullError, ResourceError)):
                 self.commit.poison(error)
             raise
+
+
+def may_change_transactions(data: bytes | memoryview, batches: Sequence[EncodedBatch] | None) -> bool:
+    """Whether one of some batches belongs to a transaction, or is a control batch. batches: as for write_locked()."""
+    if batches is None:
+        return bool(data[_ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK)
+    return any(data[position + _ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK for position, _, _, _ in batches)
