@@ -628,10 +628,13 @@ class _Round:
             kind = batch.control_type()
         ends_transaction = kind in TRANSACTION_ENDS
         had_batches = ends_transaction and passing.had_batches(batch.producer_id, kind)
+        # Batches of the transaction are left, so readers need its entry in the new .txnindex.
         if had_batches and kind == "ABORT":
             self.view.keep_aborted(batch.base_offset)
         may_go = not batch.record_count or (ends_transaction and not had_batches)
         horizon_ms = batch.delete_horizon_ms
+        # Two rounds, as in Kafka: the first that finds no batch left sets a horizon, and the first after the
+        # horizon removes the marker. A reader in between still learns how the transaction ended.
         goes = not batch.record_count or (may_go and horizon_ms is not None and horizon_ms <= self.now_ms)
         if goes:
             actions = [kernel.EMPTY if self._stays_empty(part.facts, end)[0] else kernel.DROP]

@@ -598,6 +598,7 @@ class Log(LogReader):
                 raise InvalidRecordError("append_batch takes the bytes of batches", found=type(data).__name__)
             config = state.config
             first = state.end
+            # Under the lock, because it stamps the offsets, which another append would take meanwhile.
             raw, batches = prepare_append(
                 data, base_offset=first, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=config
             )
@@ -612,11 +613,15 @@ class Log(LogReader):
                     expected=f"at most {config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
+            # On disk before the first such batch, so that the next opening looks for the state of
+            # producers.
             if has_producers and not writer.notes.producers:
                 writer.expect_producers_locked()
             sequenced = None
             if check_sequence:
                 sequenced = writer.producers.judge(raw, batches)
+            # Stored before, and sent again by a client that missed the answer: it gets the first
+            # receipt, and no byte is written.
             if isinstance(sequenced, SequencedBatch):
                 first = sequenced.first_offset
                 last = sequenced.last_offset

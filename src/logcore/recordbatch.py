@@ -571,9 +571,12 @@ def _prepare_one(
             _check_records(None if config.is_append_time else times, keyless, now_ms, config, where, first_row=count)
             if has_append_time and (config.is_append_time or np.any(times == -1)):
                 raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
+            # Readers number the records of a batch from its head on: 0, 1, 2. Where a client left gaps
+            # it is encoded again.
             dense = dense and np.array_equal(part.offsets - first.base_offset, np.arange(count, count + len(part)))
             count += len(part)
             max_timestamp = max(max_timestamp, int(times.max(initial=-1)))
+    # LogAppendTime: the one timestamp in the head stands for all records.
     if config.is_append_time:
         max_timestamp = now_ms
     source = Codec(first.attributes & CODEC_MASK)
@@ -588,6 +591,7 @@ def _prepare_one(
         scratch = bytearray()
         kept = 0
         if first.magic == 2:
+            # Codec and kind of time follow from the topic; of what the client set, only this bit stays.
             kept = first.attributes & TRANSACTIONAL_BIT
         size, _ = kernel.encode_records(
             scratch,
@@ -604,9 +608,12 @@ def _prepare_one(
             compressor(target, config),
         )
         return memoryview(scratch)[:size], base_offset + count - 1, max_timestamp
+    # Base offset and leader epoch lie in front of what the CRC covers: stamping them needs no second pass over
+    # the data.
     raw = bytearray(first.data)
     struct.pack_into(">q", raw, 0, base_offset)
     struct.pack_into(">i", raw, 12, leader_epoch)
+    # Attributes and times lie behind it, so where they change the CRC is computed again.
     if max_timestamp != first.max_timestamp or has_append_time != config.is_append_time:
         attributes = first.attributes & 0xFF & ~APPEND_TIME_BIT | APPEND_TIME_BIT * config.is_append_time
         struct.pack_into(">h", raw, CRC_START, attributes)

@@ -253,9 +253,7 @@ class Segment(SegmentFields):
                 at = start
                 origin = position - start
                 at_least_one = False
-                length = 0
-                if limit - at >= 12:
-                    length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
+                length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True) if limit - at >= 12 else 0
                 stop = min(limit, at + max(layout.HEADER_SIZE, length + layout.LOG_OVERHEAD))
                 continue
             if why not in (layout.WALK_LIMIT, layout.WALK_END, layout.WALK_SHORT) and next_at == start:

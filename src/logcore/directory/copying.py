@@ -46,18 +46,22 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
                 expected=f"{view.log_start} to {view.high_watermark}",
                 found=end,
             )
+        # The recovery point of the copy will say that all of it is on disk.
         log.flush()
         segments = [*view.sealed, view.growing]
         ends = [*(segment.base_offset for segment in segments[1:]), end]
         for segment, after in zip(segments[:-1], ends, strict=False):
             if after <= end:
                 _link_segment(view.fs, segment, directory)
+        # Also where the cut is the end of a segment: what the copy appends must not go into a file that the
+        # log shares.
         last = next(segment for segment in reversed(segments) if segment.base_offset <= end)
         if last.base_offset < end:
             _copy_front(view, last, end, directory)
         else:
             _create(view.fs, os.path.join(directory, file_name(end, LOG)))
         _copy_notes(view, end, directory)
+        # A truncation meanwhile may have taken back records that the copy has.
         view.check_unchanged()
         view.fs.sync_dir(directory)
     return end

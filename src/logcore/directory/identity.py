@@ -81,6 +81,7 @@ class ProducerIds:
                     expected="a number and its CRC",
                     found=repr(content),
                 )
+            # On disk before the first of the block is given out: a crash loses ids and repeats none.
             end = first + _PRODUCER_ID_BLOCK
             checkpoint.write(self._fs, self._path, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
             self._next = first

@@ -70,6 +70,7 @@ def append_to_transaction(
         batch = RecordBatch.parse(data)
         assert batch is not None
         last = batch.last_offset
+        # No sequence: what a coordinator writes is fenced by the epoch alone.
         sequenced = SequencedBatch(-1, -1, first, last, batch.max_timestamp)
         with writer.producers.storing([(producer_id, producer_epoch, True, sequenced)], is_judged=True):
             placed = [(0, len(data), last, batch.max_timestamp)]

@@ -255,6 +255,7 @@ def _recover_once(
             dense_from=dense_from,
             indexes=indexes,
         )
+        # Inside the try: where damage is kept, this is damage too, and the log opens without what is gone.
         if successor is not None:
             raise CorruptLogError(
                 "the last segment was sealed, but the one that followed is gone",
@@ -267,6 +268,8 @@ def _recover_once(
         if not place.keeps_damage:
             raise
         report = recovery.look_past(active, error, recovery_point)
+    # After a crash these indexes may disagree with their batches, and once the recovery point has moved nothing
+    # would check them again.
     if indexes != "whole":
         _index_unsynced(place, found.segments, recovery_point, {one.path for one in damage})
     return attrs.evolve(report, damage=(*damage, *report.damage))

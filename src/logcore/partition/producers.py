@@ -119,6 +119,7 @@ class Producers:
         if known is None:
             return None
         last = last_sequence(first_sequence, record_count)
+        # As many batches are known as a client may have in flight, so whatever it sends again is among them.
         if epoch == known.epoch:
             for batch in known.batches:
                 if batch.first_sequence == first_sequence and batch.last_sequence == last:
@@ -129,6 +130,7 @@ class Producers:
                 expected=f"epoch {known.epoch} or newer",
                 found=epoch,
             )
+        # A new epoch begins at 0.
         expected = 0
         if epoch == known.epoch and known.batches:
             expected = (known.batches[-1].last_sequence + 1) & INT32_MAX

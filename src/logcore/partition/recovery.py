@@ -317,6 +317,8 @@ def check_sealed(
         end = following.base_offset
         if end <= recovery_point:
             continue
+        # After a failed sync the system may call pages clean that never reached the disk. Written again,
+        # they do, or fail.
         if _has_failed_sync(segment):
             _rewrite(fs, segment.path, fs.file_size(segment.path))
         start = segment.start_position(recovery_point)

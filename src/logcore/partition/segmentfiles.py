@@ -153,12 +153,15 @@ class SegmentFiles:
         if LOG not in suffixes:
             raise CompactionAbandonedError("the new segment was removed by another program", path=new.path)
         paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
+        # A crash in here leaves some of these names. Opening discards them, unless all of them are there.
         try:
             for path in paths:
                 fs.rename(path + CLEANED, path + SWAP)
         except BaseException:
             self._take_back(paths, failed)
             raise
+        # From here on the new segment counts: opening finishes what a crash leaves. Old segments are out of
+        # the way, durably, before the new one takes a name: no offset is ever in two segments.
         try:
             fs.sync_dir(self._path)
             away = self._put_away(old[0].base_offset, SEGMENT_FILES)

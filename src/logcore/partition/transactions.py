@@ -44,6 +44,7 @@ class Transactions:
         if not len(facts):
             return
         rows = facts[(facts["magic"] == 2) & ((facts["attributes"] & TRANSACTIONAL_BIT) != 0)]
+        # All markers before any change: reading one may fail.
         kinds = [
             control_type(int(row["position"])) if row["attributes"] & CONTROL_BIT and row["record_count"] else ""
             for row in rows
@@ -57,6 +58,8 @@ class Transactions:
                 first = self.open.pop(producer_id, None)
                 if first is not None and kind == "ABORT":
                     self.aborted.setdefault(producer_id, []).append((first, base_offset))
+                    # As Kafka has it in .txnindex: the oldest transaction still open, or what
+                    # follows the marker.
                     stable = min(self.open.values(), default=base_offset + 1)
                     self.entries.append(AbortedTransaction(producer_id, first, base_offset, stable))
         self.next_offset = int(facts["last_offset"][-1]) + 1

@@ -59,6 +59,7 @@ class Upkeep:
             is_sync_due = writer.commit.durable_end < target and clock_ms - writer.last_sync_ms >= self._sync_wait_ms
         if self._retain_when_due(clock_ms, now_ms):
             return True, None
+        # Without the lock: others append while the disk works, and may close the log.
         if is_sync_due:
             writer.commit.wait(target)
         with writer.state.lock:
@@ -78,6 +79,7 @@ class Upkeep:
             point = writer.commit.durable_end
             if point <= writer.recovery_point or clock_ms - writer.last_recovery_ms < RECOVERY_LAG_MS:
                 return acted, None
+            # How far it lags bounds what opening has to check after a crash.
             writer.recovery_bytes = writer.commit.synced_bytes
             writer.last_recovery_ms = clock_ms
             writer.active.offer_indexes()

@@ -261,6 +261,7 @@ class Writer(Appender):
         """Takes in whole batches that another process has appended to the active segment, up to a size and an end."""
         active = self.active
         before = active.size_bytes
+        # Set apart, to learn whether this stretch has markers, of which the index here does not know.
         has_markers = active.has_markers
         active.has_markers = False
         for facts in active.adopt(size_bytes):
@@ -555,12 +556,15 @@ class Writer(Appender):
             state.show(state.end)
             return
         kind = self.durability.kind
+        # Whoever waits for the append leads a sync or shares one; readers see nothing of it before.
         if kind == "group":
             return
+        # An append that asked for "os" leaves the sync to the next one.
         if kind == "always":
             if durability != "os":
                 self.sync_locked()
             return
+        # Under `every` and `interval` readers see what a power cut may take: the policy says so.
         if not self.is_replicated:
             state.show(state.end)
         unsynced = state.end - self.commit.durable_end
