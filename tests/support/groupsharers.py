@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -67,7 +67,9 @@ class LateCommits(RebalanceListener):
 
 
 class Group:
-    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late."""
+    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late. stores: settings of
+    where offsets are, of which each life has one; the last of them reads what all of them commit.
+    """
 
     def __init__(
         self,
@@ -78,7 +80,9 @@ class Group:
         partitions: int = 3,
         records: int = 12,
         is_hasty: bool = False,
+        stores: Sequence[Mapping[str, Any]] = ({},),
     ) -> None:
+        self.stores = stores
         self.is_hasty = is_hasty
         self.settings = (
             {**SETTINGS, "max_poll_interval_ms": 300, "assignors": (HastyAssignor(),)} if is_hasty else SETTINGS
@@ -118,14 +122,16 @@ class Group:
 
     def _live(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
-            with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**self.settings) as consumer:
+            settings = {**self.settings, **self.rng.choice(self.stores)}
+            with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**settings) as consumer:
                 self._subscribe(fs, consumer)
                 for _ in range(self.rng.randrange(2, 8)):
                     self._turn(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
         """Goes on until all was processed."""
-        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**self.settings) as consumer:
+        settings = {**self.settings, **self.stores[-1]}
+        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**settings) as consumer:
             self._subscribe(fs, consumer)
             until = self.machine.steps + 60_000
             while sum(map(len, self.processed.values())) < self.records:
@@ -187,7 +193,8 @@ class Group:
     # -- what has to hold --------------------------------------------------------------------------------------------
 
     def judge(self, disk: Any, *, after_power: bool) -> None:
-        with logcore.open_dir(PATH, fs=disk) as data, data.consumer(**SETTINGS) as consumer:
+        settings = {**SETTINGS, **self.stores[-1]}
+        with logcore.open_dir(PATH, fs=disk) as data, data.consumer(**settings) as consumer:
             consumer.assign(self.partitions)
             committed = consumer.committed(self.partitions)
             for one in self.partitions:

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from logcore.coordination.coordinator import Coordinator
@@ -225,6 +225,18 @@ class Groups:
         result: GroupError | None = answer.result
         return result
 
+    @contextlib.contextmanager
+    def committing(
+        self, group_id: str, generation: int, member_id: str, instance_id: str | None
+    ) -> Generator[GroupError | None]:
+        """For offsets that are stored elsewhere: inside the `with` the group does not change. Why this member may not
+        commit now, or None.
+        """
+        with self._lock:
+            error, effects = self._coordinator.check_commit(group_id, generation, member_id, instance_id, self.now_ms())
+            self._act(effects)
+            yield error
+
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         """The marker of this producer is in `__consumer_offsets`."""
         with self._lock:
@@ -249,6 +261,13 @@ class Groups:
                 for topic, partitions in group.offsets.items()
                 for partition, each in partitions.items()
             }
+
+    def overwrite(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
+        """As commit(), whatever members the group has."""
+        answer = Answer()
+        self._do(lambda _: self._coordinator.commit(group_id, offsets, answer))
+        result: GroupError | None = answer.result
+        return result
 
     def delete(self, group_id: str) -> GroupError | None:
         """Deletes a group without members, with all that it has committed; or says why not."""
