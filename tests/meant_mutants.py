@@ -809,9 +809,15 @@ MISTAKES: Final = (
     ),
     Mistake(
         "rewind_stands_in_the_log_alone", "logcore/consumer/offsetstores.py",
-        "    if error is None and registry is not None and offsets.committed(registry, group_id):\n",
-        "    if False:\n",
+        "        _set_back(registry, group_id, rows)  # also",
+        "        pass  # also",
         "consumer/test_offset_stores.py",
+    ),
+    Mistake(
+        "members_commit_what_they_had_behind_a_rewind", "logcore/consumer/groups.py",
+        "    if group is not None and group.members:\n        everyone",
+        "    if False:\n        everyone",
+        "consumer/test_shared_groups_exploration.py -k rewind",
     ),
     Mistake(
         "rewind_leaves_an_offset_of_the_oldest_layout", "logcore/registry/offsets.py",

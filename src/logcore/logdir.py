@@ -617,9 +617,10 @@ class LogDir:
     ) -> None:
         """Sets what a group has committed, also backwards; (topic, partition) -> offset. On disk when it returns.
 
-        It is set in the registry too, if the group has offsets there. force: also while the group has members, which
-        go on from their own positions and commit these again. Raises ConsumerStateError while it has some, and where
-        the offsets could not be stored; InvalidConfigError; otherwise as consumer() with a group.
+        It is set in the registry too, if the group has offsets there. force: also while the group has members. They
+        lose their partitions, join again and begin at these offsets; what they have in hand comes again. Raises
+        ConsumerStateError while it has members, and where the offsets could not be stored; InvalidConfigError;
+        otherwise as consumer() with a group.
         """
         from logcore.consumer.offsetstores import alter, committed_rows
 

@@ -157,7 +157,12 @@ def test_offsets_of_a_group_with_members_are_moved_by_force_alone(data: Path) ->
             registry.set("/consumers/g/offsets/t/0", b"2")
         assert "warning" in elsewhere("group", "import", data, "g", "--force")
         assert sorted(row["committed"] for row in rows("group", "describe", data, "g")) == [2, 10]
-        assert [one.offset for one in consumer.committed([("t", 0)]).values() if one is not None] == [2]
+        consumer.poll(0)
+        assert consumer.position(("t", 0)) == 10
+        with pytest.raises(ConsumerStateError):
+            directory.alter_group_offsets("g", {("t", 0): 0})
+        elsewhere("group", "reset", data, "g", "--to", 7, "--live")
+        assert sorted(record.offset for record in consumer.poll(0).records()) == [7, 7, 8, 8, 9, 9]
 
 
 def elsewhere(*arguments: object, code: int = 0) -> str:

@@ -143,9 +143,13 @@ def test_offsets_of_a_group_with_members_are_set_by_force_alone(data: LogDir) ->
         with pytest.raises(ConsumerStateError, match="UNKNOWN_MEMBER_ID"):
             data.alter_group_offsets("g", {("t", 0): 2})
         data.alter_group_offsets("g", {("t", 0): 2}, force=True)
+        with pytest.raises(CommitFailedError):
+            consumer.commit()
         assert both(data)[0] == 2
+        found = [record.offset for _ in range(2) for record in consumer.poll(0, 3).records()]
+        assert found == [2, 3, 4, 5, 6, 7], "it joined again, and began there"
         consumer.commit()
-        assert both(data)[0] == 5
+        assert both(data)[0] == 8
     with pytest.raises(InvalidConfigError, match="a committed offset"):
         data.alter_group_offsets("g", {("t", 0): -1})
 

@@ -45,6 +45,20 @@ def test_owners_keep_others_out_when_partitions_move_at_once(chances: Chances, r
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+@pytest.mark.parametrize("chances", [QUIET, KILLS, STOPS], ids=["quiet", "kills", "stops"])
+@pytest.mark.parametrize("is_dual", [False, True], ids=["log", "dual"])
+def test_no_commit_undoes_a_rewind(chances: Chances, is_dual: bool, rounds: int) -> None:
+    stores = [{"dual_commit": True}] if is_dual else [{}]
+    for seed in range(rounds):
+        try:
+            group = Group(seed, chances=chances, processes=1 + seed % 3, rewinds=True, stores=stores)
+            group.run()
+            group.judge(group.disk, after_power=False)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
 DUAL = {"dual_commit": True}
 REGISTRY = {"offsets_storage": "registry"}
 BACK = {"offsets_storage": "registry", "dual_commit": True}

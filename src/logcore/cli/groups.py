@@ -109,6 +109,7 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
 @click.option("--topic", "topics", metavar="TOPIC[:N]", multiple=True, help="Default: all it has committed for.")
 @click.option("--to", "place", metavar="PLACE", help="Offset, earliest, latest, time, or age as -10m.")
 @click.option("--shift-by", type=int, help="So many offsets forward, or back.")
+@click.option("--live", is_flag=True, help="Also while the group has members.")
 @click.option("--dry-run", is_flag=True, help="Say what would change.")
 @json_option
 def group_reset(
@@ -117,12 +118,14 @@ def group_reset(
     topics: tuple[str, ...],
     place: str | None,
     shift_by: int | None,
+    live: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Let GROUP go on elsewhere; its members must have ended.
 
-    Offsets outside the log become its start or its end. For a group that does not exist yet, name topics.
+    With --live they need not, where processes share the directory: they lose their partitions, join again and begin
+    there. Offsets outside the log become its start or its end. For a group that does not exist yet, name topics.
     """
     if (place is None) == (shift_by is None):
         raise click.UsageError("say where to: --to or --shift-by, one of them")
@@ -144,7 +147,8 @@ def group_reset(
             wanted = min(max(wanted, log.log_start_offset), log.high_watermark)
             changes[topic, number] = (before, wanted)
         if not dry_run:
-            logdir.alter_group_offsets(name, {partition: wanted for partition, (_, wanted) in changes.items()})
+            wanted_offsets = {partition: wanted for partition, (_, wanted) in changes.items()}
+            logdir.alter_group_offsets(name, wanted_offsets, force=live)
     _print_changes(name, changes, as_json, is_done=not dry_run)
 
 
@@ -198,7 +202,7 @@ def group_export(directory: str, name: str, hosts: str | None, force: bool, dry_
 def group_import(directory: str, name: str, hosts: str | None, force: bool, dry_run: bool, as_json: bool) -> None:
     """Take over what the registry, DATA.registry, says that GROUP has committed.
 
-    Its members must have ended: with --force, what they commit later takes the place of what was imported.
+    Its members must have ended: with --force they lose their partitions, join again and begin at what was imported.
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
@@ -239,7 +243,7 @@ def _check_members(directory: str, name: str, force: bool) -> None:
         if count and not force:
             fail(f"group {name} has {count} members", "stop its consumers, or give --force")
         if count:
-            click.echo(f"warning: group {name} has {count} members, which may commit other offsets", err=True)
+            click.echo(f"warning: group {name} has {count} members at work", err=True)
 
 
 def _changes(name: str, source: Mapping[Key, int], present: Mapping[Key, int]) -> dict[Key, tuple[int | None, int]]:

@@ -95,6 +95,18 @@ def checked_commit(
     return [*effects, *coordinator.commit_in_transaction(group_id, producer, offsets, waiter)]
 
 
+def rewound(
+    coordinator: Coordinator, group_id: str, offsets: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
+) -> list[Effect]:
+    """Removes all members of a group, and commits."""
+    effects: list[Effect] = []
+    group = coordinator.get(group_id)
+    if group is not None and group.members:
+        everyone = [(member.member_id, member.instance_id) for member in group.members.values()]
+        effects += coordinator.leave(group_id, everyone, now_ms)[1]
+    return [*effects, *coordinator.commit(group_id, offsets, waiter)]
+
+
 def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
     """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
     if OFFSETS_TOPIC not in directory:
@@ -262,10 +274,12 @@ class Groups:
                 for partition, each in partitions.items()
             }
 
-    def overwrite(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
-        """As commit(), whatever members the group has."""
+    def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
+        """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
+        So none of their commits can undo it.
+        """
         answer = Answer()
-        self._do(lambda _: self._coordinator.commit(group_id, offsets, answer))
+        self._do(lambda now_ms: rewound(self._coordinator, group_id, offsets, answer, now_ms))
         result: GroupError | None = answer.result
         return result
 

@@ -104,12 +104,19 @@ def alter(
 ) -> GroupError | None:
     """Sets what a group has committed, also backwards: in the log, and in the registry if it has offsets of the group.
 
-    is_forced: also while the group has members. Returns why it was not done.
+    is_forced: also while the group has members, which join again and begin there. Returns why it was not done.
     """
     if is_forced:
-        error = groups.overwrite(group_id, rows)
+        # First, because members that begin again read the larger of both.
+        _set_back(registry, group_id, rows)
+        error = groups.rewind(group_id, rows)
     else:
         error = groups.commit(group_id, -1, "", None, rows)
-    if error is None and registry is not None and offsets.committed(registry, group_id):
-        offsets.rewind(registry, group_id, {key: each.offset for key, each in rows.items()})
+    if error is None:
+        _set_back(registry, group_id, rows)  # also what was committed meanwhile
     return error
+
+
+def _set_back(registry: Registry | None, group_id: str, rows: Mapping[OffsetKey, Committed]) -> None:
+    if registry is not None and offsets.committed(registry, group_id):
+        offsets.rewind(registry, group_id, {key: each.offset for key, each in rows.items()})

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
 
-from logcore.consumer.groups import Answer, Directory, append, checked_commit, home_of
+from logcore.consumer.groups import Answer, Directory, append, checked_commit, home_of, rewound
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
@@ -235,10 +235,12 @@ class SharedGroups:
                 for partition, each in partitions.items()
             }
 
-    def overwrite(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
-        """As commit(), whatever members the group has."""
+    def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
+        """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
+        So none of their commits can undo it.
+        """
         result: GroupError | None = self._ask(
-            group_id, lambda coordinator, waiter, _: coordinator.commit(group_id, offsets, waiter)
+            group_id, lambda coordinator, waiter, now_ms: rewound(coordinator, group_id, offsets, waiter, now_ms)
         ).result
         return result
 
