@@ -832,6 +832,42 @@ MISTAKES: Final = (
         "            registry.delete(path)\n",
         "consumer/test_shared_groups_exploration.py",
     ),
+    Mistake(
+        "dual_commits_are_read_from_the_log_alone", "logcore/consumer/offsetstores.py",
+        "            if key not in found or found[key].offset < offset:\n",
+        "            if key not in found:\n",
+        "consumer/test_offset_stores.py",
+    ),
+    Mistake(
+        "zombies_commit_to_the_registry", "logcore/consumer/offsetstores.py",
+        "            if error is None:\n                offsets.commit(",
+        "            if True:\n                offsets.commit(",
+        "consumer/test_offset_stores.py",
+    ),
+    Mistake(
+        "dual_commit_goes_to_the_chosen_storage_alone", "logcore/consumer/offsetstores.py",
+        "        if error is None and self.is_dual:\n            # Refused here",
+        "        if False:\n            # Refused here",
+        "consumer/test_offset_stores.py consumer/test_shared_groups_exploration.py -k move",
+    ),
+    Mistake(
+        "rewind_stands_in_the_log_alone", "logcore/consumer/offsetstores.py",
+        "        _set_back(registry, group_id, rows)  # also",
+        "        pass  # also",
+        "consumer/test_offset_stores.py",
+    ),
+    Mistake(
+        "members_commit_what_they_had_behind_a_rewind", "logcore/coordination/coordinator.py",
+        "        if group is not None and group.members:\n            everyone",
+        "        if False:\n            everyone",
+        "consumer/test_shared_groups_exploration.py -k rewind",
+    ),
+    Mistake(
+        "rewind_leaves_an_offset_of_the_oldest_layout", "logcore/registry/offsets.py",
+        "                    registry.delete(f\"{above}/{name}\")\n",
+        "                    pass\n",
+        "registry/test_registry_conformance.py -k oldest",
+    ),
     # -- groups of consumers
     Mistake(
         "commit_of_a_lost_member_counts", "logcore/coordination/coordinator.py",
@@ -1367,8 +1403,8 @@ MISTAKES: Final = (
         "committed_offsets_read_before_the_open_ones", "logcore/consumer/consumer.py",
         "            if self._settings.isolation_level == \"read_committed\":\n"
         "                undecided = self._groups.unstable(group_id)\n"
-        "            stored = self._groups.committed(group_id)\n",
-        "            stored = self._groups.committed(group_id)\n"
+        "            stored = self._offsets().committed(group_id)\n",
+        "            stored = self._offsets().committed(group_id)\n"
         "            if self._settings.isolation_level == \"read_committed\":\n"
         "                undecided = self._groups.unstable(group_id)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",

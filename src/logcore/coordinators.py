@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from logcore.claim import Claim
@@ -115,6 +116,21 @@ class Coordinators:
             if self._registry is None:
                 self._registry = open_registry(directory.path, fs=cast(SharedFS, self._fs))
             return self._registry
+
+    def present_registry(self, directory: Directory) -> FileRegistry | None:
+        """The registry if there is one; then as registry()."""
+        from logcore.registry.files import ENDING
+
+        is_there = self._registry is not None or self._fs.exists(directory.path + ENDING)
+        return self.registry(directory) if is_there else None
+
+    def forget_registered(self, directory: Directory, topics: Collection[str]) -> None:
+        """Deletes offsets of topics that are in the registry, if there is one. Raises what that raises."""
+        from logcore.registry import offsets
+
+        registry = self.present_registry(directory)
+        if registry is not None:
+            offsets.forget_topics(registry, topics)
 
     def control(self, directory: Directory) -> None:
         """For the one process of several that does the upkeep: keeps the registry. Raises as Controller.look()."""

@@ -84,7 +84,7 @@ if TYPE_CHECKING:  # what only some use is imported where it is used: everybody 
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.simple import SimpleConsumer
     from logcore.consumer.streams import Connector
-    from logcore.consumer.values import ConsumerOptions
+    from logcore.consumer.values import ConsumerOptions, OffsetAndMetadata
     from logcore.format.transactionrecords import StoredTransaction
     from logcore.producer.producer import Producer
     from logcore.producer.transactional import TransactionalProducer
@@ -486,6 +486,9 @@ class LogDir:
         if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
             with self._incidents.going_on("deletion", OFFSETS_TOPIC):
                 self._coordinators.groups(self).forget_topics({name})
+        if not self.has_coordinator:
+            with self._incidents.going_on("deletion", name):
+                self._coordinators.forget_registered(self, {name})
 
     def delete_group(self, group_id: str) -> None:
         """Deletes a consumer group with all that it has committed.
@@ -493,10 +496,33 @@ class LogDir:
         Raises ConsumerStateError where there is none of that name, while it has members, and where the record of it
         could not be stored; otherwise as consumer() with a group.
         """
+        from logcore.consumer.offsetstores import delete
+
         self._check_writable()
-        refused = self._coordinators.groups(self).delete(group_id)
+        refused = delete(self._coordinators.groups(self), self._coordinators.present_registry(self), group_id)
         if refused is not None:
             raise ConsumerStateError(f"group {group_id!r} was not deleted", path=self.path, found=refused.name)
+
+    def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata], *, force: bool = False
+    ) -> None:
+        """Sets what a group has committed, also backwards; (topic, partition) -> offset. On disk when it returns.
+
+        It is set in the registry too, if the group has offsets there. force: also while the group has members. They
+        lose their partitions, join again and begin at these offsets; what they have in hand comes again. Raises
+        ConsumerStateError while it has members, and where the offsets could not be stored; InvalidConfigError;
+        otherwise as consumer() with a group.
+        """
+        from logcore.consumer.offsetstores import alter, committed_rows
+
+        self._check_writable()
+        groups = self._coordinators.groups(self)
+        rows = committed_rows(offsets, self._fs.now_ms())
+        refused = alter(groups, self._coordinators.present_registry(self), group_id, rows, is_forced=force)
+        if refused is not None:
+            raise ConsumerStateError(
+                f"the offsets of group {group_id!r} were not set", path=self.path, found=refused.name
+            ) from groups.failure
 
     def transactions(self) -> dict[str, StoredTransaction]:
         """How each transactional id stands, by the records in `__transaction_state`. Raises what reading these raises,
@@ -667,10 +693,13 @@ class LogDir:
         self._check_open()
         chosen = consumer_settings(settings)
         groups = None
+        registry = None
         if chosen.group_id is not None:
             self._check_writable()
             groups = self._coordinators.groups(self)
-        return Consumer(self._fs, self, self._claim is None, groups, chosen)
+        if chosen.uses_registry:
+            registry = self._coordinators.registry(self)
+        return Consumer(self._fs, self, self._claim is None, groups, chosen, registry)
 
     def connector(self, group_id: str, /, **settings: Unpack[ConsumerOptions]) -> Connector:
         """Streams of records for threads that share the work of a group; see logcore.consumer.streams.

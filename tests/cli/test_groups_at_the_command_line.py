@@ -14,6 +14,7 @@ import pytest
 
 import logcore
 from logcore.errors import ConsumerStateError
+from logcore.registry import open_registry
 
 click_testing = pytest.importorskip("click.testing")
 from logcore.cli.commands import main  # noqa: E402
@@ -104,6 +105,72 @@ def test_a_group_is_deleted(data: Path) -> None:
             consumer.poll()
             with pytest.raises(ConsumerStateError, match="NON_EMPTY_GROUP"):
                 directory.delete_group("alive")
+
+
+def test_offsets_are_exported_and_imported(data: Path) -> None:
+    run("consume", data, "t", "--group", "g", "--until-end")
+    shown = rows("group", "export", data, "g", "--dry-run")
+    assert [(row["partition"], row["before"], row["after"], row["done"]) for row in shown] == [
+        (0, None, 10, False),
+        (1, None, 10, False),
+    ]
+    assert not data.with_name("data.registry").exists()
+    assert [row["done"] for row in rows("group", "export", data, "g")] == [True] * 2
+    nodes = {row["path"]: row["value"] for row in rows("registry", "tree", data, "/consumers/g/offsets")}
+    assert nodes["/consumers/g/offsets/t/1"] == "10"
+    assert rows("group", "export", data, "g") == rows("group", "import", data, "g") == []
+    with open_registry(data) as registry:
+        registry.set("/consumers/g/offsets/t/0", b"3")
+        registry.delete("/consumers/g/offsets/t/1")
+        registry.create("/consumers/g/offsets/t/0-1", b"8")
+    assert [(row["before"], row["after"]) for row in rows("group", "import", data, "g", "--dry-run")] == [
+        (10, 3),
+        (10, 8),
+    ]
+    assert committed(data) == 20
+    rows("group", "import", data, "g")
+    assert committed(data) == 11
+    run("group", "reset", data, "g", "--to", 5)
+    assert rows("group", "export", data, "g") == [], "the registry has it already"
+    run("group", "delete", data, "g", "--yes")
+    assert "no offsets to take" in run("group", "import", data, "g", code=2).stderr
+    assert "no offsets to take" in run("group", "export", data, "unknown", code=2).stderr
+
+
+def test_offsets_of_a_group_with_members_are_moved_by_force_alone(data: Path) -> None:
+    with (
+        logcore.open_dir(data, shared=True) as directory,
+        directory.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
+    ):
+        consumer.subscribe(["t"])
+        consumer.poll(0)
+        consumer.commit()
+        (owner,) = {row["owner"] for row in rows("group", "describe", data, "g")}
+        assert consumer._registration is not None
+        assert owner == f"{consumer._registration.consumer_id}-0"
+        for command in ("export", "import"):
+            refused = elsewhere("group", command, data, "g", code=2)
+            assert "has 1 members" in refused
+            assert "--force" in refused
+        assert "warning" in elsewhere("group", "export", data, "g", "--force")
+        with open_registry(data) as registry:
+            registry.set("/consumers/g/offsets/t/0", b"2")
+        assert "warning" in elsewhere("group", "import", data, "g", "--force")
+        assert sorted(row["committed"] for row in rows("group", "describe", data, "g")) == [2, 10]
+        consumer.poll(0)
+        assert consumer.position(("t", 0)) == 10
+        with pytest.raises(ConsumerStateError):
+            directory.alter_group_offsets("g", {("t", 0): 0})
+        elsewhere("group", "reset", data, "g", "--to", 7, "--live")
+        assert sorted(record.offset for record in consumer.poll(0).records()) == [7, 7, 8, 8, 9, 9]
+
+
+def elsewhere(*arguments: object, code: int = 0) -> str:
+    """What a command in another process says on stderr: this one has the directory open."""
+    command = [sys.executable, "-m", "logcore", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    return done.stderr
 
 
 def test_an_interrupt_ends_it_cleanly(data: Path) -> None:

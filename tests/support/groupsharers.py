@@ -9,13 +9,14 @@ The invariants, by name:
 - never back: an acknowledged commit is never followed by an acknowledged one of a lower offset.
 - kept: what is committed at the end is at least what was acknowledged, and at most what was processed.
 - all: every record is processed, at least once, while one process lives.
+- again: the same holds behind a rewind to the beginning, whatever the members commit meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -67,7 +68,9 @@ class LateCommits(RebalanceListener):
 
 
 class Group:
-    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late."""
+    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late. stores: settings of
+    where offsets are, of which each life has one; the last of them reads what all of them commit.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,13 @@ class Group:
         partitions: int = 3,
         records: int = 12,
         is_hasty: bool = False,
+        stores: Sequence[Mapping[str, Any]] = ({},),
+        rewinds: bool = False,
     ) -> None:
+        self.rewinds = rewinds
+        self.again: dict[TopicPartition, set[int]] = {}  # processed since the rewind began
+        self.is_rewound = not rewinds
+        self.stores = stores
         self.is_hasty = is_hasty
         self.settings = (
             {**SETTINGS, "max_poll_interval_ms": 300, "assignors": (HastyAssignor(),)} if is_hasty else SETTINGS
@@ -102,6 +111,8 @@ class Group:
         for _ in range(processes):
             self._begin()
         self.machine.spared = self.machine.start(self._consume_all)
+        if rewinds:
+            self.machine.start(self._rewind)
 
     def run(self) -> None:
         self.machine.run()
@@ -118,19 +129,36 @@ class Group:
 
     def _live(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
-            with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**self.settings) as consumer:
+            settings = {**self.settings, **self.rng.choice(self.stores)}
+            with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**settings) as consumer:
                 self._subscribe(fs, consumer)
                 for _ in range(self.rng.randrange(2, 8)):
                     self._turn(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
         """Goes on until all was processed."""
-        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**self.settings) as consumer:
+        settings = {**self.settings, **self.stores[-1]}
+        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**settings) as consumer:
             self._subscribe(fs, consumer)
             until = self.machine.steps + 60_000
-            while sum(map(len, self.processed.values())) < self.records:
+            while not self._is_complete():
                 self._turn(consumer)
                 assert self.machine.steps < until, f"all: {self.processed} {consumer.assignment()}"
+
+    def _rewind(self, fs: SharedFS) -> None:
+        """Sets the group back to the beginning, once."""
+        with logcore.open_dir(PATH, shared=True, fs=fs) as data:
+            until = self.machine.steps + self.rng.randrange(2_000)
+            while self.machine.steps < until:
+                data.refresh()
+            with contextlib.suppress(RegistryLockedError):
+                self.again = {}
+                data.alter_group_offsets("g", dict.fromkeys(self.partitions, 0), force=True)
+                self.is_rewound = True
+
+    def _is_complete(self) -> bool:
+        found = self.again if self.is_rewound and self.rewinds else self.processed
+        return sum(map(len, found.values())) == self.records
 
     def _subscribe(self, fs: SharedFS, consumer: logcore.Consumer) -> None:
         self.readers.append((fs, consumer))
@@ -142,7 +170,8 @@ class Group:
             self._note_owners(consumer)
             self._check_owners(consumer, set(found))
             for record in found.records():
-                self.processed.setdefault(TopicPartition(record.topic, record.partition), set()).add(record.offset)
+                for processed in (self.processed, self.again):
+                    processed.setdefault(TopicPartition(record.topic, record.partition), set()).add(record.offset)
             if found and not (self.is_hasty and self.rng.random() < 0.7):
                 self.commit(consumer)
 
@@ -180,6 +209,8 @@ class Group:
             assert owner == member.member_id, f"owned once: {one} in generation {member.generation}"
 
     def _note_commit(self, offsets: dict[TopicPartition, int]) -> None:
+        if self.rewinds:
+            return
         for one, offset in offsets.items():
             assert offset >= self.acked.get(one, 0), f"never back: {one} from {self.acked[one]} to {offset}"
             self.acked[one] = offset
@@ -187,7 +218,8 @@ class Group:
     # -- what has to hold --------------------------------------------------------------------------------------------
 
     def judge(self, disk: Any, *, after_power: bool) -> None:
-        with logcore.open_dir(PATH, fs=disk) as data, data.consumer(**SETTINGS) as consumer:
+        settings = {**SETTINGS, **self.stores[-1]}
+        with logcore.open_dir(PATH, fs=disk) as data, data.consumer(**settings) as consumer:
             consumer.assign(self.partitions)
             committed = consumer.committed(self.partitions)
             for one in self.partitions:

@@ -13,6 +13,7 @@ import pytest
 
 from logcore.errors import (
     BadVersionError,
+    CorruptRegistryError,
     InvalidConfigError,
     InvalidNodeError,
     NodeExistsError,
@@ -21,7 +22,7 @@ from logcore.errors import (
     RegistryClosedError,
     SessionExpiredError,
 )
-from logcore.registry import paths, views
+from logcore.registry import offsets, paths, views
 from logcore.registry.protocol import NAME_LIMIT_BYTES, VALUE_LIMIT_BYTES, Node, Registry
 from logcore.registry.views import TopicView
 
@@ -741,3 +742,55 @@ def test_controllers_follow_one_another(registries: Registries) -> None:
     assert gone(lambda: other.get("/controller"))
     assert paths.elect(other, 2, 6) == 2
     assert other.get("/controller_epoch").value == b"2"
+
+
+# -- offsets -------------------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_read_as_they_were_committed(registries: Registries) -> None:
+    one = registries()
+    other = registries()
+    assert offsets.committed(one, "a/b") == {}
+    stored = {("t", 0): 5, ("t", 12): 0, ("u%", 1): 1 << 40}
+    offsets.commit(one, "a/b", stored)
+    assert offsets.committed(other, "a/b") == stored
+    assert other.get("/consumers/a%2Fb/offsets/t/0") == Node(b"5", 0)
+    offsets.commit(other, "a/b", {("t", 0): 3})
+    assert offsets.committed(one, "a/b") == {**stored, ("t", 0): 3}
+    assert offsets.committed(one, "a") == {}
+
+
+def test_offsets_of_the_oldest_layout_are_read(registries: Registries) -> None:
+    """`<broker>-<partition>`, as in Kafka before 0.8."""
+    registry = registries()
+    registry.create("/consumers/g/offsets/t/0-0", b"7")
+    registry.create("/consumers/g/offsets/t/0-1", b"8")
+    registry.create("/consumers/g/offsets/t/1", b"9")
+    assert offsets.committed(registry, "g") == {("t", 0): 7, ("t", 1): 9}
+    offsets.commit(registry, "g", {("t", 0): 4})
+    assert offsets.committed(registry, "g")["t", 0] == 7
+    offsets.rewind(registry, "g", {("t", 0): 4})
+    assert offsets.committed(registry, "g") == {("t", 0): 4, ("t", 1): 9}
+    registry.create("/consumers/g/offsets/t/2-1", b"3")
+    with pytest.raises(CorruptRegistryError, match="brokers 0 and 2"):
+        offsets.committed(registry, "g")
+
+
+@pytest.mark.parametrize(("name", "value"), [("x", b"1"), ("1-2-3", b"1"), ("0", b"many"), ("0", b"")])
+def test_what_is_no_offset_is_an_error(registries: Registries, name: str, value: bytes) -> None:
+    registry = registries()
+    registry.create(f"/consumers/g/offsets/t/{name}", value)
+    with pytest.raises(CorruptRegistryError):
+        offsets.committed(registry, "g")
+
+
+def test_offsets_are_forgotten_with_their_group_or_their_topic(registries: Registries) -> None:
+    registry = registries()
+    for group in ("g", "h"):
+        offsets.commit(registry, group, {("t", 0): 1, ("u", 0): 2})
+    offsets.forget_topics(registry, ["u", "v"])
+    assert offsets.committed(registry, "g") == offsets.committed(registry, "h") == {("t", 0): 1}
+    offsets.forget(registry, "g")
+    assert offsets.committed(registry, "g") == {}
+    assert "offsets" not in registry.children("/consumers/g")
+    assert offsets.committed(registry, "h") == {("t", 0): 1}

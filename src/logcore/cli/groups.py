@@ -1,30 +1,36 @@
-"""`logcore group`: consumer groups of a log directory: how far they came, set elsewhere, deleted.
+"""`logcore group`: consumer groups of a log directory: how far they came, set elsewhere, moved, deleted.
 
 Rules:
-- Looking takes no lock and works beside a broker or another writer. Changing needs the directory for itself, so no
-  member of a group is alive meanwhile.
+- Looking takes no lock and works beside a broker or another writer. Changing takes the directory for itself, or beside
+  processes that share it.
+- What a group has committed is changed while it has no members, unless export or import is forced.
 - A place is the same text as for `logcore read`: an offset, earliest, latest, now, a time, an age.
 
-The work is done by groupoffsets.py and consumer/.
+The work is done by groupoffsets.py, consumer/ and registry/.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import NamedTuple
 
 import click
 
 import logcore
+from logcore.checkpoint import Key
 from logcore.cli.opening import open_to_write
 from logcore.cli.program import DECLINED, Group, fail, json_option, log_directory_argument
 from logcore.cli.sources import named_partitions, place_in
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
+from logcore.consumer.sharedgroups import living_members
+from logcore.errors import LogNotFoundError, NodeNotFoundError
 from logcore.format.grouprecords import Committed
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.names import OFFSETS_TOPIC
+from logcore.registry import Registry, offsets, open_registry, paths
 
 _group_argument = click.argument("name", metavar="GROUP")
 
@@ -41,7 +47,7 @@ class _Place(NamedTuple):
 
 @click.group(cls=Group)
 def group() -> None:
-    """List, describe, reset and delete the consumer groups of a log directory."""
+    """List, describe, reset, move and delete the consumer groups of a log directory."""
 
 
 @group.command("list")
@@ -74,22 +80,26 @@ def group_list(directory: str, as_json: bool) -> None:
 def group_describe(directory: str, name: str, as_json: bool) -> None:
     """What GROUP has committed, partition by partition, and how far that is from the end.
 
-    The lag counts offsets up to the high watermark; "-" where the partition is in another directory.
+    The lag counts offsets up to the high watermark; "-" where the partition is in another directory. The owner is the
+    member that reads the partition now, of a group of processes that share the directory.
     """
     with logcore.open_dir(directory, read_only=True) as logdir:
         places = list(_places(logdir, _known(logdir, name), name))
+    owners = _owners(directory, name)
     if not wants_json(as_json):
         rows = []
         for place in places:
             since = time_text(place.committed.commit_ms)
-            rows.append((*place[:2], place.committed.offset, _or_dash(place.end), _or_dash(place.lag), since))
-        print_table(("topic", "partition", "committed", "end", "lag", "since"), rows, right=range(1, 5))
+            owner = owners.get(place[:2], "-")
+            rows.append((*place[:2], place.committed.offset, _or_dash(place.end), _or_dash(place.lag), since, owner))
+        print_table(("topic", "partition", "committed", "end", "lag", "since", "owner"), rows, right=range(1, 5))
         return
     with Lines() as out:
         for place in places:
             committed = place.committed
             facts = {"group": name, "topic": place.topic, "partition": place.partition, "committed": committed.offset}
-            told = {"metadata": committed.metadata, "commit_ms": committed.commit_ms}
+            owned_by = owners.get(place[:2])
+            told = {"metadata": committed.metadata, "commit_ms": committed.commit_ms, "owner": owned_by}
             out.write(to_json({**facts, "end": place.end, "lag": place.lag, **told}))
 
 
@@ -99,6 +109,7 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
 @click.option("--topic", "topics", metavar="TOPIC[:N]", multiple=True, help="Default: all it has committed for.")
 @click.option("--to", "place", metavar="PLACE", help="Offset, earliest, latest, time, or age as -10m.")
 @click.option("--shift-by", type=int, help="So many offsets forward, or back.")
+@click.option("--live", is_flag=True, help="Also while the group has members.")
 @click.option("--dry-run", is_flag=True, help="Say what would change.")
 @json_option
 def group_reset(
@@ -107,12 +118,14 @@ def group_reset(
     topics: tuple[str, ...],
     place: str | None,
     shift_by: int | None,
+    live: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Let GROUP go on elsewhere; its members must have ended.
 
-    Offsets outside the log become its start or its end. For a group that does not exist yet, name topics.
+    With --live they need not, where processes share the directory: they lose their partitions, join again and begin
+    there. Offsets outside the log become its start or its end. For a group that does not exist yet, name topics.
     """
     if (place is None) == (shift_by is None):
         raise click.UsageError("say where to: --to or --shift-by, one of them")
@@ -134,8 +147,12 @@ def group_reset(
             wanted = min(max(wanted, log.log_start_offset), log.high_watermark)
             changes[topic, number] = (before, wanted)
         if not dry_run:
-            with logdir.consumer(group_id=name, enable_auto_commit=False) as consumer:
-                consumer.commit({partition: wanted for partition, (_, wanted) in changes.items()})
+            wanted_offsets = {partition: wanted for partition, (_, wanted) in changes.items()}
+            logdir.alter_group_offsets(name, wanted_offsets, force=live)
+    _print_changes(name, changes, as_json, is_done=not dry_run)
+
+
+def _print_changes(name: str, changes: Mapping[Key, tuple[int | None, int]], as_json: bool, *, is_done: bool) -> None:
     names = ("topic", "partition", "before", "after")
     rows = [(*partition, *change) for partition, change in changes.items()]
     if not wants_json(as_json):
@@ -143,7 +160,104 @@ def group_reset(
         return
     with Lines() as out:
         for row in rows:
-            out.write(to_json({"group": name, **dict(zip(names, row, strict=True)), "done": not dry_run}))
+            out.write(to_json({"group": name, **dict(zip(names, row, strict=True)), "done": is_done}))
+
+
+_zookeeper_option = click.option(
+    "--zookeeper", "hosts", metavar="HOSTS", help="A registry there, as host:port[,...][/path]."
+)
+_force_option = click.option("--force", is_flag=True, help="Also while the group has members.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would change.")
+
+
+@group.command("export")
+@log_directory_argument
+@_group_argument
+@_zookeeper_option
+@_force_option
+@_dry_run_option
+@json_option
+def group_export(directory: str, name: str, hosts: str | None, force: bool, dry_run: bool, as_json: bool) -> None:
+    """Write what GROUP has committed to the registry, DATA.registry, where the first Kafka kept it.
+
+    Its members must have ended: with --force, what they commit meanwhile is not in the registry.
+    """
+    with _opened(directory, hosts, dry_run) as (logdir, registry):
+        _check_members(directory, name, force)
+        stored = _stored(logdir).offsets.get(name, {})
+        source = {(topic, number): each.offset for topic in stored for number, each in stored[topic].items()}
+        changes = _changes(name, source, _committed(registry, name))
+        if registry is not None and not dry_run:
+            offsets.rewind(registry, name, {partition: after for partition, (_, after) in changes.items()})
+    _print_changes(name, changes, as_json, is_done=not dry_run)
+
+
+@group.command("import")
+@log_directory_argument
+@_group_argument
+@_zookeeper_option
+@_force_option
+@_dry_run_option
+@json_option
+def group_import(directory: str, name: str, hosts: str | None, force: bool, dry_run: bool, as_json: bool) -> None:
+    """Take over what the registry, DATA.registry, says that GROUP has committed.
+
+    Its members must have ended: with --force they lose their partitions, join again and begin at what was imported.
+    """
+    with _opened(directory, hosts, dry_run) as (logdir, registry):
+        _check_members(directory, name, force)
+        stored = _stored(logdir).offsets.get(name, {})
+        present = {(topic, number): each.offset for topic in stored for number, each in stored[topic].items()}
+        changes = _changes(name, _committed(registry, name), present)
+        if not dry_run and changes:
+            wanted = {partition: after for partition, (_, after) in changes.items()}
+            logdir.alter_group_offsets(name, wanted, force=force)
+    _print_changes(name, changes, as_json, is_done=not dry_run)
+
+
+@contextlib.contextmanager
+def _opened(directory: str, hosts: str | None, dry_run: bool) -> Generator[tuple[logcore.LogDir, Registry | None]]:
+    """The directory and the registry; None where there is none, and none is made because nothing is written."""
+    with contextlib.ExitStack() as stack:
+        logdir = logcore.open_dir(directory, read_only=True) if dry_run else open_to_write(directory)
+        stack.enter_context(logdir)
+        registry: Registry | None = None
+        if hosts is not None:
+            from logcore.registry.zookeeper import connect
+
+            registry = stack.enter_context(connect(hosts))
+        else:
+            with contextlib.suppress(LogNotFoundError):
+                registry = stack.enter_context(open_registry(directory, read_only=dry_run))
+        yield logdir, registry
+
+
+def _committed(registry: Registry | None, name: str) -> dict[Key, int]:
+    return {} if registry is None else offsets.committed(registry, name)
+
+
+def _check_members(directory: str, name: str, force: bool) -> None:
+    """Of processes that share the directory; any other writer is kept out by its lock."""
+    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+        count = len(living_members(registry, name))
+        if count and not force:
+            fail(f"group {name} has {count} members", "stop its consumers, or give --force")
+        if count:
+            click.echo(f"warning: group {name} has {count} members at work", err=True)
+
+
+def _changes(name: str, source: Mapping[Key, int], present: Mapping[Key, int]) -> dict[Key, tuple[int | None, int]]:
+    """Partition -> what is there and what is to be, where the two differ."""
+    if not source:
+        fail(
+            f"group {name} has no offsets to take",
+            "`logcore group list` and `logcore registry tree` show what there is",
+        )
+    return {
+        partition: (present.get(partition), offset)
+        for partition, offset in sorted(source.items())
+        if present.get(partition) != offset
+    }
 
 
 @group.command("delete")
@@ -172,9 +286,30 @@ def _stored(logdir: logcore.LogDir) -> StoredGroups:
 
 def _known(logdir: logcore.LogDir, name: str) -> StoredGroups:
     found = _stored(logdir)
-    if not found.offsets.get(name) and name not in found.groups and name not in found.consumers:
+    is_stored = found.offsets.get(name) or name in found.groups or name in found.consumers
+    if not is_stored and not _registered(logdir.path, name):
         fail(f"there is no group {name} in {logdir.path}", "`logcore group list` shows those that exist")
     return found
+
+
+def _owners(directory: str, name: str) -> dict[Key, str]:
+    """Partition -> who owns it now, by the registry beside a directory."""
+    found: dict[Key, str] = {}
+    above = f"{paths.group(name)}/owners"
+    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+        for topic in registry.children(above):
+            for number in registry.children(f"{above}/{topic}"):
+                with contextlib.suppress(NodeNotFoundError):  # let go of meanwhile
+                    owner = registry.get(f"{above}/{topic}/{number}").value.decode("utf-8", "replace")
+                    found[paths.element_name(topic), int(number)] = owner
+    return found
+
+
+def _registered(directory: str, name: str) -> dict[Key, int]:
+    """What the registry beside a directory says that a group has committed."""
+    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+        return offsets.committed(registry, name)
+    return {}
 
 
 def _places(logdir: logcore.LogDir, found: StoredGroups, name: str) -> Iterator[_Place]:

@@ -29,6 +29,7 @@ from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
 from logcore.consumer.membership import TopicPartition
+from logcore.consumer.offsetstores import OffsetStores
 from logcore.consumer.ownership import Ownership, Registration
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
@@ -59,6 +60,7 @@ from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC
 from logcore.reader import listen_to
+from logcore.registry import Registry
 from logcore.registry.paths import Pattern
 
 #: How long a consumer waits without looking, in case no event wakes it.
@@ -86,14 +88,18 @@ class Consumer:
         is_read_only: bool,
         groups: Groups | SharedGroups | None,
         settings: ConsumerSettings,
+        registry: Registry | None = None,
     ) -> None:
-        """Not for users."""
+        """Not for users. registry: where offsets are committed too, or in place of the log."""
         self._fs = fs
         self._directory = directory
         self._is_read_only = is_read_only
         self._is_shared = directory.is_shared
         self._groups = groups
         self._settings = settings
+        self._stores: OffsetStores | None = None
+        if groups is not None:
+            self._stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
         self._member: GroupMember | None = None
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
@@ -224,6 +230,11 @@ class Consumer:
         if self._groups is None:
             raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
         return self._groups
+
+    def _offsets(self) -> OffsetStores:
+        self._group()
+        assert self._stores is not None
+        return self._stores
 
     # -- what is read --------------------------------------------------------------------------------------------
 
@@ -454,7 +465,7 @@ class Consumer:
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, by whomever; None where nothing was."""
-        stored = self._group().committed(str(self._settings.group_id))
+        stored = self._offsets().committed(str(self._settings.group_id))
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
         for one in partitions:
             each = stored.get(TopicPartition(*one))
@@ -464,14 +475,14 @@ class Consumer:
         return found
 
     def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        groups = self._group()
+        stores = self._offsets()
         if not chosen:
             return
         now_ms = self._fs.now_ms()
         rows: dict[OffsetKey, Committed] = {
             one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
         }
-        error = groups.commit(Committer(*self._group_metadata()), rows)
+        error = stores.commit(Committer(*self._group_metadata()), rows)
         if error is not None:
             self._refuse(error)
         for one, each in chosen.items():
@@ -712,7 +723,7 @@ class Consumer:
             # Asked first: a transaction that ends between the two is then either open here, or counts there.
             if self._settings.isolation_level == "read_committed":
                 undecided = self._groups.unstable(group_id)
-            stored = self._groups.committed(group_id)
+            stored = self._offsets().committed(group_id)
         for one in unsettled:
             if one in undecided:  # what it would commit is processed already, if it commits
                 continue

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from logcore.coordination.coordinator import Coordinator
@@ -199,6 +199,18 @@ class Groups:
         result: GroupError | None = answer.result
         return result
 
+    @contextlib.contextmanager
+    def committing(self, who: Committer) -> Generator[GroupError | None]:
+        """For offsets that are stored elsewhere: inside the `with` the group does not change. Why this member may not
+        commit now, or None.
+        """
+        with self._lock:
+            error, effects = self._coordinator.check_commit(
+                who.group_id, who.generation, who.member_id, who.instance_id, self.now_ms()
+            )
+            self._act(effects)
+            yield error
+
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         """The marker of this producer is in `__consumer_offsets`."""
         with self._lock:
@@ -223,6 +235,15 @@ class Groups:
                 for topic, partitions in group.offsets.items()
                 for partition, each in partitions.items()
             }
+
+    def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
+        """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
+        So none of their commits can undo it.
+        """
+        answer = Answer()
+        self._do(lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms))
+        result: GroupError | None = answer.result
+        return result
 
     def delete(self, group_id: str) -> GroupError | None:
         """Deletes a group without members, with all that it has committed; or says why not."""

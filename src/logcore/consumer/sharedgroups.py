@@ -196,6 +196,26 @@ class SharedGroups:
         result: GroupError | None = self.ask(who.group_id, commit).result
         return result
 
+    @contextlib.contextmanager
+    def committing(self, who: Committer) -> Generator[GroupError | None]:
+        """For offsets that are stored elsewhere: inside the `with` the group does not change. Why this member may not
+        commit now, or None.
+        """
+        found: list[GroupError | None] = []
+
+        def check(coordinator: Coordinator, now_ms: int) -> list[Effect]:
+            error, effects = coordinator.check_commit(
+                who.group_id, who.generation, who.member_id, who.instance_id, now_ms
+            )
+            found.append(error)
+            return effects
+
+        with self._lock:
+            self._make(who.group_id)
+            with self._registry.holding(_path(who.group_id)):
+                self.step(who.group_id, check)
+                yield found[-1]
+
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         """Nothing: the log tells."""
 
@@ -218,6 +238,15 @@ class SharedGroups:
                 for topic, partitions in self._offsets.of(group_id).items()
                 for partition, each in partitions.items()
             }
+
+    def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
+        """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
+        So none of their commits can undo it.
+        """
+        result: GroupError | None = self.ask(
+            group_id, lambda coordinator, waiter, now_ms: coordinator.rewind(group_id, offsets, waiter, now_ms)
+        ).result
+        return result
 
     def delete(self, group_id: str) -> GroupError | None:
         """Deletes a group without members, with all that it has committed; or says why not."""
@@ -358,15 +387,20 @@ class SharedGroups:
         """One step of a group: everything between reading its node and writing it. Raises what the registry raises."""
         path = _path(group_id)
         with self._lock:
-            try:
-                self._registry.get(path)
-            except NodeNotFoundError:  # made before the step: update() asks again once it has made outer nodes
-                with contextlib.suppress(NodeExistsError):
-                    self._registry.create(path)
+            self._make(group_id)
             self._registry.update(path, lambda value: self._changed(group_id, value or b"", step))
             node = self._peek(group_id)
             if node is not None:
                 self._fetch(group_id, node)
+
+    def _make(self, group_id: str) -> None:
+        """Makes the node. Before the step: update() asks again once it has made outer nodes."""
+        path = _path(group_id)
+        try:
+            self._registry.get(path)
+        except NodeNotFoundError:
+            with contextlib.suppress(NodeExistsError):
+                self._registry.create(path)
 
     def _changed(self, group_id: str, value: bytes, step: Step) -> bytes | None:
         """The value of the node after a step; under the lock of the group's domain."""
@@ -404,7 +438,7 @@ class SharedGroups:
                 node.group.state_ms = stored.state_ms
                 generation = max(generation, stored.generation)
             node.group.generation = generation
-        node.group.offsets = {topic: dict(partitions) for topic, partitions in offsets.items()}
+        node.group.offsets = {topic: dict(partitions) for topic, partitions in offsets.items() if partitions}
         node.group.unstable = {
             producer_id: {key: (0, each) for key, each in keys.items()}
             for producer_id, keys in self._offsets.unstable(group_id).items()
@@ -426,6 +460,18 @@ class SharedGroups:
 
     def owns(self, waiter: str) -> bool:
         return waiter.startswith(f"{self._session}:")
+
+
+def living_members(registry: FileRegistry, group_id: str) -> list[str]:
+    """Ids of members whose process lives, by the node of a group in the registry of files. Changes nothing."""
+    try:
+        value = registry.get(_path(group_id)).value
+    except NodeNotFoundError:
+        return []
+    if not value:
+        return []
+    node = GroupNode.unpack(group_id, value)
+    return [member_id for member_id in node.group.members if registry.is_alive(node.sessions.get(member_id, ""))]
 
 
 def _turned_away(group: Group) -> dict[str, Result]:

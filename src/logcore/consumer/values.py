@@ -22,6 +22,7 @@ from logcore.kernels import TopicRecord
 
 Reset = Literal["latest", "earliest", "none"]
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
+OffsetsStorage = Literal["log", "registry"]
 Deserializer = Callable[[bytes], Any]
 #: As Kafka limits it.
 _METADATA_CHARACTERS: Final = 4096
@@ -103,7 +104,8 @@ class ConsumerOptions(TypedDict, total=False):
     finished so often. isolation_level ("read_uncommitted"): see Log.read(). max_poll_records (500): of one poll().
     max_poll_interval_ms (300,000): who polls no more for so long loses its partitions. assignors
     ("cooperative-sticky"): names of range, roundrobin, sticky, cooperative-sticky, or objects; all members need one in
-    common. key_deserializer, value_deserializer: called with bytes, never with null.
+    common. key_deserializer, value_deserializer: called with bytes, never with null. offsets_storage ("log"),
+    dual_commit (False): for groups whose offsets move between the registry and the log; see consumer/offsetstores.py.
     """
 
     group_id: str | None
@@ -118,6 +120,8 @@ class ConsumerOptions(TypedDict, total=False):
     assignors: Iterable[str | Assignor]
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
+    offsets_storage: OffsetsStorage
+    dual_commit: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -136,6 +140,13 @@ class ConsumerSettings:
     assignors: tuple[Assignor, ...] = (ASSIGNORS["cooperative-sticky"],)
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
+    offsets_storage: OffsetsStorage = "log"
+    dual_commit: bool = False
+
+    @property
+    def uses_registry(self) -> bool:
+        """Whether offsets are in the registry too, or there alone."""
+        return self.offsets_storage == "registry" or self.dual_commit
 
     def __attrs_post_init__(self) -> None:
         if self.group_id == "" or self.group_instance_id == "":
@@ -145,10 +156,13 @@ class ConsumerSettings:
         choices: dict[str, tuple[str, ...]] = {
             "auto_offset_reset": ("latest", "earliest", "none"),
             "isolation_level": ("read_uncommitted", "read_committed"),
+            "offsets_storage": ("log", "registry"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidConfigError(name, expected=f"one of {', '.join(allowed)}", found=repr(getattr(self, name)))
+        if self.uses_registry and self.group_id is None:
+            raise InvalidConfigError("offsets_storage and dual_commit need a group_id")
         for name in ("auto_commit_interval_ms", "max_poll_records", "max_poll_interval_ms"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

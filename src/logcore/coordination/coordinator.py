@@ -288,6 +288,20 @@ class Coordinator:
             return [*effects, Reply(waiter, error)]
         return [*effects, *self.commit(who.group_id, committed, waiter)]
 
+    def rewind(
+        self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
+    ) -> list[Effect]:
+        """Commits, and removes all members in the same step, so that none of their commits undoes it.
+
+        They join again and begin there.
+        """
+        effects: list[Effect] = []
+        group = self._groups.get(group_id)
+        if group is not None and group.members:
+            everyone = [(member.member_id, member.instance_id) for member in group.members.values()]
+            effects += self.leave(group_id, everyone, now_ms)[1]
+        return [*effects, *self.commit(group_id, committed, waiter)]
+
     def commit_in_transaction_as(
         self, who: Committer, producer: tuple[int, int], committed: Mapping[OffsetKey, Committed], waiter: Waiter
     ) -> list[Effect]:

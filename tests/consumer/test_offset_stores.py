@@ -1,0 +1,172 @@
+"""Offsets in the log, in the registry, and in both while they move from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import LogDir
+from logcore.consumer import TopicPartition
+from logcore.errors import CommitFailedError, ConsumerStateError, InvalidConfigError
+from logcore.registry import offsets, open_registry
+from logcore.testing import SimulatedDisk
+
+T0 = TopicPartition("t", 0)
+LOG: dict[str, Any] = {}
+DUAL: dict[str, Any] = {"dual_commit": True}
+REGISTRY: dict[str, Any] = {"offsets_storage": "registry"}
+BACK: dict[str, Any] = {"offsets_storage": "registry", "dual_commit": True}
+
+
+@pytest.fixture(params=["alone", "shared"])
+def data(request: pytest.FixtureRequest) -> Iterator[LogDir]:
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=request.param == "shared", fs=disk) as opened:
+        opened.create_topic("t")
+        for number in range(20):
+            opened.append("t", b"%d" % number)
+        yield opened
+
+
+def commit(data: LogDir, offset: int, **settings: Any) -> None:
+    with data.consumer(group_id="g", enable_auto_commit=False, **settings) as consumer:
+        consumer.commit({T0: offset})
+
+
+def committed(data: LogDir, **settings: Any) -> int | None:
+    with data.consumer(group_id="g", enable_auto_commit=False, **settings) as consumer:
+        found = consumer.committed([T0])[T0]
+        return None if found is None else found.offset
+
+
+def both(data: LogDir) -> tuple[int | None, int | None]:
+    """What the log says, and what the registry says."""
+    with open_registry("data", fs=data._fs) as registry:  # type: ignore[arg-type]
+        return data.committed_offsets("t", 0).get("g"), offsets.committed(registry, "g").get(T0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [(LOG, (5, None)), (DUAL, (5, 5)), (REGISTRY, (None, 5)), (BACK, (5, 5))],
+    ids=["log", "log-dual", "registry", "registry-dual"],
+)
+def test_a_commit_goes_where_the_settings_say(
+    data: LogDir, settings: dict[str, Any], stored: tuple[int | None, int | None]
+) -> None:
+    with data.consumer(group_id="g", auto_offset_reset="earliest", **settings) as consumer:
+        consumer.subscribe(["t"])
+        assert consumer.poll(0, 5).count == 5
+        consumer.commit()
+        assert both(data) == stored
+        consumer.poll(0, 3)
+    with data.consumer(group_id="g", auto_offset_reset="earliest", **settings) as consumer:
+        consumer.subscribe(["t"])
+        assert consumer.poll(0, 1)[T0][0].offset == 8
+
+
+@pytest.mark.parametrize(("log", "registry"), [(3, 7), (7, 3), (None, 4), (4, None)])
+def test_the_larger_of_both_is_read(data: LogDir, log: int | None, registry: int | None) -> None:
+    if log is not None:
+        commit(data, log)
+    if registry is not None:
+        commit(data, registry, **REGISTRY)
+    assert committed(data) == log
+    assert committed(data, **REGISTRY) == registry
+    assert committed(data, **DUAL) == committed(data, **BACK) == max(log or 0, registry or 0)
+
+
+def test_a_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
+    """All consumers are restarted twice; at each moment one of before and one of after may commit in turns."""
+    seen: list[int] = []
+    for settings in (REGISTRY, DUAL, REGISTRY, DUAL, LOG, DUAL, LOG, BACK, LOG, BACK, REGISTRY, BACK, REGISTRY):
+        with data.consumer(group_id="g", auto_offset_reset="earliest", **settings) as consumer:
+            consumer.subscribe(["t"])
+            seen += [record.offset for record in consumer.poll(0, 1).records()]
+        if settings is LOG:
+            break  # from here on nothing is in the registry: the way back begins with dual commits
+    assert seen == list(range(len(seen)))
+    for settings in (BACK, LOG, BACK):
+        with data.consumer(group_id="g", **settings) as consumer:
+            consumer.subscribe(["t"])
+            seen += [record.offset for record in consumer.poll(0, 1).records()]
+    for settings in (BACK, REGISTRY, REGISTRY):
+        with data.consumer(group_id="g", **settings) as consumer:
+            consumer.subscribe(["t"])
+            seen += [record.offset for record in consumer.poll(0, 1).records()]
+    assert seen == list(range(len(seen)))
+
+
+@pytest.mark.parametrize("settings", [DUAL, REGISTRY, BACK], ids=["log-dual", "registry", "registry-dual"])
+def test_a_member_that_was_removed_changes_neither(data: LogDir, settings: dict[str, Any]) -> None:
+    options: dict[str, Any] = {
+        "group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_interval_ms": 1_000,
+        "assignors": ("range",), **settings,
+    }  # fmt: skip
+    with data.consumer(**options) as late, data.consumer(**options) as other:
+        late.subscribe(["t"])
+        assert late.poll(0, 5).count == 5
+        data._fs.advance(600)  # type: ignore[attr-defined]
+        other.subscribe(["t"])
+        other.poll(0)
+        data._fs.advance(600)  # type: ignore[attr-defined]
+        for _ in range(3):
+            other.poll(0, 10)
+        assert other.assignment() == {T0}
+        other.commit()
+        before = both(data)
+        with pytest.raises(CommitFailedError):
+            late.commit()
+        assert both(data) == before
+        assert max(offset or 0 for offset in before) >= 10
+
+
+def test_offsets_are_set_back_in_both(data: LogDir) -> None:
+    commit(data, 9, **DUAL)
+    data.alter_group_offsets("g", {("t", 0): 2})
+    assert both(data) == (2, 2)
+    assert committed(data, **DUAL) == 2
+
+
+def test_a_group_without_offsets_in_the_registry_gets_none(data: LogDir) -> None:
+    commit(data, 9)
+    data.alter_group_offsets("g", {("t", 0): 2})
+    assert both(data) == (2, None)
+
+
+def test_offsets_of_a_group_with_members_are_set_by_force_alone(data: LogDir) -> None:
+    with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll(0, 5)
+        with pytest.raises(ConsumerStateError, match="UNKNOWN_MEMBER_ID"):
+            data.alter_group_offsets("g", {("t", 0): 2})
+        data.alter_group_offsets("g", {("t", 0): 2}, force=True)
+        with pytest.raises(CommitFailedError):
+            consumer.commit()
+        assert both(data)[0] == 2
+        found = [record.offset for _ in range(2) for record in consumer.poll(0, 3).records()]
+        assert found == [2, 3, 4, 5, 6, 7], "it joined again, and began there"
+        consumer.commit()
+        assert both(data)[0] == 8
+    with pytest.raises(InvalidConfigError, match="a committed offset"):
+        data.alter_group_offsets("g", {("t", 0): -1})
+
+
+def test_what_is_deleted_leaves_no_offsets_in_the_registry(data: LogDir) -> None:
+    commit(data, 9, **DUAL)
+    data.delete_topic("t")
+    data.create_topic("t")
+    assert both(data) == (None, None)
+    commit(data, 0, **REGISTRY)
+    data.delete_group("g")
+    assert both(data) == (None, None)
+    with pytest.raises(ConsumerStateError, match="GROUP_ID_NOT_FOUND"):
+        data.delete_group("g")
+
+
+@pytest.mark.parametrize("settings", [{"offsets_storage": "disk", "group_id": "g"}, DUAL, REGISTRY])
+def test_settings_that_make_no_sense_are_refused(data: LogDir, settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfigError):
+        data.consumer(**settings)

@@ -1,0 +1,212 @@
+"""The recipe of examples/delivery_postgres.py on a real PostgreSQL, killed at every change on disk and every statement.
+
+The server is Debian's (apt-get install postgresql), run for these tests alone with its data in a temporary directory
+and a socket there. Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+psycopg = pytest.importorskip("psycopg")
+
+import logcore  # noqa: E402
+from support.real_faults import Strike, StrikingFS, fork  # noqa: E402
+
+pytestmark = pytest.mark.interop
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "delivery_postgres.py"
+RECIPE = runpy.run_path(str(EXAMPLE))
+COUNT = 20
+
+
+def program(name: str) -> str:
+    """A program of the server; Debian keeps them out of the PATH."""
+    found = shutil.which(name) or next(iter(sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"), reverse=True)), None)
+    if found is None:
+        pytest.skip(f"needs {name} (Debian: apt-get install postgresql)")
+    return found
+
+
+class Server:
+    """PostgreSQL refuses to run as root: then it runs as the user that its package made."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.connection = f"host={place} dbname=postgres user=postgres"
+        self.user: dict[str, Any] = {}
+        if os.getuid() == 0:
+            try:
+                account = pwd.getpwnam("postgres")
+            except KeyError:
+                pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+            self.user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+            os.chown(place, account.pw_uid, account.pw_gid)
+        command = [program("initdb"), "-D", str(place / "data"), "-U", "postgres", "-A", "trust", "--no-locale"]
+        subprocess.run(command, check=True, capture_output=True, cwd=place, **self.user)
+        self.start()
+
+    def start(self) -> None:
+        command = [program("postgres"), "-D", str(self.place / "data"), "-k", str(self.place), "-h", ""]
+        with open(self.place / "out", "ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=self.place, **self.user)
+        for _ in range(300):
+            try:
+                psycopg.connect(self.connection).close()
+                return
+            except psycopg.OperationalError:
+                assert self.process.poll() is None, (self.place / "out").read_text()[-2000:]
+                time.sleep(0.1)
+        raise AssertionError("PostgreSQL does not answer")
+
+    def crash(self) -> None:
+        """An immediate shutdown: what was not committed is gone, as after a loss of power."""
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    place = Path(tempfile.mkdtemp(prefix="logcore-postgres-"))  # a socket's path is short
+    made = Server(place)
+    yield made
+    made.crash()
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+def data(server: Server, tmp_path: Path) -> Path:
+    """A topic of two partitions, and tables without rows."""
+    with psycopg.connect(server.connection) as database:
+        database.execute(RECIPE["TABLES"])
+        database.execute("TRUNCATE payments, places")
+    with logcore.open_dir(tmp_path / "data", create=True) as directory:
+        directory.create_topic("orders", 2)
+        for number in range(COUNT):
+            directory.partition("orders", number % 2).append(b"%d" % number)
+    return tmp_path / "data"
+
+
+def run(server: Server, data: Path, strike: Strike | None) -> int:
+    """How many changes and statements there were, or -1 when the process was killed."""
+
+    def work(pipe: int) -> int:
+        fs = StrikingFS(strike)
+
+        class Connection(psycopg.Connection):  # type: ignore[name-defined, misc]
+            """A step before each exchange with the server, and one when its answer is there."""
+
+            def wait(self, *arguments: Any, **named: Any) -> Any:
+                with fs._step("sql", str(data)):
+                    found = super().wait(*arguments, **named)
+                with fs._step("sql answer", str(data)):
+                    return found
+
+        with (
+            logcore.open_dir(data, fs=fs) as directory,
+            Connection.connect(server.connection, autocommit=True) as database,
+        ):
+            RECIPE["exactly_once"](directory, database)
+        os.write(pipe, b"%d" % len(fs.sites))
+        return 0
+
+    child, pipe = fork(work)
+    with pipe:
+        told = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == -signal.SIGKILL:
+        return -1
+    assert code == 0, told
+    return int(told)
+
+
+def stored(server: Server) -> Counter[bytes]:
+    with psycopg.connect(server.connection) as database:
+        return Counter(bytes(value) for (value,) in database.execute("SELECT value FROM payments"))
+
+
+ONCE = Counter(b"%d" % number for number in range(COUNT))
+
+
+def test_a_kill_at_each_step(server: Server, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "calm")
+    steps = run(server, tmp_path / "calm", None)
+    assert stored(server) == ONCE
+    partly = 0
+    for at in range(steps):
+        path = tmp_path / str(at)
+        shutil.copytree(data, path)
+        with psycopg.connect(server.connection) as database:
+            database.execute("TRUNCATE payments, places")
+        assert run(server, path, Strike(at)) == -1, f"step {at} of {steps}"
+        partly += 0 < stored(server).total() < COUNT
+        run(server, path, None)
+        assert stored(server) == ONCE, f"killed at step {at} of {steps}"
+        shutil.rmtree(path)
+    assert partly, "some kills came between two transactions"
+
+
+def test_a_database_that_crashes_between_rows_and_commit(server: Server, data: Path) -> None:
+    """The rows of a transaction that was not committed are gone with the server; the next run stores them."""
+    with logcore.open_dir(data, shared=True) as directory:
+        database = psycopg.connect(server.connection, autocommit=True)
+        move = RECIPE["Places"].move
+
+        def crash(self: Any, one: Any, after: int) -> None:
+            move(self, one, after)
+            server.crash()
+
+        RECIPE["Places"].move = crash
+        try:
+            with pytest.raises(psycopg.OperationalError):
+                RECIPE["exactly_once"](directory, database)
+        finally:
+            RECIPE["Places"].move = move
+            server.start()
+        assert stored(server) == Counter()
+        with psycopg.connect(server.connection, autocommit=True) as again:
+            RECIPE["exactly_once"](directory, again)
+    assert stored(server) == ONCE
+
+
+def test_a_worker_that_stood_still_stores_nothing_twice(server: Server, data: Path) -> None:
+    """It was in the middle of a transaction when its partitions were given to another, which waits for that row."""
+    with (
+        logcore.open_dir(data, shared=True) as directory,
+        psycopg.connect(server.connection, autocommit=True) as one,
+        psycopg.connect(server.connection, autocommit=True) as other,
+        directory.consumer() as consumer,
+    ):
+        consumer.assign([("orders", 0), ("orders", 1)])
+        late = RECIPE["Places"](consumer, one)
+        late.on_partitions_assigned(consumer.assignment())
+        RECIPE["exactly_once"](directory, other)
+        with pytest.raises(RuntimeError, match="another owner"), one.transaction():
+            one.execute(RECIPE["INSERT"], ("orders", 0, 0, b"0"))
+            late.move(next(iter(consumer.assignment())), 7)
+    assert stored(server) == ONCE
+
+
+def test_two_workers_divide_the_partitions(server: Server, data: Path) -> None:
+    command = [sys.executable, str(EXAMPLE), str(data), server.connection]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    for worker in workers:
+        _, told = worker.communicate(timeout=60)
+        assert worker.returncode == 0 or b"another owner" in told, told.decode()
+    subprocess.run(command, check=True, timeout=60)  # what a worker left that ended before the other joined
+    assert stored(server) == ONCE
