@@ -734,6 +734,18 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
+        "who_was_paused_removes_the_others", "logcore/consumer/observing.py",
+        "min(now_ms - watched.looked_ms, member.session_timeout_ms // _PAUSE_PART)",
+        "now_ms - watched.looked_ms",
+        "consumer/test_observing.py consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "deadlines_count_without_a_witness", "logcore/consumer/sharedgroups.py",
+        "        return self._observed.is_stuck(node.group.group_id, member)\n",
+        "        return True\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
         "zombies_commit", "logcore/coordination/coordinator.py",
         "if error is not None or not committed:\n            return [*effects, Reply(waiter, error)]",
         "if not committed:\n            return [*effects, Reply(waiter, error)]",

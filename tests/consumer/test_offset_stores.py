@@ -110,10 +110,9 @@ def test_a_member_that_was_removed_changes_neither(data: LogDir, settings: dict[
         assert late.poll(0, 5).count == 5
         data._fs.advance(600)  # type: ignore[attr-defined]
         other.subscribe(["t"])
-        other.poll(0)
-        data._fs.advance(600)  # type: ignore[attr-defined]
-        for _ in range(3):
+        for _ in range(12):
             other.poll(0, 10)
+            data._fs.advance(100)  # type: ignore[attr-defined]
         assert other.assignment() == {T0}
         other.commit()
         before = both(data)

@@ -278,9 +278,39 @@ def test_who_polls_in_time_stays_a_member() -> None:
             disk.advance(400)
             consumer.poll(0)
         assert consumer._member.member_id == joined
-        disk.advance(1_500)
-        consumer.poll(0)
-        assert consumer._member.member_id != joined
+
+
+def test_members_that_were_paused_together_stay() -> None:
+    """As a container is paused: all deadlines have passed when it goes on."""
+    disk = SimulatedDisk({"data": None})
+    settings = {**SETTINGS, "max_poll_interval_ms": 3_000}
+    with (
+        logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
+        data.consumer(**settings) as one,
+        data.consumer(**settings) as other,
+    ):
+        data.create_topic("t", 2)
+        one.subscribe(["t"])
+        other.subscribe(["t"])
+        while not (len(one.assignment()) == len(other.assignment()) == 1):
+            one.poll(0)
+            other.poll(0)
+            disk.advance(10)
+        assert one._member is not None
+        assert other._member is not None
+        generation = one._member.generation
+        for _ in range(5):
+            disk.advance(3_600_000)
+            one.poll(0)
+            other.poll(0)
+        assert [member.generation for member in (one._member, other._member)] == [generation] * 2
+        for _ in range(9):
+            disk.advance(400)
+            one.poll(0)
+        while len(one.assignment()) < 2:  # the other one polls no more
+            disk.advance(10)
+            one.poll(0)
+        assert one._member.generation > generation
 
 
 def test_a_member_that_was_removed_commits_nothing() -> None:

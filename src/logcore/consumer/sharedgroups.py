@@ -9,7 +9,8 @@ Rules:
   of a commit and its append, and no commit of a member that was removed counts.
 - A member whose process has died is removed by whoever looks next; no time-out is waited for. A process shows that it
   lives by the lock of its session. A static member keeps its place until its session times out.
-- A member that lives and does not poll is removed when its session times out, by the steady clock of the machine.
+- A member that lives and does not poll is removed when its session times out, by a process that has watched it all that
+  time (observing.py). Other deadlines count by the steady clock of the machine.
 - An answer for a member of another process waits in the node until that process fetches it.
 - After a power cut no old member lives: the node of another boot keeps the generation and nothing else. The same holds
   where the log tells of a later generation, made by a process that had the directory for itself.
@@ -28,6 +29,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
 
 from logcore.consumer.groups import Answer, Directory, append, home_of
+from logcore.consumer.observing import Observations
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
@@ -42,8 +44,10 @@ from logcore.coordination.effects import (
     Reply,
     Result,
     Rules,
+    SessionEnds,
     Store,
     Sync,
+    Timeout,
 )
 from logcore.coordination.group import DEAD, PREPARING, Group
 from logcore.coordination.packing import GroupNode
@@ -94,6 +98,7 @@ class SharedGroups:
         self._answers: dict[str, dict[str, Answer]] = {}  # group -> waiter -> answer that is not there yet
         self._nodes: dict[str, tuple[int, GroupNode]] = {}  # by group: the version and the node that was read last
         self._renewed: dict[tuple[str, str], int] = {}  # (group, member) -> when its session was renewed
+        self._observed = Observations()
         self._looked_ms = 0
         self._offsets = _Offsets(directory)
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -308,15 +313,34 @@ class SharedGroups:
                 node = self._peek(group_id)
                 self._forget_gone(group_id, node)
                 if node is None:
+                    self._observed.forget(group_id)
                     continue
+                self._observed.look(node.group, clock_ms)
                 self._fetch(group_id, node)
                 if self._is_over(node) or (is_due and self._dead(node)):
                     self.step(group_id, lambda coordinator, now_ms: ())
 
     def _is_over(self, node: GroupNode) -> bool:
         """Whether a deadline has passed that nobody has noticed."""
+        return bool(self._due(node))
+
+    def _due(self, node: GroupNode) -> list[Timeout]:
+        """What this process has to carry out, the earliest first."""
         now_ms = node.clock_ms + self._fs.monotonic_ms()
-        return any(at_ms <= now_ms for at_ms in node.timers.values())
+        passed = sorted((at_ms, at) for at, (_, at_ms) in enumerate(node.timers.items()) if at_ms <= now_ms)
+        timeouts = list(node.timers)
+        return [timeouts[at] for _, at in passed if self._counts(node, timeouts[at])]
+
+    def _counts(self, node: GroupNode, timeout: Timeout) -> bool:
+        """Whether a deadline that has passed counts for this process."""
+        if not isinstance(timeout, SessionEnds):
+            return True
+        member = node.group.members.get(timeout.member_id)
+        session = node.sessions.get(timeout.member_id, self._session)
+        is_dead = session != self._session and not self._registry.is_alive(session)
+        if member is None or is_dead:
+            return True  # what is dead was not paused
+        return self._observed.is_stuck(node.group.group_id, member)
 
     def _forget_gone(self, group_id: str, node: GroupNode | None) -> None:
         """Of members that have left nothing is to be looked after."""
@@ -328,8 +352,10 @@ class SharedGroups:
         """When a deadline passes, by now_ms(); never far away, for another process may die at any time."""
         with self._lock:
             times = [at_ms - node.clock_ms for _, node in self._nodes.values() for at_ms in node.timers.values()]
-        soon_ms = self._fs.monotonic_ms() + _ALIVE_MS
-        return self._clock_ms + min([soon_ms, *times])
+        clock_ms = self._fs.monotonic_ms()
+        # A deadline that has passed and does not count yet waits for the next look.
+        coming = [at_ms for at_ms in times if at_ms > clock_ms]
+        return self._clock_ms + min([clock_ms + _ALIVE_MS, *coming])
 
     @contextlib.contextmanager
     def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:
@@ -405,16 +431,18 @@ class SharedGroups:
     def _changed(self, group_id: str, value: bytes, step: Step) -> bytes | None:
         """The value of the node after a step; under the lock of the group's domain."""
         node = self._opened(group_id, value)
-        run = _Run(self, node)
+        self._clear_mail(node)
+        coordinator = Coordinator(self.rules, lambda: self._fs.random_bytes(16).hex())
+        run = _Run(node, coordinator, self._fs.monotonic_ms, self._store, self.on_news)
         now_ms = node.clock_ms + self._fs.monotonic_ms()
         dead = self._dead(node)
         if dead:
             gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dead]
-            run.act(run.coordinator.leave(group_id, gone, now_ms)[1])
-        for timeout, at_ms in sorted(node.timers.items(), key=lambda item: item[1]):
-            if at_ms <= now_ms and node.timers.pop(timeout, None) is not None:
-                run.act(run.coordinator.timed_out(node.group, timeout, now_ms))
-        run.act(step(run.coordinator, now_ms))
+            run.act(coordinator.leave(group_id, gone, now_ms)[1])
+        for timeout in self._due(node):
+            if node.timers.pop(timeout, None) is not None:
+                run.act(coordinator.timed_out(node.group, timeout, now_ms))
+        run.act(step(coordinator, now_ms))
         run.note_sessions()
         packed = node.pack()
         return None if packed == value else packed
@@ -445,6 +473,15 @@ class SharedGroups:
         }
         return node
 
+    def _clear_mail(self, node: GroupNode) -> None:
+        """Drops answers that their process has fetched, and those of processes that are gone."""
+        waiting = self._answers.get(node.group.group_id, {})
+        for waiter in list(node.mail):
+            session = waiter.partition(":")[0]
+            is_wanted = waiter in waiting if session == self._session else self._registry.is_alive(session)
+            if not is_wanted:
+                del node.mail[waiter]
+
     def _store(self, group_id: str, store: Store) -> GroupError | None:
         """Appends records, and returns when they are on disk."""
         now_ms = self._fs.now_ms()
@@ -457,9 +494,6 @@ class SharedGroups:
             tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
             return GroupError.COORDINATOR_NOT_AVAILABLE
         return None
-
-    def owns(self, waiter: str) -> bool:
-        return waiter.startswith(f"{self._session}:")
 
 
 def living_members(registry: FileRegistry, group_id: str) -> list[str]:
@@ -486,21 +520,24 @@ def _turned_away(group: Group) -> dict[str, Result]:
 
 
 class _Run:
-    """Carries out the effects of one step on a node."""
+    """Carries out the effects of one step on a node. store: appends records, and returns why it could not."""
 
-    def __init__(self, groups: SharedGroups, node: GroupNode) -> None:
-        self._groups = groups
+    def __init__(
+        self,
+        node: GroupNode,
+        coordinator: Coordinator,
+        monotonic_ms: Callable[[], int],
+        store: Callable[[str, Store], GroupError | None],
+        on_news: Callable[[Effect], None],
+    ) -> None:
         self._node = node
+        self._coordinator = coordinator
+        self._monotonic_ms = monotonic_ms
+        self._store = store
+        self._on_news = on_news
         self._effects: deque[Effect] = deque()
-        self.coordinator = Coordinator(groups.rules, lambda: groups._fs.random_bytes(16).hex())
         if not node.group.is_unused:
-            self.coordinator.adopt(node.group)
-        # Answers that their process has fetched, and those of processes that are gone.
-        for waiter in list(node.mail):
-            session = waiter.partition(":")[0]
-            is_fetched = groups.owns(waiter) and waiter not in groups._answers.get(node.group.group_id, {})
-            if is_fetched or not (groups.owns(waiter) or groups._registry.is_alive(session)):
-                del node.mail[waiter]
+            coordinator.adopt(node.group)
 
     def act(self, effects: Iterable[Effect]) -> None:
         """Carries out effects, behind those that came before them."""
@@ -514,17 +551,17 @@ class _Run:
                         node.sessions[result.member_id] = waiter.partition(":")[0]
                 case Store() as store:
                     self._take(store.group)
-                    error = self._groups._store(node.group.group_id, store)
-                    now_ms = node.clock_ms + self._groups._fs.monotonic_ms()
-                    self._effects.extend(self.coordinator.stored(store, error, now_ms))
+                    error = self._store(node.group.group_id, store)
+                    now_ms = node.clock_ms + self._monotonic_ms()
+                    self._effects.extend(self._coordinator.stored(store, error, now_ms))
                 case At(group, timeout, at_ms):
                     self._take(group)
                     node.timers[timeout] = at_ms
                 case Cancel(_, timeout):
                     node.timers.pop(timeout, None)
                 case news:
-                    self._groups.on_news(news)
-        found = self.coordinator.get(node.group.group_id)
+                    self._on_news(news)
+        found = self._coordinator.get(node.group.group_id)
         if found is not None:
             self._take(found)
         elif node.group.state == DEAD:

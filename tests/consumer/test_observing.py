@@ -1,0 +1,76 @@
+"""How long a process has watched a member do nothing, and when that is long enough."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logcore.consumer.observing import Observations
+from logcore.coordination.group import Group, Member
+
+SESSION_MS = 3_000
+
+
+def group(*deadlines_ms: int) -> Group:
+    found = Group("g")
+    for number, deadline_ms in enumerate(deadlines_ms):
+        member = Member(f"m{number}", None, "c", "h", 60_000, SESSION_MS, ())
+        member.deadline_ms = deadline_ms
+        found.members[member.member_id] = member
+    return found
+
+
+def watched(looks: list[tuple[int, int]]) -> bool:
+    """Whether a member is stuck after these looks: when, and the deadline that it had then."""
+    observations = Observations()
+    for at_ms, deadline_ms in looks:
+        observations.look(group(deadline_ms), at_ms)
+    return observations.is_stuck("g", group(looks[-1][1]).members["m0"])
+
+
+def test_a_member_is_stuck_after_its_session() -> None:
+    assert not watched([(at_ms, 0) for at_ms in range(0, 2_501, 500)])
+    assert watched([(at_ms, 0) for at_ms in range(0, 3_001, 500)])
+
+
+def test_a_pause_of_whoever_looks_is_a_third_of_the_session() -> None:
+    assert not watched([(0, 0), (3_600_000, 0)])
+    assert not watched([(0, 0), (3_600_000, 0), (7_200_000, 0)])
+    assert watched([(0, 0), (3_600_000, 0), (7_200_000, 0), (10_800_000, 0)])
+
+
+def test_a_member_that_was_heard_is_counted_anew() -> None:
+    assert not watched([(0, 0), (1_000, 0), (2_000, 0), (3_000, 1), (4_000, 1), (5_000, 1)])
+    assert watched([(0, 0), (2_900, 1), (3_900, 1), (4_900, 1), (5_900, 1)])
+
+
+def test_who_has_just_come_or_was_not_asked_has_seen_nothing() -> None:
+    observations = Observations()
+    one = group(0, 0)
+    assert not observations.is_stuck("g", one.members["m0"])
+    observations.look(one, 0)
+    for at_ms in (1_000, 2_000, 3_000):
+        observations.look(one, at_ms)
+    assert observations.is_stuck("g", one.members["m1"])
+    assert not observations.is_stuck("g", group(0, 1).members["m1"]), "heard since the last look"
+    del one.members["m1"]
+    observations.look(one, 3_100)
+    assert not observations.is_stuck("g", group(0, 0).members["m1"]), "it has left"
+    observations.forget("g")
+    assert not observations.is_stuck("g", one.members["m0"])
+
+
+@given(st.lists(st.integers(0, 5_000), max_size=40), st.integers(0, 39))
+def test_no_member_is_stuck_before_two_thirds_of_its_session(pauses_ms: list[int], heard: int) -> None:
+    observations = Observations()
+    at_ms = 0
+    heard_ms = 0
+    deadline_ms = 0
+    for number, pause_ms in enumerate(pauses_ms):
+        if number == heard:
+            deadline_ms += 1
+            heard_ms = at_ms
+        at_ms += pause_ms
+        observations.look(group(deadline_ms), at_ms)
+        if observations.is_stuck("g", group(deadline_ms).members["m0"]):
+            assert at_ms - heard_ms >= SESSION_MS * 2 // 3
