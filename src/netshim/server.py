@@ -556,6 +556,11 @@ class ServerThread:
         """Whether clients are served."""
         return self._is_serving and self._thread.is_alive()
 
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether the broker has stopped, or does so within the time."""
+        self._thread.join(timeout_s)
+        return not self.is_running
+
     @property
     def bootstrap_servers(self) -> str:
         """The address to give to clients."""

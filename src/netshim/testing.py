@@ -259,10 +259,11 @@ class Kafka:
         """
         woken = threading.Event()
         deadline = time.monotonic() + timeout
+        find = functools.partial(self._find, topic, count, isolation, order)
         with _Listening(self, topic, woken.set) as listening:
             while True:
                 woken.clear()
-                patience_s, found = listening.look(topic, count, isolation, order)
+                patience_s, found = listening.look(find)
                 left_s = deadline - time.monotonic()
                 if found is not None:
                     return found
@@ -288,10 +289,11 @@ class Kafka:
                 loop.call_soon_threadsafe(woken.set)
 
         deadline = time.monotonic() + timeout
+        find = functools.partial(self._find, topic, count, isolation, order)
         with _Listening(self, topic, wake) as listening:
             while True:
                 woken.clear()
-                patience_s, found = listening.look(topic, count, isolation, order)
+                patience_s, found = listening.look(find)
                 left_s = deadline - time.monotonic()
                 if found is not None:
                     return found
@@ -300,7 +302,7 @@ class Kafka:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), min(left_s, patience_s))
 
-    def _look(self, topic: str, count: int, isolation: Isolation, order: Order) -> list[TopicRecord] | None:
+    def _find(self, topic: str, count: int, isolation: Isolation, order: Order) -> list[TopicRecord] | None:
         """The records, when there are enough. They are read only when there may be."""
         if self._count(topic) < count:
             return None
@@ -365,21 +367,18 @@ class _Listening:
         with contextlib.suppress(RuntimeError):  # the broker has stopped
             self._exchange([])
 
-    def look(
-        self, topic: str, count: int, isolation: Isolation, order: Order
-    ) -> tuple[float, list[TopicRecord] | None]:
+    def look(self, find: Callable[[], list[TopicRecord] | None]) -> tuple[float, list[TopicRecord] | None]:
         """Listens to the partitions that there are now. Returns how many seconds may pass before it is to be called
-        again, because partitions that come later are not listened to, and the records when there are enough.
+        again, because partitions that come later are not listened to, and the records that find() has found.
         """
-        kafka = self._kafka
+        server = self._kafka.server
         try:
             patience_s = self._listen()
-            return patience_s, kafka._look(topic, count, isolation, order)
+            return patience_s, find()
         except (LogClosedError, RuntimeError):  # the broker stops, or has stopped
-            kafka.server._thread.join(_ENDING_S)
-            if kafka.server.is_running:
+            if not server.has_ended(_ENDING_S):
                 raise
-            return _LOOK_S, kafka._look(topic, count, isolation, order)
+            return _LOOK_S, find()
 
     def _listen(self) -> float:
         logdir = self._kafka.logdir

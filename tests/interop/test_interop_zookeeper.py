@@ -79,7 +79,7 @@ def test_an_expired_session_writes_nothing(server: str) -> None:
     with connect(server + below) as one, connect(server + below) as other:
         one.create("/e", b"one", ephemeral=True)
         one.create("/p", b"0")
-        thief = KazooClient(hosts=server, client_id=one._client.client_id)
+        thief = KazooClient(hosts=server, client_id=one._connection.client.client_id)
         thief.start()
         thief.stop()
         thief.close()

@@ -19,12 +19,6 @@ MOST_LINES = 900
 #: Whole loops over bytes, which the compiled kernels mirror line by line; and tables.
 LONG_FILES = ("logcore/kernels/", "netshim/wire/table/")
 
-#: How often a file still reads a private name of another class. A number may fall and never rise; at 0 its line goes.
-EXEMPT = {
-    "logcore/consumer/sharedgroups.py": 5,
-    "logcore/registry/zookeeper.py": 5,
-    "netshim/testing.py": 3,
-}
 #: Public in spite of their names, and what other packages give no other name.
 PUBLIC = {"_asdict", "_fields", "_make", "_replace"} | {"_get_running_loop", "_jsparkSession"}
 
@@ -79,9 +73,7 @@ def foreign_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def test_no_class_reads_the_private_names_of_another(name: str) -> None:
     found = list(foreign_reads(ast.parse(FILES[name].read_text(encoding="utf-8"))))
     lines = "".join(f"\n  {name}:{line}: {text}" for line, text in found)
-    allowed = EXEMPT.get(name, 0)
-    assert len(found) <= allowed, f"give it a public name, or a function beside its class:{lines}"
-    assert len(found) == allowed, f"fewer than are exempt: lower the number in EXEMPT to {len(found)}"
+    assert not found, f"give it a public name, or a function beside its class:{lines}"
 
 
 @pytest.mark.parametrize(

@@ -53,21 +53,21 @@ def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms:
 
     servers, _, below = hosts.partition("/")
     client = KazooClient(hosts=servers, timeout=session_timeout_ms / 1000)
-    registry = ZooKeeperRegistry(client)
+    connection = _Connection(client)
     try:
         client.start(timeout=connect_timeout_ms / 1000)  # pyright: ignore[reportArgumentType]  # any number of seconds
-        with registry._errors("/"):
+        with connection.errors("/"):
             if below:
                 client.ensure_path(f"/{below}")
                 client.chroot = f"/{below}"
-        registry._begin()
+        connection.begin()
     except KazooTimeoutError as error:
         client.close()
         raise RegistryUnavailableError(f"no ZooKeeper server at {hosts}") from error
     except BaseException:
-        registry.close()
+        connection.close()
         raise
-    return registry
+    return ZooKeeperRegistry(connection)
 
 
 def _refused(sign: str) -> bool:
@@ -88,41 +88,105 @@ def _encoded(names: tuple[str, ...]) -> str:
     return "/" + "/".join(parts)
 
 
-class ZooKeeperSession:
-    """The session of a ZooKeeperRegistry. id: the server's, 16 hex digits."""
+class _Connection:
+    """The client and its session.
 
-    def __init__(self, registry: ZooKeeperRegistry) -> None:
-        self._registry = registry
-
-    @property
-    def id(self) -> str:
-        return self._registry._session_id
-
-    @property
-    def state(self) -> SessionState:
-        return self._registry._state
-
-
-class ZooKeeperRegistry:
-    """See protocol.Registry. Made by connect(); may be used by several threads.
-
-    _state is written by kazoo's thread, and never leaves "expired".
+    session_id: the server's, 16 hex digits; "" before begin(). state is written by kazoo's thread, and never leaves
+    "expired".
     """
 
     def __init__(self, client: Any) -> None:
-        self._client = client
-        self._state: SessionState = "alive"
-        self._session_id = ""
-        self._is_closed = False
+        self.client = client
+        self.state: SessionState = "alive"
+        self.session_id = ""
+        self.is_closed = False
         self._stopping = threading.Lock()  # held while the client is stopped: it cannot be closed before
         client.add_listener(self._listen)
 
-    def _begin(self) -> None:
-        self._session_id = _session_text(self._client.client_id[0])
-        self._state = "alive"
+    def begin(self) -> None:
+        self.session_id = _session_text(self.client.client_id[0])
+        self.state = "alive"
+
+    def _listen(self, state: str) -> None:
+        if self.state == "expired" or self.is_closed:
+            return
+        if state == "SUSPENDED":
+            self.state = "suspended"
+        elif state == "LOST" and self.session_id:
+            self.state = "expired"
+            # kazoo would begin another session and send what is waiting in it.
+            self.client.handler.spawn(self._stop)
+        elif state == "CONNECTED":
+            self.state = "alive"
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._stop()
+            self.client.close()
+
+    def _stop(self) -> None:
+        with self._stopping:
+            self.client.stop()
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise RegistryClosedError("the registry was closed")
+
+    @contextlib.contextmanager
+    def errors(self, path: str, *, is_writing: bool = False) -> Generator[None]:
+        """Errors of kazoo become those of the library."""
+        from kazoo import exceptions
+        from kazoo.handlers.threading import KazooTimeoutError
+
+        self.check_open()
+        if is_writing and self.state == "expired":
+            raise SessionExpiredError("this session was declared over; connect again", path=path)
+        try:
+            yield
+        except exceptions.NoNodeError as error:
+            raise NodeNotFoundError("no such node", path=path) from error
+        except exceptions.NodeExistsError as error:
+            raise NodeExistsError("the node exists", path=path) from error
+        except exceptions.NotEmptyError as error:
+            raise NodeNotEmptyError("the node has children", path=path) from error
+        except exceptions.BadVersionError as error:
+            raise BadVersionError("the node was changed", path=path) from error
+        except exceptions.NoChildrenForEphemeralsError as error:
+            raise InvalidNodeError("an ephemeral node has no children", path=path) from error
+        except exceptions.SessionExpiredError as error:
+            if self.state == "expired":
+                raise SessionExpiredError("this session was declared over; connect again", path=path) from error
+            raise RegistryUnavailableError("the connection to ZooKeeper is lost", path=path) from error
+        except (exceptions.KazooException, KazooTimeoutError) as error:
+            raise RegistryUnavailableError(f"ZooKeeper: {type(error).__name__}", path=path) from error
+
+
+class ZooKeeperSession:
+    """The session of a ZooKeeperRegistry. id: the server's, 16 hex digits."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+
+    @property
+    def id(self) -> str:
+        return self._connection.session_id
+
+    @property
+    def state(self) -> SessionState:
+        return self._connection.state
+
+
+class ZooKeeperRegistry:
+    """See protocol.Registry. Made by connect(); may be used by several threads."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
 
     def __repr__(self) -> str:
-        return f"<ZooKeeperRegistry, session {self._session_id}, {'closed' if self._is_closed else self._state}>"
+        connection = self._connection
+        state = "closed" if connection.is_closed else connection.state
+        return f"<ZooKeeperRegistry, session {connection.session_id}, {state}>"
 
     def __enter__(self) -> ZooKeeperRegistry:
         return self
@@ -130,53 +194,41 @@ class ZooKeeperRegistry:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _listen(self, state: str) -> None:
-        if self._state == "expired" or self._is_closed:
-            return
-        if state == "SUSPENDED":
-            self._state = "suspended"
-        elif state == "LOST" and self._session_id:
-            self._state = "expired"
-            # kazoo would begin another session and send what is waiting in it.
-            self._client.handler.spawn(self._stop)
-        elif state == "CONNECTED":
-            self._state = "alive"
-
     @property
     def session(self) -> ZooKeeperSession:
-        self._check_open()
-        return ZooKeeperSession(self)
+        self._connection.check_open()
+        return ZooKeeperSession(self._connection)
 
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
         names = node_names(path)
         check_value(value, path)
-        with self._errors(path, is_writing=True):
-            self._client.create(_encoded(names), bytes(value), ephemeral=ephemeral, makepath=True)
+        with self._connection.errors(path, is_writing=True):
+            self._connection.client.create(_encoded(names), bytes(value), ephemeral=ephemeral, makepath=True)
         return 0
 
     def get(self, path: str) -> Node:
         names = node_names(path)
-        with self._errors(path):
-            value, facts = self._client.get(_encoded(names))
+        with self._connection.errors(path):
+            value, facts = self._connection.client.get(_encoded(names))
         return Node(value, facts.version, _session_text(facts.owner_session_id) if facts.owner_session_id else None)
 
     def set(self, path: str, value: bytes, *, version: int = ANY) -> int:
         names = node_names(path)
         check_value(value, path)
-        with self._errors(path, is_writing=True):
-            return int(self._client.set(_encoded(names), bytes(value), version=version).version)
+        with self._connection.errors(path, is_writing=True):
+            return int(self._connection.client.set(_encoded(names), bytes(value), version=version).version)
 
     def delete(self, path: str, *, version: int = ANY) -> None:
         names = node_names(path)
         check_deletable(names, path)
-        with self._errors(path, is_writing=True):
-            self._client.delete(_encoded(names), version=version)
+        with self._connection.errors(path, is_writing=True):
+            self._connection.client.delete(_encoded(names), version=version)
 
     def children(self, path: str) -> list[str]:
         names = split(path)
         try:
-            with self._errors(path):
-                found = self._client.get_children(_encoded(names))
+            with self._connection.errors(path):
+                found = self._connection.client.get_children(_encoded(names))
         except NodeNotFoundError:
             return []
         return sorted(unquote(name) for name in found if names or name != _SERVERS_NODE)
@@ -200,51 +252,12 @@ class ZooKeeperRegistry:
     def watch(self, paths: Iterable[str], *, children: Iterable[str] = ()) -> ZooKeeperWatch:
         wanted = [(_encoded(node_names(path)), False) for path in paths]
         wanted += [(_encoded(split(path)), True) for path in children]
-        self._check_open()
-        return ZooKeeperWatch(self, wanted)
+        self._connection.check_open()
+        return ZooKeeperWatch(self._connection, wanted)
 
     def close(self) -> None:
         """Ends the session; the server deletes its nodes. A second call does nothing."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._stop()
-            self._client.close()
-
-    def _stop(self) -> None:
-        with self._stopping:
-            self._client.stop()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RegistryClosedError("the registry was closed")
-
-    @contextlib.contextmanager
-    def _errors(self, path: str, *, is_writing: bool = False) -> Generator[None]:
-        """Errors of kazoo become those of the library."""
-        from kazoo import exceptions
-        from kazoo.handlers.threading import KazooTimeoutError
-
-        self._check_open()
-        if is_writing and self._state == "expired":
-            raise SessionExpiredError("this session was declared over; connect again", path=path)
-        try:
-            yield
-        except exceptions.NoNodeError as error:
-            raise NodeNotFoundError("no such node", path=path) from error
-        except exceptions.NodeExistsError as error:
-            raise NodeExistsError("the node exists", path=path) from error
-        except exceptions.NotEmptyError as error:
-            raise NodeNotEmptyError("the node has children", path=path) from error
-        except exceptions.BadVersionError as error:
-            raise BadVersionError("the node was changed", path=path) from error
-        except exceptions.NoChildrenForEphemeralsError as error:
-            raise InvalidNodeError("an ephemeral node has no children", path=path) from error
-        except exceptions.SessionExpiredError as error:
-            if self._state == "expired":
-                raise SessionExpiredError("this session was declared over; connect again", path=path) from error
-            raise RegistryUnavailableError("the connection to ZooKeeper is lost", path=path) from error
-        except (exceptions.KazooException, KazooTimeoutError) as error:
-            raise RegistryUnavailableError(f"ZooKeeper: {type(error).__name__}", path=path) from error
+        self._connection.close()
 
 
 def _session_text(number: int) -> str:
@@ -254,8 +267,8 @@ def _session_text(number: int) -> str:
 class ZooKeeperWatch:
     """See protocol.Watch. Used by one thread at a time; kazoo's threads set _happened and put into _fired."""
 
-    def __init__(self, registry: ZooKeeperRegistry, wanted: list[tuple[str, bool]]) -> None:
-        self._registry = registry
+    def __init__(self, connection: _Connection, wanted: list[tuple[str, bool]]) -> None:
+        self._connection = connection
         self._happened = threading.Event()
         self._mutex = threading.Lock()
         self._fired = list(wanted)  # to be armed again; under _mutex
@@ -298,12 +311,12 @@ class ZooKeeperWatch:
 
     def _arm_one(self, path: str, of_children: bool) -> None:
         report = functools.partial(self._report, (path, of_children))
-        client = self._registry._client
+        client = self._connection.client
         if of_children:
-            with contextlib.suppress(NodeNotFoundError), self._registry._errors(path):
+            with contextlib.suppress(NodeNotFoundError), self._connection.errors(path):
                 client.get_children(path, watch=report)
                 return
-        with self._registry._errors(path):
+        with self._connection.errors(path):
             client.exists(path, watch=report)
 
     def _report(self, one: tuple[str, bool], event: object) -> None:
