@@ -170,6 +170,8 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
     """A frame of as many rows from a source that gives one of eight batches again and again."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+    sizes = {"key": common.KEY_SIZE, "value": common.VALUE_SIZE}  # Spark's workers do not find that module
+
     class Reader(DataSourceReader):
         def partitions(self) -> list[InputPartition]:
             return [InputPartition(number) for number in range(PARTITIONS)]
@@ -179,14 +181,14 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
             from pyspark.sql.pandas.types import to_arrow_schema
 
             rows = 10_000
-            wanted = to_arrow_schema(schema)
+            wanted = to_arrow_schema(schema, timezone="UTC")
             rng = np.random.default_rng(partition.value)
             batches = []
             for _ in range(8):
                 arrays = []
                 for field in wanted:
                     if pa.types.is_binary(field.type):
-                        size = common.KEY_SIZE if field.name == "key" else common.VALUE_SIZE
+                        size = sizes[field.name]
                         offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * size)
                         data = pa.py_buffer(rng.bytes(rows * size))
                         arrays.append(pa.Array.from_buffers(field.type, rows, [None, offsets, data]))
@@ -208,7 +210,7 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
         def schema(self) -> Any:
             return schema
 
-        def reader(self, _: Any) -> DataSourceReader:
+        def reader(self, schema: Any) -> DataSourceReader:
             return Reader()
 
     spark.dataSource.register(Source)
