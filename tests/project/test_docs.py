@@ -118,6 +118,13 @@ def test_every_folder_has_its_contract(folder: str) -> None:
     assert [f"logcore.{folder}"] in [contract.get("containers") for contract in contracts]
 
 
+def test_the_map_names_tests_that_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", MAP)
+    assert len(named) > 100
+    for path, name in named:
+        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), (path, name)
+
+
 def test_the_map_names_what_is_there() -> None:
     """Each `Class.method` and `module.function` that docs/map.md names is defined somewhere in the library."""
     files = [path for package in PACKAGES for path in (ROOT / "src" / package).rglob("*.py")]
