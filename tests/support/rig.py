@@ -53,12 +53,14 @@ class _Steered:
 class Rig:
     """A broker's groups over a directory. With holds_disk set, syncs are done when finish_disk() is called.
 
-    is_shared: whether other processes may write the directory too.
+    is_shared: whether other processes may write the directory too. late_ms: how much later a session may end then, as
+    it is counted from one look to the next.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, **settings: Any) -> None:
         self.path = path
         self.is_shared = is_shared
+        self.late_ms = 100 if is_shared else 0
         self.settings = settings
         self.now_ms = T0
         self.session = Session("broker", 9092, "10.0.0.1")

@@ -98,6 +98,7 @@ class SharedGroups:
         self._answers: dict[str, dict[str, Answer]] = {}  # group -> waiter -> answer that is not there yet
         self._nodes: dict[str, tuple[int, GroupNode]] = {}  # by group: the version and the node that was read last
         self._renewed: dict[tuple[str, str], int] = {}  # (group, member) -> when its session was renewed
+        self._mine: set[str] = set()  # groups with members of this process
         self._observed = Observations()
         self._looked_ms = 0
         self._offsets = _Offsets(directory)
@@ -290,7 +291,7 @@ class SharedGroups:
     @property
     def has_members(self) -> bool:
         """Whether this process has members, or answers that have not come: else look() finds nothing."""
-        return bool(self._answers or self._renewed)
+        return bool(self._answers or self._mine)
 
     @property
     def has_waiting(self) -> bool:
@@ -309,11 +310,10 @@ class SharedGroups:
             is_due = clock_ms - self._looked_ms >= _ALIVE_MS
             if is_due:
                 self._looked_ms = clock_ms
-            for group_id in list({*self._answers, *(group_id for group_id, _ in self._renewed)}):
+            for group_id in sorted({*self._answers, *self._mine}):
                 node = self._peek(group_id)
-                self._forget_gone(group_id, node)
+                self._note_mine(group_id, node)
                 if node is None:
-                    self._observed.forget(group_id)
                     continue
                 self._observed.look(node.group, clock_ms)
                 self._fetch(group_id, node)
@@ -342,9 +342,14 @@ class SharedGroups:
             return True  # what is dead was not paused
         return self._observed.is_stuck(node.group.group_id, member)
 
-    def _forget_gone(self, group_id: str, node: GroupNode | None) -> None:
-        """Of members that have left nothing is to be looked after."""
+    def _note_mine(self, group_id: str, node: GroupNode | None) -> None:
+        """Takes note of which groups have members of this process. Those that have none are not looked after."""
         members = {} if node is None else node.group.members
+        if node is not None and self._session in node.sessions.values():
+            self._mine.add(group_id)
+        else:
+            self._mine.discard(group_id)
+            self._observed.forget(group_id)
         for key in [key for key in self._renewed if key[0] == group_id and key[1] not in members]:
             del self._renewed[key]
 
@@ -416,6 +421,7 @@ class SharedGroups:
             self._make(group_id)
             self._registry.update(path, lambda value: self._changed(group_id, value or b"", step))
             node = self._peek(group_id)
+            self._note_mine(group_id, node)
             if node is not None:
                 self._fetch(group_id, node)
 
