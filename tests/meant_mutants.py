@@ -112,8 +112,8 @@ MISTAKES: Final = (
     Mistake(
         "control_bit_believed_without_crc", "logcore/partition/scan.py",
         "                item.verify()  # only a right CRC says that it is one\n                continue\n"
-        "            for records in",
-        "                continue\n            for records in",
+        "            yield item",
+        "                continue\n            yield item",
         "faults/test_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
     ),
     # -- the segment that is written
@@ -917,6 +917,30 @@ MISTAKES: Final = (
         "        self._fetcher.finish()  # the caller says so; or auto-commit would take it back\n",
         "",
         "consumer/test_consumer_groups.py::test_random_lives",
+    ),
+    Mistake(
+        "consumer_is_given_what_lies_before_its_position", "logcore/partition/scan.py",
+        "yield self._within(item.placed_records(topic, partition))",
+        "yield item.placed_records(topic, partition)",
+        "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
+    ),
+    Mistake(
+        "consumer_is_given_a_compressed_batch_whole", "logcore/partition/scan.py",
+        "yield kernel.place_records(topic, partition, self._within(records))",
+        "yield kernel.place_records(topic, partition, records)",
+        "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
+    ),
+    Mistake(
+        "damage_that_a_consumer_meets_has_another_position", "logcore/partition/scan.py",
+        "        with self._placed():\n            return kernel.decode_placed(",
+        "        if True:\n            return kernel.decode_placed(",
+        "consumer/test_consumer.py::test_damage_is_told_to_a_consumer_as_read_tells_it",
+    ),
+    Mistake(
+        "consumer_reads_aborted_records", "logcore/consumer/fetcher.py",
+        "*one, isolation=self._settings.isolation_level\n",
+        "*one, isolation=\"read_uncommitted\"\n",
+        "consumer/test_consumer.py",
     ),
     Mistake(
         "iteration_hides_what_it_read_ahead", "logcore/consumer/fetcher.py",

@@ -36,7 +36,7 @@ from logcore.errors import (
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns
 from logcore.fs import FS
 from logcore.invariants import VERIFIES
-from logcore.kernels import Record, kernel, layout
+from logcore.kernels import Record, TopicRecord, kernel, layout
 from logcore.kernels.layout import Time
 from logcore.names import is_file_of_log, partition_of
 from logcore.partition.gaps import Gaps, check_growing
@@ -549,6 +549,14 @@ def record_lists(
     cursor: where the reading before ended, which spares this one the search for its place.
     """
     return log._stretch(start, end, isolation, cursor=cursor).record_lists(max_bytes)
+
+
+def placed_records(
+    log: LogReader, start: int, end: int, topic: str, partition: int, *, isolation: Isolation
+) -> Iterator[TopicRecord]:
+    """What LogReader.read() gives, with the topic and partition. Errors as there."""
+    lists = log._stretch(start, end, isolation).placed_lists(topic, partition)
+    return itertools.chain.from_iterable(lists)
 
 
 def typed_columns(

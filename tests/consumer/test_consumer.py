@@ -57,6 +57,45 @@ def test_a_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
         assert consumer.poll().next_offsets() == {}
 
 
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_poll_gives_what_read_gives_from_every_offset(data: LogDir, codec: str) -> None:
+    """From the middle of a batch too, of plain batches and of those that are decoded by themselves."""
+    log = data.partition("t", 0)
+    rows = [(b"k", None, [("h", b"1")], 1_000), (None, b"v"), (b"", b"w", [], 999)]
+    for _ in range(3):
+        log.append_batch(encode(rows, codec=codec))
+    expected = [logcore.TopicRecord("t", 0, *record) for record in log.read(0)]
+    assert len(expected) == 9
+    with data.consumer(enable_auto_commit=False) as consumer:
+        consumer.assign([ONE])
+        for offset in range(9):
+            consumer.seek(ONE, offset)
+            found = [*consumer.poll(max_records=2).records(), *consumer.poll().records()]
+            assert found == expected[offset:]
+            assert {type(one) for one in found} == {logcore.TopicRecord}
+
+
+def test_damage_is_told_to_a_consumer_as_read_tells_it(data: LogDir) -> None:
+    """With the position in the file, also where reading began in its middle."""
+    for _ in range(4):
+        fill(data, 0, 5)
+    log = data.partition("t", 0)
+    segment = next(Path(log.path).glob("*.log"))
+    raw = bytearray(segment.read_bytes())
+    raw[-1] ^= 1
+    segment.write_bytes(raw)
+    with pytest.raises(CorruptBatchError) as told:
+        list(log.read(5))
+    with data.consumer(enable_auto_commit=False) as consumer:
+        consumer.assign([ONE])
+        consumer.seek(ONE, 5)
+        with pytest.raises(CorruptBatchError) as found:
+            consumer.poll()
+        assert consumer.position(ONE) == 5
+    assert (found.value.path, found.value.position) == (told.value.path, told.value.position)
+    assert found.value.position > 0
+
+
 def test_a_poll_goes_on_where_an_iteration_was_left(data: LogDir) -> None:
     """The iteration reads ahead. What it has not handed out is for whoever reads next, by poll() or by another loop."""
     fill(data, 0, 300)

@@ -78,6 +78,7 @@ def everything(kernel: Any, data: bytes) -> list[Any]:
         outcome(lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 0, True)),
         outcome(lambda: columns_of(kernel, data[:stop], rows)),
         outcome(lambda: kernel.decode_objects(data, 0, size, "f")),
+        outcome(lambda: kernel.decode_placed(data, 0, size, "t", 3, "f")),
         *(
             outcome(lambda offset=offset, more=more: kernel.read_one(data, 0, size, offset, "f", *more))
             for offset in (0, 3, 11, 30)

@@ -436,7 +436,7 @@ class Consumer:
                     raise StopAsyncIteration
                 chosen = self._sync.fetcher.opened()
                 if chosen is not None:
-                    self._records = self._sync.fetcher.one_by_one(*chosen)
+                    self._records = self._sync.fetcher.one_by_one(chosen)
 
     def _next(self) -> TopicRecord | None:
         if self._records is not None:

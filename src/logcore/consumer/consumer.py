@@ -602,7 +602,7 @@ class Consumer:
                     return
                 chosen = self._fetcher.opened()
             if chosen is not None:
-                yield from self._fetcher.one_by_one(*chosen)
+                yield from self._fetcher.one_by_one(chosen)
 
     def wakeup(self) -> None:
         """May be called in any thread: the poll() that waits, or the next one, returns at once."""

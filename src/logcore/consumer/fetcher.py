@@ -22,9 +22,10 @@ from logcore.consumer.values import ConsumerSettings, Deserializer
 from logcore.errors import NoOffsetError, OffsetOutOfRangeError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
-from logcore.kernels import Record, TopicRecord, kernel
+from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.notices import WARNING, tell
+from logcore.reader import placed_records
 
 #: How long the iteration goes on before it looks after the group.
 _LOOK_WHILE_ITERATING_MS: Final = 100
@@ -42,7 +43,7 @@ class Reading:
     finished: int | None = None
     stored: int | None = None  # what was committed last
     is_paused: bool = False
-    records: Iterator[Record] | None = None
+    records: Iterator[TopicRecord] | None = None
     end: int = 0  # of those records
     is_ahead: bool = False  # the iteration has taken records that it has not handed out
 
@@ -163,7 +164,7 @@ class Fetcher:
                 taken[each.partition] = each.columns
         return taken
 
-    def opened(self) -> tuple[TopicPartition, Reading] | None:
+    def opened(self) -> Reading | None:
         """The next partition in turn that has records, with those of them that there are now."""
         order = list(self._readings)
         for step in range(len(order)):
@@ -171,10 +172,10 @@ class Fetcher:
             reading = self._readings[order[at]]
             if not reading.is_paused and self._open(order[at], reading):
                 self._turn = (at + 1) % len(order)
-                return order[at], reading
+                return reading
         return None
 
-    def one_by_one(self, one: TopicPartition, reading: Reading) -> Iterator[TopicRecord]:
+    def one_by_one(self, reading: Reading) -> Iterator[TopicRecord]:
         """Until the records end, somebody moves the position or takes the partition, or the group has to be checked.
 
         Those who do so drop what is read ahead.
@@ -191,7 +192,7 @@ class Fetcher:
         while True:
             reading.is_ahead = True
             try:
-                ahead = self._handed(one, list(itertools.islice(records, at_once)))
+                ahead = self._handed(list(itertools.islice(records, at_once)))
             except BaseException:
                 reading.drop()
                 raise
@@ -255,7 +256,7 @@ class Fetcher:
         assert reading.records is not None
         try:
             taken = list(itertools.islice(reading.records, most))
-            found = self._handed(one, taken)
+            found = self._handed(taken)
         except BaseException:
             reading.drop()  # the position stays, so that nothing is passed over
             raise
@@ -277,14 +278,16 @@ class Fetcher:
         if position is None or position == reading.end:
             return False
         try:
-            reading.records = reading.log.read(position, reading.end, isolation=self._settings.isolation_level)
+            reading.records = placed_records(
+                reading.log, position, reading.end, *one, isolation=self._settings.isolation_level
+            )
         except OffsetOutOfRangeError as error:
             self.reset(one, reading, error)
             return False
         return True
 
-    def _handed(self, one: TopicPartition, records: list[Record]) -> list[TopicRecord]:
-        found = kernel.place_records(*one, records)
+    def _handed(self, found: list[TopicRecord]) -> list[TopicRecord]:
+        """Records as the deserializers give them."""
         settings = self._settings
         for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
             if function is not None:

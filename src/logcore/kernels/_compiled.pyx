@@ -1191,17 +1191,47 @@ cdef int64_t offset_of(const Facts *facts, const Row *row) noexcept nogil:
     return <int64_t>(<uint64_t>facts.base_offset + <uint64_t><int64_t>row.offset_delta)
 
 
+cdef int64_t timestamp_of(const Facts *facts, const Row *row) noexcept nogil:
+    if facts.attributes & APPEND_TIME_BIT:
+        return facts.max_timestamp
+    return <int64_t>(<uint64_t>facts.base_timestamp + <uint64_t>row.timestamp_delta)
+
+
 cdef Record build_record(const Row *row, const Facts *facts, const uint8_t *end):
     cdef Record record = Record.__new__(Record)
     record.offset = offset_of(facts, row)
-    if facts.attributes & APPEND_TIME_BIT:
-        record.timestamp_ms = facts.max_timestamp
-    else:
-        record.timestamp_ms = <int64_t>(<uint64_t>facts.base_timestamp + <uint64_t>row.timestamp_delta)
+    record.timestamp_ms = timestamp_of(facts, row)
     record.key = None if row.key_size < 0 else PyBytes_FromStringAndSize(<char *>row.key, row.key_size)
     record.value = None if row.value_size < 0 else PyBytes_FromStringAndSize(<char *>row.value, row.value_size)
     record.headers = _no_headers if row.header_count == 0 else read_headers(row.headers, end, row.header_count)
     return record
+
+
+cdef TopicRecord build_placed(object topic, int32_t partition, const Row *row, const Facts *facts, const uint8_t *end):
+    """The same as placed() of build_record(), without a Record on the way."""
+    cdef TopicRecord record = TopicRecord.__new__(TopicRecord)
+    record.topic = topic
+    record.partition = partition
+    record.offset = offset_of(facts, row)
+    record.timestamp_ms = timestamp_of(facts, row)
+    record.key = None if row.key_size < 0 else PyBytes_FromStringAndSize(<char *>row.key, row.key_size)
+    record.value = None if row.value_size < 0 else PyBytes_FromStringAndSize(<char *>row.value, row.value_size)
+    record.headers = _no_headers if row.header_count == 0 else read_headers(row.headers, end, row.header_count)
+    return record
+
+
+cdef int append_placed(list records, object topic, int32_t partition, const uint8_t *p, const uint8_t *end,
+                       const Facts *facts) except -1:
+    cdef Row row
+    cdef int wrong
+    cdef int32_t left = facts.record_count
+    while left > 0:
+        wrong = read_row(&p, end, &row, False)
+        if wrong:
+            return wrong
+        records.append(build_placed(topic, partition, &row, facts, p))
+        left -= 1
+    return BODY_OK if p == end else BODY_LEFT
 
 
 cdef int append_objects(list records, const uint8_t *p, const uint8_t *end, const Facts *facts) except -1:
@@ -1219,9 +1249,21 @@ cdef int append_objects(list records, const uint8_t *p, const uint8_t *end, cons
 
 def decode_objects(data, Py_ssize_t position, Py_ssize_t limit, path=None):
     """Decodes a run of plain batches to a list of Record, CRC checked. See plain.decode_objects."""
+    return decode_run(data, position, limit, path, None, -1)
+
+
+def decode_placed(data, Py_ssize_t position, Py_ssize_t limit, topic not None, int32_t partition, path=None):
+    """The same as a list of TopicRecord. See plain.decode_placed."""
+    return decode_run(data, position, limit, path, topic, partition)
+
+
+cdef list decode_run(data, Py_ssize_t position, Py_ssize_t limit, path, topic, int32_t partition):
+    """A list of Record, or where a topic is given of TopicRecord."""
     cdef Py_buffer view
     cdef Facts facts
     cdef const uint8_t *base
+    cdef const uint8_t *body
+    cdef const uint8_t *end
     cdef list records = []
     cdef int wrong
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -1232,7 +1274,12 @@ def decode_objects(data, Py_ssize_t position, Py_ssize_t limit, path=None):
             check_whole(base, position, limit, &facts, path)
             if facts.record_count < 0 or facts.record_count > (facts.size_bytes - HEADER_SIZE) // MIN_RECORD_SIZE:
                 raise bad_body(BODY_COUNT, path, position)
-            wrong = append_objects(records, base + position + HEADER_SIZE, base + position + facts.size_bytes, &facts)
+            body = base + position + HEADER_SIZE
+            end = base + position + facts.size_bytes
+            if topic is None:
+                wrong = append_objects(records, body, end, &facts)
+            else:
+                wrong = append_placed(records, topic, partition, body, end, &facts)
             if wrong:
                 raise bad_body(wrong, path, position)
             position += facts.size_bytes

@@ -728,6 +728,13 @@ def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -
     return records
 
 
+def decode_placed(
+    data: Buffer, position: int, limit: int, topic: str, partition: int, path: Path = None
+) -> list[TopicRecord]:
+    """As decode_objects(), to records with the topic and partition that they are in."""
+    return place_records(topic, partition, decode_objects(data, position, limit, path))
+
+
 def decode_body_objects(
     body: Buffer,
     count: int,
