@@ -264,8 +264,23 @@ MISTAKES: Final = (
     ),
     Mistake(
         "horizon_moves_with_each_round", "logcore/cleaner.py",
-        "sets_horizon = has_tombstone & ~has_horizon", "sets_horizon = has_tombstone",
+        "sets_horizon = left.has_tombstone & ~has_horizon", "sets_horizon = left.has_tombstone",
         "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time",
+    ),
+    Mistake(
+        "bits_speak_for_aborted_records", "logcore/cleaner.py",
+        "(TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()", "DELETE_HORIZON_BIT).any()",
+        "log/test_cleaner.py",
+    ),
+    Mistake(
+        "bits_keep_tombstones_for_ever", "logcore/cleaner.py",
+        "(TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()", "TRANSACTIONAL_BIT).any()",
+        "log/test_cleaner.py",
+    ),
+    Mistake(
+        "bits_speak_for_records_cleaned_before", "logcore/cleaner.py",
+        "is_plain and int(facts[\"base_offset\"][0]) >= self.plan.first_dirty", "is_plain",
+        "log/test_cleaner.py",
     ),
     # -- staged writes
     Mistake(

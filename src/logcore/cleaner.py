@@ -54,17 +54,18 @@ _SLOT_BYTES: Final = 24
 #: Of the slots of the table. Linear probing looks at 2.5 slots for a key that is there when three quarters are taken.
 _LOAD: Final = 0.75
 _FIRST_SLOTS: Final = 1 << 16
-#: How many slots of the table before it go into a larger one at once.
-_GROW_SLOTS: Final = 1 << 14
 #: Longer keys are hashed one by one; 64 words are 2 KiB of coefficients.
 _KEY_WORDS: Final = 64
 #: Decoded, decided and written at once.
-_CHUNK_BYTES: Final = 2 << 20
+_CHUNK_BYTES: Final = 1 << 21
 _CHUNK_ROWS: Final = 32_768
 #: Written before a sync, so that the last one is short.
 _SYNC_BYTES: Final = 32 << 20
 #: What the varints of a record may grow by when its timestamp delta changes.
 _GROWTH: Final = 14
+#: The share of the memory for keys that the bits of their offsets may take.
+_BITS_SHARE: Final = 8
+_NO_BITS: Final = np.zeros(0, np.uint8)
 
 
 # -- what to clean -------------------------------------------------------------------------------------------------
@@ -182,16 +183,42 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
 # -- the newest offset of each key ---------------------------------------------------------------------------------
 
 
+@attrs.frozen
+class _Left:
+    """What stays of some batches. keep: of each record whether it stays. Of each batch: how many records stay, whether
+    one of them is a tombstone, and the timestamp of the first.
+    """
+
+    keep: npt.NDArray[np.bool_]
+    kept: npt.NDArray[np.int64]
+    has_tombstone: npt.NDArray[np.bool_]
+    first_timestamps_ms: npt.NDArray[np.int64]
+
+
 class OffsetMap:
     """Keys, as 128 bits of each, and the largest offset of each. A key is its hash: see kernels.hash_keys.
 
-    The table grows with the keys, because one that fits the caches is looked up in a third of the time. memory_bytes:
-    of the table now. latest_offset: everything up to there was noted.
+    The table grows with the keys, because one that fits the caches is looked up in a third of the time. Beside it there
+    is a bit for each offset of the dirty part, set where a later record has the same key and where there is no key, so
+    that plain records need no look at their keys in the second pass. memory_bytes: of both now. latest_offset:
+    everything up to there was noted. has_bits: False where the offsets are too sparse for a bit each.
     """
 
-    def __init__(self, memory_bytes: int, keys: int, random_bytes: Callable[[int], bytes]) -> None:
-        """memory_bytes: of the table at most, with the one that it grows from. keys: how many there are at most."""
-        self._room = max(2, memory_bytes // _SLOT_BYTES)
+    def __init__(
+        self, memory_bytes: int, keys: int, random_bytes: Callable[[int], bytes], offsets: range = range(0)
+    ) -> None:
+        """memory_bytes: of all at most, with the table that it grows from. keys: how many there are at most. offsets:
+        those of the dirty part.
+        """
+        bits_bytes = -(-len(offsets) // 8)
+        self.has_bits = 0 < bits_bytes <= memory_bytes // _BITS_SHARE
+        self._first = offsets.start
+        self._superseded = _NO_BITS
+        if self.has_bits:
+            self._superseded = np.zeros(bits_bytes, np.uint8)
+        self._room = max(2, (memory_bytes - self._superseded.nbytes) // _SLOT_BYTES)
+        self._run_hashes = np.empty((0, 2), np.uint64)
+        self._run_offsets = np.empty(0, np.int64)
         self._wanted = min(max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
         self._used = 0
         self._make(min(self._wanted, self._room, _FIRST_SLOTS))
@@ -204,7 +231,7 @@ class OffsetMap:
 
     @property
     def memory_bytes(self) -> int:
-        return int(self._slots.nbytes)
+        return int(self._slots.nbytes + self._superseded.nbytes)
 
     def hashes(self, columns: RecordColumns) -> npt.NDArray[np.uint64]:
         """128 bits of each key, shape (rows, 2); of a null key they mean nothing."""
@@ -234,26 +261,44 @@ class OffsetMap:
         if slots <= len(old):
             return False
         self._make(slots)
-        self._used = 0
-        for start in range(0, len(old), _GROW_SLOTS):
-            part = old[start : start + _GROW_SLOTS]
-            part = part[part[:, 2] != 0]
-            keys = np.ascontiguousarray(part[:, :2])
-            offsets = part[:, 2].astype(np.int64) - 1
-            _, self._used = kernel.map_put(self._slots, keys, offsets, self._used, self._most)
+        self._used = kernel.map_move(old, self._slots)
         return True
 
     def put(self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]) -> bool:
         """Notes keys in the order of their offsets; False when the table was full before the last of them."""
         at = 0
         while at < len(offsets):
-            taken, self._used = kernel.map_put(self._slots, hashes[at:], offsets[at:], self._used, self._most)
+            taken, self._used = kernel.map_put(
+                self._slots, hashes[at:], offsets[at:], self._used, self._most, self._superseded, self._first
+            )
             at += taken
             if at < len(offsets) and not self._grow():
                 break
         if at:
             self.latest_offset = int(offsets[at - 1])
         return at == len(offsets)
+
+    def put_run(self, run: Run) -> bool | None:
+        """put() of a run of plain batches without decoding it first, each CRC checked. None when a key is too long for
+        that: nothing is noted then but the records without a key. Raises CorruptBatchError.
+        """
+        if len(self._run_offsets) < run.rows:
+            self._run_hashes = np.empty((run.rows, 2), np.uint64)
+            self._run_offsets = np.empty(run.rows, np.int64)
+        hashes = self._run_hashes
+        offsets = self._run_offsets
+        rows = kernel.hash_run(
+            run.data, run.at, run.stop, self._coefficients, hashes, offsets, self._superseded, self._first, run.path
+        )
+        if rows < 0:
+            return None
+        return self.put(hashes[:rows], offsets[:rows])
+
+    def survey(self, run: Run, batches: int) -> _Left:
+        """What stays of a run of batches of the dirty part, each CRC checked. Raises CorruptBatchError."""
+        keep = np.empty(run.rows, np.uint8)
+        found = kernel.survey_run(run.data, run.at, run.stop, self._superseded, self._first, keep, batches, run.path)
+        return _Left(keep.view(np.bool_), found[:, 0], found[:, 1] > 0, found[:, 2])
 
     def newest(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """The largest offset noted for each key, -1 for none."""
@@ -318,12 +363,21 @@ class CleaningReport:
 
 @attrs.define
 class _Part:
-    """Some batches in a row: a run of plain ones, or one of another kind. columns: None for a control batch."""
+    """Some batches in a row: a run of plain ones, or one of another kind. columns: None for a control batch, and for a
+    run until they are asked for.
+    """
 
     facts: layout.Facts
     data: memoryview
-    columns: RecordColumns | None
+    run: Run | None
     batch: RecordBatch | None  # the one of another kind
+    columns: RecordColumns | None
+
+    def decoded(self) -> RecordColumns | None:
+        """The records, each CRC checked; None for a control batch. Raises CorruptBatchError."""
+        if self.columns is None and self.run is not None:
+            self.columns = self.run.columns()
+        return self.columns
 
 
 @attrs.define
@@ -359,10 +413,11 @@ def clean(
 ) -> CleaningReport | None:
     """Compacts a log in one go; None when there is nothing to do yet, by the log's settings.
 
-    now_ms: the wall clock, for lags and horizons. memory_bytes: for the table of keys, 24 a key and a third more; when
-    it does not hold all keys, the round ends earlier. force: whatever the dirty ratio. The log stays open to its
-    readers and writers meanwhile. Raises InvalidConfigError when the topic is not to be compacted, CorruptBatchError
-    when a segment is damaged, LogFailedError, and what the system raises; what was replaced by then stays replaced.
+    now_ms: the wall clock, for lags and horizons. memory_bytes: for the table of keys, 24 a key and a third more, and
+    for a bit of each offset; when it does not hold all keys, the round ends earlier. force: whatever the dirty ratio.
+    The log stays open to its readers and writers meanwhile. Raises InvalidConfigError when the topic is not to be
+    compacted, CorruptBatchError when a segment is damaged, LogFailedError, and what the system raises; segments that
+    were replaced by then stay replaced.
     """
     steps = cleaning(log, now_ms=now_ms, memory_bytes=memory_bytes, force=force)
     while True:
@@ -418,7 +473,8 @@ class _Round:
         plan = self.plan
         view = self.view
         self.total = plan.clean_bytes + 2 * plan.cleanable_bytes
-        newest = OffsetMap(self.memory_bytes, self._count_records(), view.fs.random_bytes)
+        offsets = range(plan.first_dirty, plan.first_uncleanable)
+        newest = OffsetMap(self.memory_bytes, self._count_records(), view.fs.random_bytes, offsets)
         yield from self._note_keys(newest)
         end = newest.latest_offset + 1
         segments = [one for one in view.sealed if one.base_offset < end]
@@ -476,9 +532,8 @@ class _Round:
         while at < size:
             stop, rows, _ = kernel.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
             if stop > at:
-                plain = Run(view, at, stop, rows, 0, segment.path).columns()
                 facts, _, _ = kernel.walk(view, at, stop, (stop - at) // HEADER_SIZE + 1, False)
-                yield _Part(facts, view, plain, None)
+                yield _Part(facts, view, Run(view, at, stop, rows, 0, segment.path), None, None)
                 at = stop
                 continue
             batch = RecordBatch.parse(view, at, size, path=segment.path)
@@ -490,7 +545,7 @@ class _Round:
             else:
                 columns = batch.columns(max_size=self.config.max_decompressed_bytes)
             facts, _, _ = kernel.walk(view, at, at + batch.size_bytes, 1, False)
-            yield _Part(facts, view, columns, batch)
+            yield _Part(facts, view, None, batch, columns)
             at += batch.size_bytes
 
     def _note_keys(self, newest: OffsetMap) -> Generator[Progress, None, None]:
@@ -499,21 +554,34 @@ class _Round:
         passing = _Passing(self.view.transactions())
         for segment in self.dirty:
             for part in self._parts(segment):
-                columns = part.columns
-                if columns is None:
-                    newest.latest_offset = max(newest.latest_offset, int(part.facts["last_offset"][-1]))
-                    continue
-                rows = (columns.key_sizes >= 0) & (columns.offsets >= self.plan.first_dirty)
-                rows &= ~np.repeat(_aborted(part, passing), _row_counts(part))
-                if rows.all():
-                    put = newest.put(newest.hashes(columns), columns.offsets)
-                else:
-                    put = newest.put(newest.hashes(columns)[rows], columns.offsets[rows])
-                if not put:
+                if not self._note(part, newest, passing):
                     return
                 newest.latest_offset = max(newest.latest_offset, int(part.facts["last_offset"][-1]))
                 yield self._progress(int(part.facts["size_bytes"].sum()))
             newest.latest_offset = max(newest.latest_offset, self.ends[segment.base_offset] - 1)
+
+    def _note(self, part: _Part, newest: OffsetMap, passing: _Passing) -> bool:
+        """False when there was no room for all keys."""
+        if part.run is not None and self._has_bits(part, newest):
+            put = newest.put_run(part.run)
+            if put is not None:
+                return put
+        columns = part.decoded()
+        if columns is None:
+            return True
+        rows = (columns.key_sizes >= 0) & (columns.offsets >= self.plan.first_dirty)
+        rows &= ~np.repeat(_aborted(part, passing), _row_counts(part))
+        if rows.all():
+            return newest.put(newest.hashes(columns), columns.offsets)
+        return newest.put(newest.hashes(columns)[rows], columns.offsets[rows])
+
+    def _has_bits(self, part: _Part, newest: OffsetMap) -> bool:
+        """Whether the bits of its offsets tell which records of a run stay. Not where a transaction or a horizon has a
+        say, nor before the dirty part.
+        """
+        facts = part.facts
+        is_plain = not (facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()
+        return newest.has_bits and is_plain and int(facts["base_offset"][0]) >= self.plan.first_dirty
 
     def _progress(self, size_bytes: int) -> Progress:
         self.done += size_bytes
@@ -554,22 +622,22 @@ class _Round:
 
     def _rewritten(self, part: _Part, newest: OffsetMap, passing: _Passing, end: int) -> bytes | memoryview:
         """What stays of some batches, as bytes to store."""
-        if part.columns is None:
-            assert part.batch is not None
-            return self._marker(part, part.batch, passing, end)
-        columns = part.columns
         facts = part.facts
+        if part.run is not None and self._has_bits(part, newest):
+            left = newest.survey(part.run, len(facts))
+        else:
+            columns = part.decoded()
+            if columns is None:
+                assert part.batch is not None
+                return self._marker(part, part.batch, passing, end)
+            left = self._left(part, columns, newest, passing)
+        keep = left.keep
+        kept = left.kept
         counts = _row_counts(part)
-        keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts), counts)
-        edges = np.concatenate([[0], np.cumsum(counts)])
-        before = np.concatenate([[0], np.cumsum(keep)])
-        kept = before[edges[1:]] - before[edges[:-1]]
         self.counts.records_read += len(keep)
-        self.counts.records_kept += int(before[-1])
-        tombstones = np.concatenate([[0], np.cumsum(keep & (columns.value_sizes < 0))])
-        has_tombstone = tombstones[edges[1:]] > tombstones[edges[:-1]]
+        self.counts.records_kept += int(kept.sum())
         has_horizon = (facts["attributes"] & DELETE_HORIZON_BIT) != 0
-        sets_horizon = has_tombstone & ~has_horizon
+        sets_horizon = left.has_tombstone & ~has_horizon
         stays = self._stays_empty(facts, end)
         actions = np.where(kept == 0, np.where(stays, kernel.EMPTY, kernel.DROP), kernel.FILTER).astype(np.uint8)
         actions[(kept == counts) & (kept > 0) & ~sets_horizon] = kernel.COPY
@@ -578,29 +646,39 @@ class _Round:
             sizes = facts["size_bytes"]
             return part.data[int(positions[0]) : int(positions[-1]) + int(sizes[-1])]
         if part.batch is not None and part.batch.magic < 2:
-            return self._from_legacy(part.batch, columns, keep, end)
+            assert part.columns is not None
+            return self._from_legacy(part.batch, part.columns, keep, end)
         # As Kafka's builder does it: relative to the horizon if there is one, else to the first record that is left.
-        first_kept = np.searchsorted(before, before[edges[:-1]], side="right") - 1
-        if len(keep):
-            bases = columns.timestamps_ms[np.minimum(first_kept, max(0, len(keep) - 1))]
-        else:
-            bases = np.zeros(1, np.int64)
-        bases = np.where(has_horizon, facts["base_timestamp"], bases)
+        bases = np.where(has_horizon, facts["base_timestamp"], left.first_timestamps_ms)
         bases = np.where(sets_horizon, self.now_ms + self.config.delete_retention_ms, bases)
         return _rewrite_run(part, actions, sets_horizon, bases, keep, self.config)
 
+    def _left(self, part: _Part, columns: RecordColumns, newest: OffsetMap, passing: _Passing) -> _Left:
+        """What is left of batches by their keys."""
+        counts = _row_counts(part)
+        keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts))
+        edges = np.concatenate([[0], np.cumsum(counts)])
+        before = np.concatenate([[0], np.cumsum(keep)])
+        tombstones = np.concatenate([[0], np.cumsum(keep & (columns.value_sizes < 0))])
+        first_kept = np.searchsorted(before, before[edges[:-1]], side="right") - 1
+        timestamps_ms = np.zeros(len(counts), np.int64)
+        if len(keep):
+            timestamps_ms = columns.timestamps_ms[np.minimum(first_kept, len(keep) - 1)]
+        return _Left(
+            keep,
+            before[edges[1:]] - before[edges[:-1]],
+            tombstones[edges[1:]] > tombstones[edges[:-1]],
+            timestamps_ms,
+        )
+
     def _kept_rows(
-        self,
-        part: _Part,
-        columns: RecordColumns,
-        newest: OffsetMap,
-        is_aborted: npt.NDArray[np.bool_],
-        counts: npt.NDArray[np.int64],
+        self, part: _Part, columns: RecordColumns, newest: OffsetMap, is_aborted: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
         """Which records stay (section 9.5)."""
         hashes = newest.hashes(columns)
         keep = (columns.key_sizes >= 0) & (columns.offsets >= newest.newest(hashes))
         facts = part.facts
+        counts = _row_counts(part)
         is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (facts["base_timestamp"] <= self.now_ms)
         if part.batch is None or part.batch.magic == 2:
             keep &= ~(np.repeat(is_over, counts) & (columns.value_sizes < 0))
@@ -668,7 +746,7 @@ class _Round:
 def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
     """A plain v2 batch that says from when on its tombstones, or its marker, may go."""
     facts, _, _ = kernel.walk(batch, 0, len(batch), 1, False)
-    part = _Part(facts, memoryview(batch), None, None)
+    part = _Part(facts, memoryview(batch), None, None, None)
     keep = np.ones(int(facts["record_count"][0]), np.bool_)
     action = np.array([kernel.FILTER], np.uint8)
     horizon = np.array([horizon_ms])
@@ -677,8 +755,10 @@ def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
 
 def _row_counts(part: _Part) -> npt.NDArray[np.int64]:
     """Records of each batch; those of an old format do not say it in their head."""
+    if part.columns is not None and part.batch is not None:
+        return np.array([len(part.columns)])
     if part.batch is not None:
-        return np.array([0 if part.columns is None else len(part.columns)])
+        return np.zeros(1, np.int64)
     counts: npt.NDArray[np.int64] = part.facts["record_count"].astype(np.int64)
     return counts
 

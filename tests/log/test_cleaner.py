@@ -203,6 +203,36 @@ def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
     assert not bad
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_bits_and_keys_leave_the_same_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records without a key, from before the topic was compacted, and keys too long to be hashed with the rest."""
+
+    def rounds() -> list[dict[str, bytes]]:
+        rng = random.Random(seed)
+        disk = SimulatedDisk(seed=seed, now_ms=T0)
+        keys = [None, b"a", b"b", b"c", b"long" * 100]
+        found = []
+        for _ in range(3):
+            with open_log(disk, **{"cleanup.policy": "delete"}) as log:
+                for _ in range(rng.randrange(3, 12)):
+                    count = rng.randrange(1, 9)
+                    chosen = rng.choices(keys[: rng.choice([2, 4, 4, 4, 5])], k=count)
+                    log.append_many([(key, rng.choice([None, b"v%d" % rng.randrange(99)]), (), T0) for key in chosen])
+                    if rng.random() < 0.4:
+                        log.roll()
+            with open_log(disk) as log:
+                log.roll()
+                clean(log, now_ms=disk.now_ms(), force=True)
+            found.append({path: data for path, data in disk.files().items() if path.endswith(".log")})
+            disk.advance(rng.choice([10, 5000]))
+        return found
+
+    with_bits = rounds()
+    monkeypatch.setattr(OffsetMap, "put_run", None)
+    monkeypatch.setattr(cleaner, "_BITS_SHARE", 1 << 60)
+    assert rounds() == with_bits
+
+
 def test_P44_a_second_round_changes_nothing() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
@@ -246,6 +276,21 @@ def test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is() -> None:
             compact(log)
             assert (1, b"a", None) in pairs(log)
             disk.advance(999)
+
+
+def test_P39_a_tombstone_goes_in_a_round_over_the_whole_log() -> None:
+    """As after the loss of the cleaner's checkpoint."""
+    disk = SimulatedDisk(now_ms=T0)
+    with open_log(disk) as log:
+        log.append_many([(b"a", None, (), T0), (b"b", b"1", (), T0)])
+        compact(log)
+        assert pairs(log) == [(0, b"a", None), (1, b"b", b"1")]
+    disk.unlink(checkpoint.CLEANER)
+    disk.advance(1001)
+    with open_log(disk) as log:
+        report = compact(log)
+        assert report is not None and report.first_dirty == 0
+        assert pairs(log) == [(1, b"b", b"1")]
 
 
 def test_P41_a_marker_outlives_its_data() -> None:
@@ -485,6 +530,9 @@ def test_only_compacted_topics_are_compacted() -> None:
 # -- the table of keys and the kernels ---------------------------------------------------------------------------------
 
 
+row = st.tuples(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=90), st.just(()), st.integers(-1, T0))
+
+
 @given(st.lists(st.tuples(st.binary(max_size=600), st.integers(0, 1 << 40)), min_size=1, max_size=80))
 def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
     rows = [(key, offset) for offset, (key, _) in enumerate(rows)]
@@ -501,7 +549,6 @@ def test_the_table_grows_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cleaner, "_FIRST_SLOTS", 4)
     table = OffsetMap(24 * 1000, 5000, OS.random_bytes)
     made = [4]
-    monkeypatch.setattr(cleaner, "_GROW_SLOTS", 50)
     real = OffsetMap._make
     monkeypatch.setattr(OffsetMap, "_make", lambda self, slots: (made.append(slots), real(self, slots)))
     hashes = np.random.default_rng(1).integers(0, 1 << 64, (5000, 2), np.uint64)
@@ -525,22 +572,57 @@ def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> No
     hashed = [kernel.hash_keys(b"".join(keys), positions, sizes, factors) for kernel in KERNELS]
     assert (hashed[0] == hashed[1]).all()
     drawn = hashed[0][rng.integers(0, rows, 3 * rows)] if rows else hashed[0]
+    # In order, as records come, but for some that come again: a larger offset supersedes a smaller one and no other.
+    offsets = np.arange(len(drawn)) - rng.integers(0, 2, len(drawn)) * rng.integers(0, 9)
     results = []
     for kernel in KERNELS:
         table = np.zeros((most + 3, 3), np.uint64)
+        bits = np.zeros(len(drawn) // 16, np.uint8)
         taken = 0
         used = 0
         for start in range(0, len(drawn), 7):
             part = drawn[start : start + 7]
-            got, used = kernel.map_put(table, part, np.arange(start, start + len(part)), used, most)
+            noted = np.maximum(0, offsets[start : start + 7])
+            got, used = kernel.map_put(table, part, noted, used, most, bits, 3)
             taken += got
             if got < len(part):
                 break
-        results.append((taken, used, kernel.map_get(table, hashed[0]).tolist()))
+        larger = np.zeros((2 * most + 3, 3), np.uint64)
+        assert kernel.map_move(table, larger) == used
+        found = kernel.map_get(table, hashed[0]).tolist()
+        assert kernel.map_get(larger, hashed[0]).tolist() == found
+        results.append((taken, used, found, bits.tolist()))
     assert results[0] == results[1]
 
 
-row = st.tuples(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=90), st.just(()), st.integers(-1, T0))
+@needs_compiler
+@given(st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5), st.data())
+def test_both_kernels_hash_and_survey_a_run_alike(batches: list[list[Any]], data: st.DataObject) -> None:
+    raw = b"".join(encode(rows, base_offset=100 * at, append_time=at % 3 == 2) for at, rows in enumerate(batches))
+    total = sum(map(len, batches))
+    factors = np.random.default_rng(1).integers(0, 1 << 64, (data.draw(st.sampled_from([4, 10])), 4), np.uint64)
+    first = data.draw(st.integers(0, 150))
+    marked = np.frombuffer(data.draw(st.binary(min_size=40, max_size=40)), np.uint8)
+    results = []
+    for kernel in KERNELS:
+        bits = marked.copy()
+        hashes = np.zeros((total, 2), np.uint64)
+        offsets = np.zeros(total, np.int64)
+        rows = kernel.hash_run(raw, 0, len(raw), factors, hashes, offsets, bits, first)
+        keep = np.full(total, 7, np.uint8)
+        found = kernel.survey_run(raw, 0, len(raw), marked, first, keep, len(batches))
+        if rows < 0:
+            results.append((rows, found.tolist(), keep.tolist()))
+        else:
+            results.append((rows, found.tolist(), keep.tolist(), hashes.tolist(), offsets.tolist(), bits.tolist()))
+    assert results[0] == results[1]
+    broken = bytearray(raw)
+    broken[data.draw(st.integers(layout.CRC_START, len(encode(batches[0])) - 1))] ^= 1
+    for kernel in KERNELS:
+        with pytest.raises(logcore.CorruptBatchError, match="CRC"):
+            kernel.hash_run(broken, 0, len(raw), factors, hashes, offsets, bits, first)
+        with pytest.raises(logcore.CorruptBatchError, match="CRC"):
+            kernel.survey_run(broken, 0, len(raw), marked, first, keep, len(batches))
 
 
 @needs_compiler

@@ -133,6 +133,7 @@ def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
 def never_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     real = OffsetMap.newest
     monkeypatch.setattr(OffsetMap, "newest", lambda self, hashes: real(self, hashes) + 1)
+    monkeypatch.setattr(cleaner, "_BITS_SHARE", 1 << 60)
 
 
 def early_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

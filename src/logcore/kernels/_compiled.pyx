@@ -2009,16 +2009,155 @@ cdef inline Py_ssize_t slot_of(uint64_t high, uint64_t slots) noexcept nogil:
     return <Py_ssize_t>((high >> 32) * slots >> 32)
 
 
+cdef inline void mark(uint8_t *bits, uint64_t count, uint64_t bit) noexcept nogil:
+    """Sets a bit, if there is one of that number; an offset before the first one has a huge number."""
+    if bit < count:
+        bits[bit >> 3] |= 1 << (bit & 7)
+
+
+cdef inline bint is_marked(const uint8_t *bits, uint64_t count, uint64_t bit) noexcept nogil:
+    return bit < count and bits[bit >> 3] >> (bit & 7) & 1
+
+
+def hash_run(data, Py_ssize_t position, Py_ssize_t limit, coefficients, hashes, offsets, superseded, int64_t first,
+             path=None):
+    """Hashes and offsets of the keys of a run, CRC checked. See plain.hash_run."""
+    cdef Py_buffer view
+    cdef Facts facts
+    cdef Row row
+    cdef const uint64_t[:, ::1] factors = coefficients
+    cdef uint64_t[:, ::1] out = hashes
+    cdef int64_t[::1] noted = offsets
+    cdef uint8_t[::1] bits = superseded
+    cdef uint8_t *marks = &bits[0] if bits.shape[0] else NULL
+    cdef uint64_t marked = 8 * <uint64_t>bits.shape[0]
+    cdef Py_ssize_t room = noted.shape[0], taken = 0
+    cdef int64_t most = 4 * (factors.shape[0] - 2), offset
+    cdef bint has_long = False
+    cdef const uint8_t *base
+    cdef const uint8_t *p
+    cdef const uint8_t *end
+    cdef int32_t left
+    cdef int wrong
+    if factors.shape[0] < 2 or factors.shape[1] != 4 or out.shape[0] < room or out.shape[1] != 2:
+        raise ValueError("coefficients, hashes and offsets do not fit each other")
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        base = <const uint8_t *>view.buf
+        limit = min(limit, view.len)
+        while position < limit:
+            check_whole(base, position, limit, &facts, path)
+            left = facts.record_count
+            if left < 0 or left > room - taken:
+                raise bad_body(BODY_COUNT, path, position)
+            p = base + position + HEADER_SIZE
+            end = base + position + facts.size_bytes
+            while left > 0:
+                wrong = read_row(&p, end, &row, False)
+                if wrong:
+                    raise bad_body(wrong, path, position)
+                offset = offset_of(&facts, &row)
+                if row.key_size < 0:
+                    mark(marks, marked, <uint64_t>offset - <uint64_t>first)
+                elif row.key_size > most:
+                    has_long = True
+                else:
+                    lc_hash(row.key, row.key_size, &factors[0, 0], &out[taken, 0])
+                    noted[taken] = offset
+                    taken += 1
+                left -= 1
+            if p != end:
+                raise bad_body(BODY_LEFT, path, position)
+            position += facts.size_bytes
+        return -1 if has_long else taken
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef inline const uint8_t *read_offset(const uint8_t *p, const uint8_t *end, Row *row) noexcept nogil:
+    """The two deltas of the record at p and the place behind it; NULL when it is not whole."""
+    cdef int32_t length
+    p = lc_read32(p, end, &length)
+    if p == NULL or length < 1 or length > end - p:
+        return NULL
+    end = p + length
+    p = lc_read64(p + 1, end, &row.timestamp_delta)
+    if p == NULL or lc_read32(p, end, &row.offset_delta) == NULL:
+        return NULL
+    return end
+
+
+def survey_run(data, Py_ssize_t position, Py_ssize_t limit, superseded, int64_t first, keep, Py_ssize_t batches,
+               path=None):
+    """Which records of a run stay, by their bits, CRC checked. See plain.survey_run."""
+    cdef Py_buffer view
+    cdef Facts facts
+    cdef Row row
+    cdef const uint8_t[::1] bits = superseded
+    cdef uint8_t[::1] stays = keep
+    cdef const uint8_t *marks = &bits[0] if bits.shape[0] else NULL
+    cdef uint64_t marked = 8 * <uint64_t>bits.shape[0]
+    cdef Py_ssize_t rows = stays.shape[0], at = 0, batch = 0
+    cdef int64_t offset
+    cdef const uint8_t *base
+    cdef const uint8_t *p
+    cdef const uint8_t *end
+    cdef const uint8_t *behind
+    cdef int32_t left
+    cdef int wrong
+    found = np.zeros((batches, 3), np.int64)
+    cdef int64_t[:, ::1] out = found
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        base = <const uint8_t *>view.buf
+        limit = min(limit, view.len)
+        while position < limit:
+            check_whole(base, position, limit, &facts, path)
+            left = facts.record_count
+            if left < 0 or left > rows - at or batch == batches:
+                raise bad_body(BODY_COUNT, path, position)
+            p = base + position + HEADER_SIZE
+            end = base + position + facts.size_bytes
+            while left > 0:
+                behind = read_offset(p, end, &row)
+                if behind == NULL:
+                    raise bad_body(BODY_LENGTH, path, position)
+                offset = offset_of(&facts, &row)
+                stays[at] = not is_marked(marks, marked, <uint64_t>offset - <uint64_t>first)
+                if stays[at]:
+                    wrong = read_row(&p, end, &row, False)
+                    if wrong:
+                        raise bad_body(wrong, path, position)
+                    if out[batch, 0] == 0:
+                        out[batch, 2] = timestamp_of(&facts, &row)
+                    out[batch, 0] += 1
+                    out[batch, 1] += row.value_size < 0
+                p = behind
+                at += 1
+                left -= 1
+            if p != end:
+                raise bad_body(BODY_LEFT, path, position)
+            batch += 1
+            position += facts.size_bytes
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
 #: How many rows ahead a slot is fetched from memory: a table is larger than the cache.
 cdef enum:
     AHEAD = 12
 
 
-def map_put(slots, hashes, offsets, Py_ssize_t used, Py_ssize_t most):
-    """Notes the offset of each key. See plain.map_put."""
+def map_put(slots, hashes, offsets, Py_ssize_t used, Py_ssize_t most, superseded, int64_t first):
+    """Notes the offset of each key, and which offsets are superseded by it. See plain.map_put."""
     cdef uint64_t[:, ::1] table = slots
     cdef const uint64_t[:, ::1] keys = hashes
     cdef const int64_t[::1] noted = offsets
+    cdef uint8_t[::1] bits = superseded
+    cdef uint8_t *marks = &bits[0] if bits.shape[0] else NULL
+    cdef uint64_t marked = 8 * <uint64_t>bits.shape[0]
+    cdef int64_t before
     cdef Py_ssize_t count = table.shape[0], rows = keys.shape[0], row, at
     if not 0 <= used <= most < count or count >> 32 or table.shape[1] != 3 or (rows and keys.shape[1] != 2) or noted.shape[0] != rows:
         raise ValueError("slots, hashes and offsets do not fit each other")
@@ -2036,8 +2175,33 @@ def map_put(slots, hashes, offsets, Py_ssize_t used, Py_ssize_t most):
                 used += 1
                 table[at, 0] = keys[row, 0]
                 table[at, 1] = keys[row, 1]
+            else:
+                before = <int64_t>(table[at, 2] - 1)
+                if before < noted[row]:
+                    mark(marks, marked, <uint64_t>before - <uint64_t>first)
             table[at, 2] = <uint64_t>noted[row] + 1
     return rows, used
+
+
+def map_move(source, slots):
+    """Notes all keys of a table in a larger one, which is empty. See plain.map_move."""
+    cdef const uint64_t[:, ::1] old = source
+    cdef uint64_t[:, ::1] table = slots
+    cdef Py_ssize_t count = table.shape[0], rows = old.shape[0], row, at, used = 0
+    if rows >= count or count >> 32 or table.shape[1] != 3 or old.shape[1] != 3:
+        raise ValueError("the tables do not fit each other")
+    with nogil:
+        for row in range(rows):
+            if old[row, 2] == 0:
+                continue
+            at = slot_of(old[row, 0], count)
+            while table[at, 2]:
+                at = at + 1 if at + 1 < count else 0
+            table[at, 0] = old[row, 0]
+            table[at, 1] = old[row, 1]
+            table[at, 2] = old[row, 2]
+            used += 1
+    return used
 
 
 def map_get(slots, hashes):

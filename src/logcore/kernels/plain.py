@@ -1426,18 +1426,104 @@ def _slots_of(hashes: npt.NDArray[np.uint64], slots: int) -> npt.NDArray[np.int6
     return ((hashes[:, 0] >> np.uint64(32)) * np.uint64(slots) >> np.uint64(32)).astype(np.int64)
 
 
+def _mark(superseded: npt.NDArray[np.uint8], first: int, offsets: npt.NDArray[np.int64]) -> None:
+    """Sets the bits of offsets; those that have none are left out."""
+    bits = offsets - first
+    bits = bits[(bits >= 0) & (bits < 8 * len(superseded))]
+    np.bitwise_or.at(superseded, bits >> 3, (1 << (bits & 7)).astype(np.uint8))
+
+
+def _decoded(data: Buffer, position: int, limit: int, path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The columns of the plain batches in [position, limit), by name."""
+    facts, _, _ = walk(data, position, limit, max(1, (limit - position) // HEADER_SIZE), False)
+    rows = int(np.maximum(facts["record_count"], 0).sum())
+    block = np.empty(rows * ROW_SIZE, np.uint8)
+    decode_columns(data, position, limit, block, rows, path)
+    names = [name for name, _ in COLUMNS]
+    return dict(zip(names, _columns(block, rows), strict=True))
+
+
+def hash_run(
+    data: Buffer,
+    position: int,
+    limit: int,
+    coefficients: npt.NDArray[np.uint64],
+    hashes: npt.NDArray[np.uint64],
+    offsets: npt.NDArray[np.int64],
+    superseded: npt.NDArray[np.uint8],
+    first: int,
+    path: Path = None,
+) -> int:
+    """Decoding, hash_keys() and the offsets of the plain batches in [position, limit) at once, each CRC checked.
+
+    Fills hashes, shape (n, 2), and offsets, int64 of shape (n,), for the records with a key, and sets the bits of the
+    others; n is at least the number of records. superseded: a bit for each offset from first on, the lowest of a byte
+    first, changed in place; offsets without a bit are passed over. Returns how many rows were filled, or -1 when a key
+    is longer than the coefficients allow for; the bits are set then too. Raises as decode_columns().
+    """
+    columns = _decoded(data, position, limit, path)
+    sizes = columns["key_sizes"]
+    has_key = sizes >= 0
+    _mark(superseded, first, columns["offsets"][~has_key])
+    if np.any(sizes > 4 * (len(coefficients) - 2)):
+        return -1
+    positions = np.ascontiguousarray(columns["key_positions"][has_key])
+    taken = len(positions)
+    hashes[:taken] = hash_keys(data, positions, np.ascontiguousarray(sizes[has_key]), coefficients)
+    offsets[:taken] = columns["offsets"][has_key]
+    return taken
+
+
+def survey_run(
+    data: Buffer,
+    position: int,
+    limit: int,
+    superseded: npt.NDArray[np.uint8],
+    first: int,
+    keep: npt.NDArray[np.uint8],
+    batches: int,
+    path: Path = None,
+) -> npt.NDArray[np.int64]:
+    """Which records stay of the plain batches in [position, limit), each CRC checked.
+
+    superseded, first: as hash_run() and map_put() left them; a record stays whose bit is not set. keep: uint8, filled
+    with 1 for each record that stays. batches: how many there are. Returns, int64 of shape (batches, 3), of each batch:
+    the records that stay, those of them without a value, and the timestamp of the first that stays (0 for none).
+    Raises as decode_columns(), but need not notice what is wrong behind the offset of a record that goes: hash_run()
+    has decoded the same bytes.
+    """
+    columns = _decoded(data, position, limit, path)
+    facts, _, _ = walk(data, position, limit, batches, False)
+    bits = columns["offsets"] - first
+    has_bit = (bits >= 0) & (bits < 8 * len(superseded))
+    is_marked = np.zeros(len(bits), bool)
+    is_marked[has_bit] = superseded[bits[has_bit] >> 3] >> (bits[has_bit] & 7).astype(np.uint8) & 1
+    stays = ~is_marked
+    keep[: len(stays)] = stays
+    owner = np.repeat(np.arange(batches), facts["record_count"])
+    found = np.zeros((batches, 3), np.int64)
+    found[:, 0] = np.bincount(owner[stays], minlength=batches)
+    found[:, 1] = np.bincount(owner[stays & (columns["value_sizes"] < 0)], minlength=batches)
+    rows = np.flatnonzero(stays)[::-1]  # the first of each batch is written last
+    found[owner[rows], 2] = columns["timestamps_ms"][rows]
+    return found
+
+
 def map_put(
     slots: npt.NDArray[np.uint64],
     hashes: npt.NDArray[np.uint64],
     offsets: npt.NDArray[np.int64],
     used: int,
     most: int,
+    superseded: npt.NDArray[np.uint8],
+    first: int,
 ) -> tuple[int, int]:
     """Notes the offset of each key in a table of linear probing; a later row of the same key replaces an earlier one.
 
     slots: uint64, shape (n, 3) with n < 2^32: hash and offset + 1, all zero where free; changed in place. hashes: shape
-    (m, 2). offsets: int64, shape (m,), contiguous. used: how many slots are taken, at most `most` < n. Returns (rows
-    taken, used): it stops before the first row of a new key once `most` are taken.
+    (m, 2). offsets: int64, shape (m,), contiguous. used: how many slots are taken, at most `most` < n. superseded,
+    first: as for hash_run(); the bit of each offset is set that a larger one replaces. Returns (rows taken, used): it
+    stops before the first row of a new key once `most` are taken.
     """
     count = len(slots)
     if used + len(hashes) > most:  # near the end the order of the rows says which one is left out
@@ -1449,6 +1535,8 @@ def map_put(
                 if used == most:
                     return row, used
                 used += 1
+            elif slots[slot, 2] <= offsets[row]:
+                _mark(superseded, first, slots[slot : slot + 1, 2].astype(np.int64) - 1)
             slots[slot, :2] = hashes[row]
             slots[slot, 2] = offsets[row] + 1
         return len(hashes), used
@@ -1457,17 +1545,35 @@ def map_put(
     is_last = np.ones(len(order), bool)
     is_last[:-1] = (ranked[1:] != ranked[:-1]).any(axis=1)
     left = order[is_last]
+    followed = np.flatnonzero(~is_last)
+    ranked_offsets = offsets[order]
+    _mark(superseded, first, ranked_offsets[followed][ranked_offsets[followed] < ranked_offsets[followed + 1]])
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = is_last[:-1]
+    earliest = ranked_offsets[is_first]
     at = _slots_of(hashes[left], count)
     while len(left):
         free = slots[at, 2] == 0
         same = ~free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
         slots[at[free], :2] = hashes[left[free]]  # several may want one slot: the last of them has it
         has = same | free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
+        before = slots[at[same], 2].astype(np.int64) - 1
+        _mark(superseded, first, before[before < earliest[same]])
         slots[at[has], 2] = (offsets[left[has]] + 1).astype(np.uint64)
         used += int((has & free).sum())
         left = left[~has]
+        earliest = earliest[~has]
         at = (at[~has] + 1) % count
     return len(hashes), used
+
+
+def map_move(source: npt.NDArray[np.uint64], slots: npt.NDArray[np.uint64]) -> int:
+    """Notes all keys of a table in a larger one, which is empty; returns how many there are."""
+    taken = source[source[:, 2] != 0]
+    offsets = taken[:, 2].astype(np.int64) - 1
+    none = np.zeros(0, np.uint8)
+    _, used = map_put(slots, np.ascontiguousarray(taken[:, :2]), offsets, 0, len(slots) - 1, none, 0)
+    return used
 
 
 def map_get(slots: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
