@@ -163,7 +163,7 @@ class Coordinators:
                 self._groups.transaction_ended(producer_id, commit=commit)
 
     def look(self, directory: Directory) -> None:
-        """Ends transactions that nobody else ends, once a second if called as often, and deletes offsets that were kept
+        """Ends transactions past their timeout, once a second if called as often, and deletes offsets that were kept
         long enough, every ten minutes. Raises as their look().
         """
         now_ms = self._fs.monotonic_ms()

@@ -4,7 +4,7 @@ Rules:
 - Everything above works on one `FS` object. Files are opened to handles; every other call names a handle or a path.
 - Reads raise StorageReadError, writes StorageWriteError or DiskFullError, lack of descriptors or memory ResourceError;
   each chains the OSError. FileNotFoundError and FileExistsError pass through: they are answers, not failures.
-- A symbolic link is not followed where a file or directory is opened, looked at or removed by its name.
+- A symbolic link is not followed where a file or directory is opened, examined or removed by its name.
 - A write loops over short writes and either writes all or raises. Nothing is buffered, and nothing is written through a
   mapping.
 - A mapping lives until the last view of it is gone; it is never closed by hand.
@@ -844,7 +844,7 @@ def _map(handle: int, size: int) -> memoryview:
     guard = 0
     if _guard is not None:
         guard = _guard.guard_mapping(address, size)
-    # At exit it goes with the process: views that are still looked at then must not lose their pages first.
+    # At exit it goes with the process: views that are still in use then must not lose their pages first.
     weakref.finalize(mapped, _unmap, address, size, guard).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
 

@@ -81,7 +81,7 @@ class _Entries:
         self.data = self.data[: count * self.entry_size]  # another one: what arrays look at cannot shrink
 
     def write(self, fs: FS, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
-        """Brings waiting entries to the file. whole: the file is looked at, and what else it holds goes. sync: makes it
+        """Brings waiting entries to the file. whole: the file is read, and what else it holds is removed. sync: makes it
         durable. keeps_rest: what else the file holds is true as well, and stays until there are more entries.
         """
         if whole or self._on_file is None:
@@ -92,7 +92,7 @@ class _Entries:
             if self._on_file != len(self.data):
                 start = max(0, self._on_file)
                 self._is_synced = False
-                # A copy: the traceback of an error may keep a view, and a bytearray that is looked at cannot grow.
+                # A copy: the traceback of an error may keep a view, and a bytearray with a view cannot grow.
                 fs.pwrite(handle, bytes(memoryview(self.data)[start:]), start)
                 if fs.size(handle) != len(self.data):
                     fs.truncate(handle, len(self.data))
@@ -148,7 +148,7 @@ class OffsetIndex(_Entries):
 
 
 class TimeIndex(_Entries):
-    """From which offset on there may be records as young as a timestamp.
+    """From which offset on there may be records with at least a timestamp.
 
     last_timestamp: of the last entry, -1 without one; for a sealed segment its largest timestamp.
     """

@@ -378,7 +378,7 @@ class LogReader:
             return self._state.visible != before
 
     def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
-        """Offset of the first record, in log order, that is as young as timestamp_ms; None when there is none.
+        """Offset of the first record, in log order, with at least timestamp_ms; None when there is none.
 
         The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
         reaches it, and in it the first record that does. A datetime has to have a time zone.

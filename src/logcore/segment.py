@@ -542,7 +542,7 @@ class ActiveSegment(GrowingSegment):
         batches begin that are to be walked still, 0 when the files are of no use.
 
         The last offset entry that is taken has to point at its batch, and the last time entry at a batch of that time;
-        other entries are looked at when they are used (start_position). is_whole: the files lack nothing. After a crash
+        other entries are checked when they are used (start_position). is_whole: the files lack nothing. After a crash
         one of them may, so that the heads from the last time entry on are walked for one that is younger.
         """
         paths = self.file(INDEX), self.file(TIME_INDEX)
@@ -557,7 +557,7 @@ class ActiveSegment(GrowingSegment):
         if np.any(np.diff(kept["relative_offset"].astype(np.int64)) < 0):
             return 0
         kept = kept[: kept["relative_offset"].searchsorted(relative[slot], side="right")]
-        # Without a time entry no batch up to there may have a time: all of them are looked at.
+        # Without a time entry no batch up to there may have a time: all of them are read.
         newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, -1)
         near = int(relative.searchsorted(newest_offset, side="right")) - 1
         start = 0
@@ -665,7 +665,7 @@ class ActiveSegment(GrowingSegment):
         """Mapped when there is much of it, or when single reads have had it mapped, which costs a fraction of a copy.
 
         Only the writer may do so: what is visible is never cut from this file, and no other process writes it, so that
-        no page of the mapping that is looked at can vanish.
+        no page of the mapping that is read can vanish.
         """
         if size < _MAPPED_BYTES and (self._mapping is None or len(self._mapping) < position + size):
             return self.piece(position, size)

@@ -153,7 +153,7 @@ class GroupsBesideOthers:
         def done(result: Any) -> None:
             self._is_looking = False
             if isinstance(result, Exception):
-                _log.error("the groups cannot be looked at: %s", result)
+                _log.error("the groups cannot be read: %s", result)
             self._settle()
 
         self._state.in_turn(_GROUPS, self._open().look, done)

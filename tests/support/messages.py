@@ -25,7 +25,9 @@ def draw(shape: Struct, version: int, flexible: bool, rng: random.Random, tame: 
         if field.is_nullable_in(version) and rng.random() < 0.3:
             drawn = None
         elif field.is_array:
-            count = rng.choice((0, 1, 1, 2, 3, 130 if rng.random() < 0.02 else 1))
+            count = rng.choice((0, 1, 1, 1, 2, 3))
+            if rng.random() < 0.003:
+                count = 130
             drawn = [draw_one(field, version, flexible, rng, tame) for _ in range(count)]
         else:
             drawn = draw_one(field, version, flexible, rng, tame)
@@ -54,7 +56,11 @@ def draw_one(field: Field, version: int, flexible: bool, rng: random.Random, tam
         return rng.randint(-1, 133)
     if tame and field.type == "int64" and ("time" in field.name or field.name.endswith("_ms")):
         return rng.choice((0, 1_000, 1_700_000_000_000))  # kio makes datetimes of these and drops the milliseconds
-    low, high = (0, 2**bits - 1) if field.type.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low = -(2 ** (bits - 1))
+    high = 2 ** (bits - 1) - 1
+    if field.type.startswith("u"):
+        low = 0
+        high = 2**bits - 1
     return rng.choice((0, 1, low, high, rng.randint(low, high)))
 
 

@@ -4,7 +4,7 @@ Rules:
 - Logs that this process alone writes tell of their news themselves. Others are watched: the loop waits for the handle
   of the watch, and looks each second in case a file system tells nothing of another machine's writes.
 - Nothing is counted: a task that is woken looks whether there is anything for it.
-- What nobody waits for any more is soon not listened to or watched any more.
+- Listening and watching end soon after the last waiter has left.
 
 Nothing here reads records.
 """

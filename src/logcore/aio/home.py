@@ -118,7 +118,7 @@ class Home:
         return future
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Hands a function that tells nobody to the thread. It must not raise."""
+        """Hands a function without a result to the thread. It must not raise."""
         if self._is_ended:  # what the thread looked after is closed, and says so at once
             job()
         else:

@@ -32,7 +32,7 @@ from logcore.reader import Isolation, fs_of, record_lists
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-#: Appends that are written together at most, so that their batch fits a segment and nobody waits long.
+#: Appends that are written together at most, so that their batch fits a segment and no caller waits long.
 _MOST_TOGETHER: Final = 1_000
 _MOST_BYTES: Final = 1 << 19
 _RECORD_BYTES: Final = 64

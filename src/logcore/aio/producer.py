@@ -294,7 +294,7 @@ class Producer:
             return
         future.set_exception(error)
         if isinstance(error, TransactionAbortedError):
-            future.exception()  # whoever aborted it knows: the loop need not tell of futures nobody asks
+            future.exception()  # whoever aborted it knows: the loop need not tell of futures without a reader
 
     async def _in_line(self, attempt: Callable[[], RecordFuture]) -> RecordFuture:
         """Tries whenever memory was freed, in the order of the calls. Raises BufferFullError after max_block_ms."""

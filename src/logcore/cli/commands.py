@@ -1,5 +1,4 @@
-"""The command line: logcore demo | append | read | tail | dump | verify | scrub | recover | info | topic | registry |
-compact | retention | bench.
+"""The command line: the program `logcore`, with all of its commands in the order of `logcore --help`.
 
 Rules:
 - On a terminal, lines and tables for people; in a pipe or with --json, one JSON object a line (NDJSON) on stdout.

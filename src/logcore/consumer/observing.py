@@ -8,7 +8,7 @@ Rules (clients reference 6.4):
 - Time is counted from one look of this process to the next, by its own steady clock.
 - A look after a long pause counts as a third of the session: this process may have been stopped itself. A member that
   goes on with it has two thirds of its session left.
-- A member that was heard is counted anew. Whoever has just come has seen nothing.
+- A member that was heard starts again from zero. A process that has just joined has seen nothing.
 
 Pure. Not here: whether the process of a member has died, which needs no time (sharedgroups.py).
 """

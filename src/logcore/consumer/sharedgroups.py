@@ -75,7 +75,7 @@ Step = Callable[[Coordinator, int], Iterable[Effect]]
 
 
 def _unheard(_: Effect) -> None:
-    """Where nobody listens to news."""
+    """Where no one listens to news."""
 
 
 class SharedGroups:
@@ -321,7 +321,7 @@ class SharedGroups:
                     self.step(group_id, lambda coordinator, now_ms: ())
 
     def _is_over(self, node: GroupNode) -> bool:
-        """Whether a deadline has passed that nobody has noticed."""
+        """Whether a deadline has passed that no process has noticed."""
         return bool(self._due(node))
 
     def _due(self, node: GroupNode) -> list[Timeout]:
@@ -364,7 +364,7 @@ class SharedGroups:
 
     @contextlib.contextmanager
     def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:
-        """Inside the `with`, nobody else changes anything of a group. The group as it is now, not to be changed."""
+        """Inside the `with`, no other process changes anything of a group. The group as it is now, not to be changed."""
         with self._lock, self._registry.holding(_path(group_id)):
             node = self._peek(group_id)
             yield self._registry, None if node is None else node.group

@@ -163,7 +163,7 @@ class Transactions:
         """Aborts what a loss of power has left open without a record of it (section 3.11). After load(), before any
         request. found: partition -> producer id and epoch of each transaction that is open there.
 
-        The markers have a later epoch: with the same one, what the producer sends again would be taken for what was
+        The markers have a later epoch: with the same one, what the producer sends again would look like what was
         just aborted, and be missing in a transaction that commits.
         """
         epochs: dict[int, int] = {}

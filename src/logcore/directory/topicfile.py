@@ -139,7 +139,7 @@ def new_id(fs: FS) -> uuid.UUID:
     """An id for a topic, a cluster or a directory."""
     while True:
         made = uuid.UUID(bytes=fs.random_bytes(16), version=4)
-        if not id_text(made).startswith("-"):  # Kafka: such a text would be taken for an option
+        if not id_text(made).startswith("-"):  # Kafka: such a text would look like an option
             return made
 
 

@@ -47,7 +47,7 @@ class Kind(enum.IntEnum):
 
 
 class MemberState(enum.IntEnum):
-    """How far a member is, by Kafka's numbers. Others are taken for UNKNOWN."""
+    """How far a member is, by Kafka's numbers. Other numbers mean UNKNOWN."""
 
     STABLE = 0
     UNREVOKED = 1

@@ -226,7 +226,7 @@ class _Job:
 
 
 def _key_of(path: str) -> Key | None:
-    """(topic, partition) of a directory with the one name that checkpoints know it by: t-00 would be taken for t-0."""
+    """(topic, partition) of a directory with the one name that checkpoints know it by: t-00 would mean t-0."""
     name = os.path.basename(path)
     key = partition_of(name)
     if key is not None and name == f"{key[0]}-{key[1]}":

@@ -466,7 +466,7 @@ class Search:
 
     def _judge(self, position: int) -> tuple[int, bool]:
         """(where the chain of sound batches from a position on ends, or the position where there is none; whether it
-        is taken for a part of this log).
+        counts as a part of this log).
         """
         facts, _, _ = self._walk(position, crc=False)
         if not len(facts) or not self._is_whole(facts[0]):

@@ -79,7 +79,7 @@ class FileLook:
 
     def _miss_end(self) -> None:
         """Where the files end below the recovery point, the log ends there all the same: reading on then meets an error
-        and no end. Looked at twice, because a writer may have gone on, rolled or truncated since. Raises
+        and no end. Read twice, because a writer may have gone on, rolled or truncated since. Raises
         CorruptLogError when there are no segments at all.
         """
         known = 0

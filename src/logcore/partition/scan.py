@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: Records decoded at once: few enough that they are still in the cache when they are used.
 _OBJECT_BYTES: Final = 64 << 10
 #: Rows and bytes of one chunk of columns. The memory of larger ones comes from the system for each and goes back, and
-#: its pages are made anew: with a third more, a scan takes 36 instead of 21 ns for each record.
+#: its pages are mapped again: with a third more, a scan takes 36 instead of 21 ns for each record.
 _COLUMN_ROWS: Final = 24_576
 _COLUMN_BYTES: Final = 3 << 20
 #: Read at once from a segment that is not mapped: little first, because many readings want one record.
@@ -336,7 +336,7 @@ class Stretch:
                 expected = max(expected, segment.base_offset)
             size = segment.size_bytes
             while position < size:
-                if ran and expected >= end:  # the file may have been cut behind it since its size was looked at
+                if ran and expected >= end:  # the file may have been cut behind it since its size was read
                     return
                 piece = segment.lasting_piece(position, min(want, size - position))
                 want = _PIECE_BYTES
@@ -441,7 +441,7 @@ class Stretch:
 
     def _check_order(self, batch: RecordBatch, expected: int, next_base: int, dense: bool) -> bool:
         """Holds the offset in a head, which no CRC covers, against its neighbours: one that is damaged would give the
-        records other offsets, or hide all that follow. Returns whether gaps are still taken for a loss.
+        records other offsets, or hide all that follow. Returns whether gaps still count as a loss.
 
         Raises CorruptBatchError.
         """

@@ -61,7 +61,7 @@ class PartitionState(PartitionFields):
         self.transactions: Transactions | None = None  # as far as they were walked; changed under scanning
         #: Takes in what other processes did that write the log too; True when the visible end moved.
         self.follow: Callable[[], bool] = _stays
-        #: Whether others did something that follow() would take in. Waits for nobody.
+        #: Whether others did something that follow() would take in. Does not block.
         self.is_behind: Callable[[], bool] = _stays
         self.is_shared = False
         self.make_locks()

@@ -4,7 +4,7 @@ Rules:
 - Fields change under the log's lock, by methods whose names end in _locked; their callers hold it.
 - An append is whole or leaves no byte. After an error the log is as before, or `commit` is poisoned and refuses writes.
 - A sync that fails is never tried again.
-- `is_midway` is set while the files may have more than is known here, and is looked at where there may be no memory
+- `is_midway` is set while the files may have more than is known here, and is checked where there may be no memory
   left to take it back: then the log refuses writes.
 - A roll makes the old segment durable, then the new file and its name, and only then the first write.
 
@@ -861,7 +861,7 @@ class Writer(Appender):
             self.active.offer_indexes()
             self.last_recovery_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
             self.stir_locked()
-        # What stood there when the log was opened was not looked at, and a seal would pass its rot for sound.
+        # What stood there when the log was opened was not checked, and a seal would pass its rot for sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
 

@@ -7,7 +7,7 @@
 Rules (clients reference 10.1):
 - One batch is under way at a time: read, shipped, settled. What is not settled is read again.
 - Exactly once: a batch is a transaction of the cluster, and the local offsets behind it are committed in it. After any
-  failure the sender is made anew, which ends what was left open, and the progress is read from the cluster.
+  failure the sender is recreated, which ends what was left open, and the progress is read from the cluster.
 - At least once: the progress is a note in the directory, written when the deliveries were reported.
 - What is read is committed, and on disk where appends wait for the disk.
 - A partition that cannot go on stands still with an error, and the others go on.

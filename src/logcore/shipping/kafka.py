@@ -345,7 +345,7 @@ class KafkaCluster:
                 reached[one] = message.offset()
             elif error.name() in _REFUSED_ACCESS:
                 raise self.raised(self._kafka.KafkaException(error))
-            else:  # another leader, or away: the next fetch() begins anew
+            else:  # another leader, or away: the next fetch() starts over
                 self._said = error.str()
                 self._expected = {}
                 if error.name() in _LOSING:

@@ -208,7 +208,7 @@ class Mirror:
         return 0
 
     def _forget(self) -> None:
-        """What was fetched may not be stored: every partition is judged anew."""
+        """What was fetched may not be stored: every partition is judged again."""
         self._end_producer()
         for lane in self._lanes.values():
             lane.position = None
@@ -233,7 +233,7 @@ class Mirror:
             return 0
         fetched = self._cluster.fetch(positions, timeout_s)
         for one in fetched.lost:
-            self._lanes[one].position = None  # it is judged anew
+            self._lanes[one].position = None  # it is judged again
         for one, offset in fetched.reached.items():
             self._lanes[one].reached = max(self._lanes[one].reached, offset)
         found = {}
@@ -252,7 +252,7 @@ class Mirror:
         return self._store(found)
 
     def _lose(self, error: LogcoreError) -> None:
-        """Tries again, later, with every partition judged anew."""
+        """Tries again, later, with every partition judged again."""
         self._forget()
         self._attempts += 1
         self._retry_count += 1
@@ -511,7 +511,7 @@ class Mirror:
         return {(topic, number): one for topic, rows in topics.items() for number, one in rows.items()}
 
     def _store_new(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
-        """Records and progress of all partitions in one transaction. After any failure all is judged anew."""
+        """Records and progress of all partitions in one transaction. After any failure all is judged again."""
         self._begin_producer()
         if self._in_transaction(found) is not None:
             return self._store_new_singly(found)

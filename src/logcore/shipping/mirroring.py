@@ -66,7 +66,7 @@ def judge(end: int | None, span: RemoteSpan, *, on_gap: OnGap) -> Go | Stopped |
         return Go(span.log_start)
     if end > span.log_end:
         return Diverged(
-            diverged("the remote log ends before ours: it lost records, or was made anew", end, span.log_end)
+            diverged("the remote log ends before ours: it lost records, or was recreated", end, span.log_end)
         )
     if end < span.log_start:
         if on_gap == "fail":

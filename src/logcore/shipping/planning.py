@@ -89,7 +89,7 @@ def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
     if committed > known.log_end:
         return Stop(
             DivergedError(
-                "the local log ends before what was shipped of it: it was cut or made anew. Ship it to another topic",
+                "the local log ends before what was shipped of it: it was cut or recreated. Ship it to another topic",
                 expected=f"offset {committed} or above",
                 found=known.log_end,
             )
@@ -131,7 +131,7 @@ def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> No
     if found != witness:
         raise DivergedError(
             "the local log holds another record than the one that was shipped: it lost its end, as in a power cut, and "
-            "grew again, or was made anew. Ship it to another topic",
+            "grew again, or was recreated. Ship it to another topic",
             offset=witnessed_offset(witness),
             expected=witness,
             found=found,

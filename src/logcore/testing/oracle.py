@@ -169,7 +169,7 @@ class LogHistory:
                 newest.setdefault(record.key, offset)
 
     def compacted(self, found: FoundLog, first_dirty: int, end: int) -> None:
-        """It returned, having looked at first_dirty up to end: what it had to take is gone, and nothing else."""
+        """It returned, having read first_dirty up to end: what it had to take is gone, and nothing else."""
         self.judge(found, "kill")
         aborted = self.aborted(len(self.records))
         for record in found.records:

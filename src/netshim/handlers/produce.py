@@ -46,7 +46,7 @@ _ADDS_SINCE: Final = 12
 _ABORTABLE_SINCE: Final = 11
 #: From which version on topics are named by their ids.
 _IDS_SINCE: Final = 13
-#: Refusals with which Kafka tells where the log begins: its log has looked at the batch.
+#: Refusals with which Kafka tells where the log begins: its log has checked the batch.
 _SAYS_LOG_START: Final = frozenset(
     (
         codes.INVALID_RECORD,
