@@ -81,7 +81,7 @@ class _Entries:
         self.data = self.data[: count * self.entry_size]  # another one: what arrays look at cannot shrink
 
     def write(self, fs: FS, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
-        """Brings waiting entries to the file. whole: the file is read, and what else it holds is removed. sync: makes it
+        """Brings waiting entries to the file. whole: the file is read, what else it holds removed. sync: makes it
         durable. keeps_rest: what else the file holds is true as well, and stays until there are more entries.
         """
         if whole or self._on_file is None:

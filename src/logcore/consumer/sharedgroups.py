@@ -364,7 +364,7 @@ class SharedGroups:
 
     @contextlib.contextmanager
     def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:
-        """Inside the `with`, no other process changes anything of a group. The group as it is now, not to be changed."""
+        """Inside the `with`, no other process changes a group. The group as it is now, not to be changed."""
         with self._lock, self._registry.holding(_path(group_id)):
             node = self._peek(group_id)
             yield self._registry, None if node is None else node.group

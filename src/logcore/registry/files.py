@@ -455,7 +455,7 @@ class FileRegistry:
 
     @contextlib.contextmanager
     def holding(self, path: str) -> Generator[None]:
-        """Inside the `with`, no other session changes anything in the domain of a path, and this session is not expired.
+        """Inside the `with`, no other session changes the domain of a path, and this session is not expired.
 
         For several changes that others see as one, and for a step elsewhere that depends on the registry, such as a
         commit of a group's offsets. Inside, nodes of that domain may be changed, and no others. Keep it short: others
