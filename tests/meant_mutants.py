@@ -462,7 +462,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
-        "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n", "",
+        "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n", "                pass\n",
         "netshim/test_commits.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
     ),
     Mistake(

@@ -6,7 +6,8 @@ The invariants, by name:
 - owned once: at most one member has a partition in one generation.
 - one living owner: nobody else reads a partition whose records a member is handed, in whatever generation, and its node
   below `owners` names that member. A member that the group has removed does not count.
-- never back: an acknowledged commit is never followed by an acknowledged one of a lower offset.
+- never back: when a commit is acknowledged, no lower offset is stored than was acknowledged by then. It may itself be
+  lower: a commit that was stored before another one may be told of after it.
 - kept: what is committed at the end is at least what was acknowledged, and at most what was processed.
 - all: every record is processed, at least once, while one process lives.
 - again: the same holds behind a rewind to the beginning, whatever the members commit meanwhile.
@@ -28,6 +29,9 @@ from logcore.consumer.membership import Member, TopicPartition
 from logcore.coordination.packing import GroupNode
 from logcore.errors import CommitFailedError, RebalanceInProgressError, RegistryLockedError
 from logcore.fs import SharedFS
+from logcore.groupoffsets import committed_in
+from logcore.names import OFFSETS_TOPIC
+from logcore.registry import offsets as registry_offsets
 from logcore.registry import open_registry, paths
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
@@ -211,9 +215,27 @@ class Group:
     def _note_commit(self, offsets: dict[TopicPartition, int]) -> None:
         if self.rewinds:
             return
+        lower = {one: offset for one, offset in offsets.items() if offset < self.acked.get(one, 0)}
+        if lower:
+            stored = self._stored()
+            for one, offset in lower.items():
+                assert stored.get(one, 0) >= self.acked[one], f"never back: {one} from {self.acked[one]} to {offset}"
         for one, offset in offsets.items():
-            assert offset >= self.acked.get(one, 0), f"never back: {one} from {self.acked[one]} to {offset}"
-            self.acked[one] = offset
+            self.acked[one] = max(offset, self.acked.get(one, 0))
+
+    def _stored(self) -> dict[TopicPartition, int]:
+        """What the group has committed, the larger of log and registry. The look is no step, as in _check_owners()."""
+        found: dict[TopicPartition, int] = {}
+        with logcore.open_dir(PATH, read_only=True, fs=self.disk) as data:
+            if OFFSETS_TOPIC in data:
+                logs = [data.partition(OFFSETS_TOPIC, number) for number in data.partitions(OFFSETS_TOPIC)]
+                for (topic, partition), groups in committed_in(logs).items():
+                    found[TopicPartition(topic, partition)] = groups["g"]
+        with open_registry(PATH, read_only=True, fs=self.disk) as registry:
+            for (topic, partition), offset in registry_offsets.committed(registry, "g").items():
+                one = TopicPartition(topic, partition)
+                found[one] = max(offset, found.get(one, 0))
+        return found
 
     # -- what has to hold --------------------------------------------------------------------------------------------
 
