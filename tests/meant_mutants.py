@@ -462,7 +462,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
-        "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n", "                pass\n",
+        "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n",
+        "                pass\n",
         "netshim/test_commits.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
     ),
     Mistake(
@@ -770,7 +771,7 @@ MISTAKES: Final = (
         "commit_answered_before_it_is_on_disk", "logcore/consumer/sharedgroups.py",
         "            append(log, rows, store.producer, \"disk\")\n",
         "            append(log, rows, store.producer, \"os\")\n",
-        "consumer/test_shared_groups_exploration.py",
+        "consumer/test_shared_groups.py",
     ),
     Mistake(
         "positions_by_an_end_of_before", "logcore/consumer/consumer.py",

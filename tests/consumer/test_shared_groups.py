@@ -264,6 +264,26 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
             assert consumer._member.generation > generation
 
 
+def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
+    disk = SimulatedDisk({"data": None})
+    data = logcore.open_dir("data", create=True, shared=True, fs=disk)
+    data.create_topic("t")
+    data.append("t", b"1", partition=0)
+    consumer = data.consumer(**SETTINGS)
+    consumer.subscribe(["t"])
+    while not consumer.poll(10):
+        pass
+    consumer.commit()
+    disk.crash()
+    for after in disk.after_crash(limit=20):
+        after.seed += 1
+        with logcore.open_dir("data", shared=True, fs=after) as again, again.consumer(**SETTINGS) as consumer:
+            consumer.assign([("t", 0)])
+            found = consumer.committed([("t", 0)])["t", 0]
+            assert found is not None
+            assert found.offset == 1
+
+
 def test_who_polls_in_time_stays_a_member() -> None:
     disk = SimulatedDisk({"data": None})
     settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
