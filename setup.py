@@ -17,7 +17,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 SOURCE = Path("src/logcore/kernels/_compiled.pyx")
-INCLUDED = [Path("src/logcore/kernels/_appending.pxi"), Path("src/logcore/kernels/_getting.pxi")]
+INCLUDED = [
+    Path("src/logcore/kernels/_appending.pxi"),
+    Path("src/logcore/kernels/_getting.pxi"),
+    Path("src/logcore/kernels/_sending.pxi"),
+]
 OUTCOME = Path("build/kernels.txt")
 ON_PLAIN_KERNELS = "logcore runs on its plain kernels (slower, same results)"
 PLAIN = os.environ.get("LOGCORE_PLAIN") == "1"

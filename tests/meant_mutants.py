@@ -156,6 +156,24 @@ MISTAKES: Final = (
         "kernels/test_appending.py",
     ),
     Mistake(
+        "quick_send_past_a_clock_that_is_set", "logcore/producer/producer.py",
+        "        self._is_quick = is_plain and offers_descriptors(fs)",
+        "        self._is_quick = is_plain",
+        "kernels/test_sending.py",
+    ),
+    Mistake(
+        "quick_send_past_the_transaction", "logcore/producer/producer.py",
+        "        is_plain = coordinator is None and not self._is_told",
+        "        is_plain = not self._is_told",
+        "kernels/test_sending.py",
+    ),
+    Mistake(
+        "quick_send_hashes_for_every_partitioner", "logcore/producer/routing.py",
+        "        self.hashes_keys = chooser.hashes_columns",
+        "        self.hashes_keys = True",
+        "kernels/test_sending.py",
+    ),
+    Mistake(
         "newest_retired_segment_not_kept", "logcore/partition/cutting.py",
         "    for segment in old:\n        segment.keep()\n    writer.state.segments = list(remaining)",
         "    for segment in old[:-1]:\n        segment.keep()\n    writer.state.segments = list(remaining)",

@@ -16,26 +16,67 @@ if TYPE_CHECKING:
     from logcore.kernels import plain as kernel
     from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
     from logcore.kernels.layout import Receipt, Record, TopicRecord
+    from logcore.kernels.sending import (
+        AccumulatorFields,
+        BatchFields,
+        FutureFields,
+        ProducerFields,
+        QueueFields,
+        RouteFields,
+        WorkFields,
+    )
 else:
     try:
         if os.environ.get("LOGCORE_KERNELS") == "plain":
             raise ImportError("plain kernels asked for")
         from logcore.kernels import _compiled as kernel
         from logcore.kernels._compiled import (
+            AccumulatorFields,
             Appender,
+            BatchFields,
+            FutureFields,
             PartitionFields,
+            ProducerFields,
+            QueueFields,
             Receipt,
             Record,
+            RouteFields,
             SegmentFields,
             TopicRecord,
+            WorkFields,
         )
     except ImportError:
         from logcore.kernels import plain as kernel
         from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
         from logcore.kernels.layout import Receipt, Record, TopicRecord
+        from logcore.kernels.sending import (
+            AccumulatorFields,
+            BatchFields,
+            FutureFields,
+            ProducerFields,
+            QueueFields,
+            RouteFields,
+            WorkFields,
+        )
     # As a named tuple is: `match` takes one apart, and pandas.DataFrame(records) has columns with names.
     Sequence.register(Record)
     Sequence.register(TopicRecord)
     Sequence.register(Receipt)
 
-__all__ = ["Appender", "PartitionFields", "Receipt", "Record", "SegmentFields", "TopicRecord", "kernel", "layout"]
+__all__ = [
+    "AccumulatorFields",
+    "Appender",
+    "BatchFields",
+    "FutureFields",
+    "PartitionFields",
+    "ProducerFields",
+    "QueueFields",
+    "Receipt",
+    "Record",
+    "RouteFields",
+    "SegmentFields",
+    "TopicRecord",
+    "WorkFields",
+    "kernel",
+    "layout",
+]

@@ -7,20 +7,20 @@ Rules:
 - Byte layouts come from layout.py; the constants below are checked against it at import.
 
 This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick
-ways to append and to get a record, which know rules of the writer and the reader, are in _appending.pxi and
-_getting.pxi, and parts of this module when it is compiled.
+ways to append, to get and to send a record, which know rules of the writer, the reader and the producer, are in
+_appending.pxi, _getting.pxi and _sending.pxi, and parts of this module when it is compiled.
 """
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from cpython.unicode cimport PyUnicode_Decode
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_Decode
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -30,6 +30,7 @@ import numpy as np
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
 from logcore.kernels import appending as _appending
 from logcore.kernels import layout as _layout
+from logcore.kernels import sending as _sending
 
 cdef extern from *:
     """
@@ -1939,6 +1940,9 @@ include "_appending.pxi"
 include "_getting.pxi"
 
 
+include "_sending.pxi"
+
+
 def longest_piece(edges, int64_t size):
     """The length of the longest piece between edges; -1 when these are none. See plain.longest_piece."""
     cdef const int64_t[::1] at = edges
@@ -1984,8 +1988,10 @@ def hash_keys(data, positions, sizes, coefficients):
 
 
 def murmur2(bytes key not None):
-    cdef const uint8_t *at = key
-    cdef Py_ssize_t size = len(key)
+    return murmur2_of(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+
+
+cdef uint32_t murmur2_of(const uint8_t *at, Py_ssize_t size) noexcept nogil:
     cdef const uint8_t *end = at + (size & ~3)
     cdef uint32_t factor = 0x5bd1e995, found = <uint32_t>0x9747b28c ^ <uint32_t>size, mixed
     while at < end:

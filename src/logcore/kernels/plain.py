@@ -1403,6 +1403,16 @@ def hash_keys(
     return found
 
 
+def plain_rows(rows: list[Any]) -> tuple[list[bytes | None] | None, npt.NDArray[np.int64]] | None:
+    """Keys and sizes of records that are all tuples of a key and a value, each bytes or None; None where one is not.
+
+    The keys are None where no record has one. The sizes, int64 of shape (n,), say what each takes in a batch at most,
+    in bytes. The compiled form does in 20 ns a record what bulk.keys_and_sizes() does in 100, which takes other records
+    too and is its rule book: this plain form leaves all records to that.
+    """
+    return None
+
+
 def murmur2(key: bytes) -> int:
     """Kafka's Utils.toPositive(Utils.murmur2(key)), from 0 to 2^31-1. The constants and the order are Kafka's."""
     factor = 0x5BD1E995

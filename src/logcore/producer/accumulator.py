@@ -24,17 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.format.compression import Codec, codec_named
-from logcore.kernels import Receipt
+from logcore.kernels import AccumulatorFields, BatchFields, QueueFields, Receipt
+from logcore.kernels.sending import HELD_BYTES
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.partitioners import Draw
 from logcore.producer.values import ProducerSettings
 
-#: The head of a batch, and what a record takes at most beside key, value and headers (Kafka: DefaultRecord).
+#: The head of a batch, and what a header takes at most beside its name and value (Kafka: DefaultRecord).
 BATCH_BYTES: Final = 61
-RECORD_BYTES: Final = 21
 HEADER_BYTES: Final = 10
-#: What a record takes in memory beside its bytes in the batch: 64 beside key, value and headers.
-HELD_BYTES: Final = 64 - RECORD_BYTES
 #: The estimate of a compressed size, as Kafka's CompressionRatioEstimator moves it.
 _CAUTION: Final = 1.05
 _WORSE_STEP: Final = 0.05
@@ -96,7 +94,7 @@ class Identity:
         self.next_sequence = 0
 
 
-class Batch:
+class Batch(BatchFields):
     """Records that are written together.
 
     records: rows, or columns. size_bytes: what it takes at most once encoded. limit_bytes, most_records: how much it
@@ -110,17 +108,12 @@ class Batch:
         "attempts",
         "created_ms",
         "data",
-        "delivery",
         "due_ms",
         "failure",
         "identity",
         "is_closed",
         "is_unknown",
-        "limit_bytes",
-        "most_records",
-        "records",
         "sequence",
-        "size_bytes",
         "written",
     )
 
@@ -177,20 +170,22 @@ class Batch:
         return halves
 
 
-@attrs.define(eq=False)
-class Queue:
+class Queue(QueueFields):
     """The batches of one partition, the oldest first.
 
     filling: the last of them, while it takes records. identity: of the writer, made with its first write. reopened_ms:
     when the log was opened again.
     """
 
-    topic: str
-    partition: int
-    batches: deque[Batch] = attrs.Factory(deque)
-    filling: Batch | None = None
-    identity: Identity | None = None
-    reopened_ms: int | None = None
+    __slots__ = ("batches", "identity", "partition", "reopened_ms", "topic")
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.batches: deque[Batch] = deque()
+        self.filling = None
+        self.identity: Identity | None = None
+        self.reopened_ms: int | None = None
 
     def close(self) -> None:
         """The last batch takes no more records."""
@@ -231,7 +226,7 @@ class Ratios:
         self._known[topic, codec] = known
 
 
-class Accumulator:
+class Accumulator(AccumulatorFields):
     """All queues of a producer. used_bytes: of its memory. waiting: threads that wait for some, in their order."""
 
     def __init__(self, settings: ProducerSettings, teller: Teller, draw: Draw) -> None:
@@ -248,7 +243,7 @@ class Accumulator:
         self.queues: dict[tuple[str, int], Queue] = {}
         self.active: dict[Queue, None] = {}  # those with batches
         self.used_bytes = 0
-        self.waiting: deque[object] = deque()
+        self.waiting = deque()
 
     def queue(self, topic: str, partition: int) -> Queue:
         """That of a partition, made when it is first asked for."""

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from logcore.errors import InvalidRecordError
 from logcore.kernels import Receipt, kernel
 from logcore.kernels.layout import INT32_MAX
-from logcore.producer.accumulator import BATCH_BYTES, HEADER_BYTES, RECORD_BYTES, Columns
+from logcore.kernels.sending import RECORD_BYTES
+from logcore.producer.accumulator import BATCH_BYTES, HEADER_BYTES, Columns
 
 _FIRST = operator.itemgetter(0)
 _SECOND = operator.itemgetter(1)
@@ -68,6 +69,10 @@ def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Size
 
     Raises InvalidRecordError for what is no record.
     """
+    if type(rows) is list:
+        measured = kernel.plain_rows(rows)
+        if measured is not None:
+            return measured
     try:
         keys = list(map(_FIRST, rows))
         sizes = _lengths(list(map(_SECOND, rows)))

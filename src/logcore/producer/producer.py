@@ -40,20 +40,13 @@ from logcore.errors import (
     SerializationError,
 )
 from logcore.format.columns import ColumnInput, TimesInput, input_column, input_timestamps
-from logcore.fs import FS
-from logcore.kernels import Receipt
+from logcore.fs import FS, offers_descriptors
+from logcore.kernels import ProducerFields, Receipt, WorkFields
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
+from logcore.kernels.sending import HELD_BYTES, RECORD_BYTES
 from logcore.notices import ERROR, tell
 from logcore.producer import bulk
-from logcore.producer.accumulator import (
-    HEADER_BYTES,
-    HELD_BYTES,
-    RECORD_BYTES,
-    Accumulator,
-    Columns,
-    Queue,
-    Row,
-)
+from logcore.producer.accumulator import HEADER_BYTES, Accumulator, Columns, Queue, Row
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.futures import Delivery, RecordFuture, Teller, call
 from logcore.producer.partitioners import Draw
@@ -77,13 +70,16 @@ class Directory(RoutingDirectory, SenderDirectory, Protocol):
     """What is asked of the LogDir."""
 
 
-class _Work:
+class _Work(WorkFields):
     """What the thread of a producer knows of it, so that a producer that was forgotten can be collected.
 
     lock: of the accumulator, the routes and the counts. room: notified when memory is freed. news: notified when the
     sender has something to look at. writing: held during a round. is_closing: no record is taken any more; is_over: the
     thread ends. Both are written under the lock, is_closing by the garbage collector without it.
     """
+
+    lock: threading.Lock
+    accumulator: Accumulator
 
     def __init__(
         self,
@@ -144,8 +140,11 @@ class _Work:
                 self.news.wait(self.due_ms() / 1000)
 
 
-class Producer:
+class Producer(ProducerFields):
     """Made by LogDir.producer(). A with block closes it. All methods may be called from several threads."""
+
+    _fs: FS
+    _work: _Work
 
     def __init__(
         self,
@@ -171,6 +170,10 @@ class Producer:
         self._is_told = bool(settings.interceptors) or settings.on_delivery is not None
         self._prepares = bool(settings.interceptors or settings.key_serializer or settings.value_serializer)
         self._forks = fs.forks
+        is_plain = coordinator is None and not self._is_told and not self._prepares
+        self._is_quick = is_plain and offers_descriptors(fs)
+        self._known_routes = self._routes.known
+        self._future_type = RecordFuture
         self._at_exit = _AtExit(self)
         atexit.register(self._at_exit)
 
@@ -273,6 +276,11 @@ class Producer:
         BufferFullError, ProducerClosedError, ForkedWriterError, before any effect. The future raises what writing
         raised: DeliveryTimeoutError, DurabilityUnknownError, InvalidRecordError, RecordTooLargeError and others.
         """
+        quick: RecordFuture | None = self._send_quickly(
+            topic, value, key, partition, headers, timestamp_ms, on_delivery
+        )
+        if quick is not None:
+            return quick
         if self._prepares:
             record = ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
             topic, value, key, partition, headers, timestamp_ms = self._prepared(record)
@@ -319,7 +327,7 @@ class Producer:
                 is_new = True
                 self._routes.refresh(topic)
                 batch = accumulator.begin(queue, self._fs.monotonic_ms())
-            rows: list[Row] = batch.records  # type: ignore[assignment]  # of a batch that is being filled
+            rows: list[Row] = batch.records
             future = RecordFuture(batch.delivery, len(rows), sent_ms, key_size, value_size)
             rows.append((key, value, headers, sent_ms))
             batch.size_bytes += size_bytes

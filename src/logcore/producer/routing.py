@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from logcore.errors import TopicNotFoundError
 from logcore.format.columns import InputColumn
+from logcore.kernels import RouteFields
 from logcore.producer.accumulator import Accumulator, Queue
 from logcore.producer.partitioners import Chooser, Draw
 from logcore.producer.values import ProducerSettings
@@ -35,25 +36,35 @@ class Directory(Protocol):
     def partitions(self, name: str) -> tuple[int, ...]: ...
 
 
-class _Route:
-    """One topic. queues: of its partitions. sticky: the queue of records without a key, None where the chooser places
-    these too; sticky_bytes: that went there since it was drawn.
+class Route(RouteFields):
+    """One topic. queues: of its partitions, by number. hashes_keys: whether a key goes to the partition of its murmur2.
+
+    sticky: the queue of records without a key, None where the chooser places these too; sticky_bytes: that went there
+    since it was drawn.
     """
 
-    __slots__ = ("chooser", "numbers", "queues", "sticky", "sticky_bytes")
+    __slots__ = ("chooser", "numbers")
 
-    def __init__(self, numbers: tuple[int, ...], chooser: Chooser, queues: dict[int, Queue]) -> None:
+    def __init__(self, numbers: tuple[int, ...], chooser: Chooser, queues: list[Queue]) -> None:
         self.numbers = numbers
         self.chooser = chooser
         self.queues = queues
-        self.sticky: Queue | None = None
+        self.hashes_keys = chooser.hashes_columns
+        self.sticky = None
         if chooser.choose(None) < 0:
             self.sticky = queues[chooser.sticky]
         self.sticky_bytes = 0
 
+    def at(self, number: int) -> Queue | None:
+        """The queue of a partition, None where the topic has no such one."""
+        if not 0 <= number < len(self.queues):
+            return None
+        queue: Queue = self.queues[number]
+        return queue
+
 
 class Routes:
-    """The topics that a producer has sent to."""
+    """The topics that a producer has sent to. known: topic -> its route."""
 
     def __init__(self, directory: Directory, settings: ProducerSettings, accumulator: Accumulator, draw: Draw) -> None:
         self._directory = directory
@@ -61,22 +72,23 @@ class Routes:
         self._accumulator = accumulator
         self._draw = draw
         self._batch_size = settings.batch_size
-        self._routes: dict[str, _Route] = {}
+        self.known: dict[str, Route] = {}
 
     def queue(self, topic: str, key: bytes | None, partition: int | None, size_bytes: int) -> Queue:
         """That of one record. Raises TopicNotFoundError, and InvalidConfigError where no partition can be chosen."""
-        route = self._routes.get(topic) or self._look(topic)
+        route = self.known.get(topic) or self._look(topic)
         if partition is not None:
-            return route.queues.get(partition) or self._added(topic, partition)
+            return route.at(partition) or self._added(topic, partition)
         if key is not None or route.sticky is None:
             number = route.chooser.choose(key)
             if number >= 0:
-                return route.queues[number]
+                chosen: Queue = route.queues[number]
+                return chosen
         if route.sticky_bytes >= self._batch_size:
             self._move(route, size_bytes)
         route.sticky_bytes += size_bytes
-        assert route.sticky is not None
-        return route.sticky
+        sticky: Queue = route.sticky
+        return sticky
 
     def divide(
         self, topic: str, partition: int | None, keys: Sequence[bytes | None] | InputColumn | None, sizes: Places
@@ -89,7 +101,7 @@ class Routes:
         if partition is not None:
             yield self.queue(topic, None, partition, 0), None
             return
-        route = self._routes.get(topic) or self._look(topic)
+        route = self.known.get(topic) or self._look(topic)
         route = self._refreshed(topic, route)
         numbers = self._numbers(route, keys, len(sizes))
         if isinstance(numbers, int) and numbers >= 0:
@@ -114,7 +126,7 @@ class Routes:
             route.sticky_bytes = self._batch_size
 
     def _numbers(
-        self, route: _Route, keys: Sequence[bytes | None] | InputColumn | None, count: int
+        self, route: Route, keys: Sequence[bytes | None] | InputColumn | None, count: int
     ) -> npt.NDArray[np.int64] | int:
         if not isinstance(keys, tuple):
             return route.chooser.choose_all(keys, count)
@@ -130,40 +142,40 @@ class Routes:
             numbers[nulls != 0] = -1
         return numbers
 
-    def _look(self, topic: str) -> _Route:
+    def _look(self, topic: str) -> Route:
         numbers = self._directory.partitions(topic)
         chooser = Chooser(self._settings.partitioner, self._settings.partitioner_ignore_keys, numbers, self._draw)
-        queues = {number: self._accumulator.queue(topic, number) for number in numbers}
-        route = self._routes[topic] = _Route(numbers, chooser, queues)
+        queues = [self._accumulator.queue(topic, number) for number in numbers]
+        route = self.known[topic] = Route(numbers, chooser, queues)
         return route
 
-    def _refreshed(self, topic: str, route: _Route) -> _Route:
+    def _refreshed(self, topic: str, route: Route) -> Route:
         if self._directory.partitions(topic) == route.numbers:
             return route
         return self._look(topic)
 
     def refresh(self, topic: str) -> None:
         """When a batch begins: partitions may have been added. A topic that was deleted is told by the write."""
-        route = self._routes.get(topic)
+        route = self.known.get(topic)
         if route is None:
             return
         try:
             self._refreshed(topic, route)
         except TopicNotFoundError:
-            del self._routes[topic]
+            del self.known[topic]
 
     def _added(self, topic: str, partition: int) -> Queue:
-        route = self._look(topic)
-        if partition not in route.queues:
+        queue = self._look(topic).at(partition)
+        if queue is None:
             raise TopicNotFoundError(
                 f"topic {topic!r} has no such partition",
                 path=self._directory.path,
-                expected=f"0 to {len(route.numbers) - 1}",
+                expected=f"0 to {len(self._directory.partitions(topic)) - 1}",
                 found=partition,
             )
-        return route.queues[partition]
+        return queue
 
-    def _move(self, route: _Route, size_bytes: int) -> None:
+    def _move(self, route: Route, size_bytes: int) -> None:
         """Draws another sticky partition, unless the batch of the present one still takes the next record."""
         assert route.sticky is not None
         batch = route.sticky.filling

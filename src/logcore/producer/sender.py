@@ -43,9 +43,10 @@ from logcore.format.compression import Codec, codec_named
 from logcore.fs import FS
 from logcore.kernels import kernel
 from logcore.kernels.layout import INT32_MAX, TRANSACTIONAL_BIT, Level
+from logcore.kernels.sending import RECORD_BYTES
 from logcore.log import Log
 from logcore.notices import ERROR, WARNING, tell
-from logcore.producer.accumulator import BATCH_BYTES, RECORD_BYTES, Accumulator, Batch, Columns, Identity, Queue, Row
+from logcore.producer.accumulator import BATCH_BYTES, Accumulator, Batch, Columns, Identity, Queue, Row
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.transacting import Transacting
 from logcore.producer.values import ProducerSettings

@@ -1,0 +1,209 @@
+"""The quick way to send one record, compiled. A part of _compiled.pyx, which includes it.
+
+producer/producer.py is the slow way and the rule book. Whatever is unusual about a record is its part: the quick way
+then returns None and has done nothing. It takes a record when all of this holds:
+
+- the producer has no interceptors, serializers, transaction or callback for all its records, and its clock is the
+  operating system's: ProducerFields.is_quick;
+- key and value are bytes or None, and there are no headers and no time;
+- the partition is named by a plain int, or the key chooses it by murmur2, or there is no key and a sticky partition;
+- the producer is open and was not made before a fork; no thread waits for memory, and there is some for this record;
+- no other thread has the lock of the producer;
+- the partition has an open batch, and the record fits into it. So no batch begins here, none is closed, the thread
+  that writes needs no notice, and the sticky partition stays.
+
+What it does then is what the slow way does: the record is the last of its batch, its callback the last of those to run; the size of the batch, the memory in
+use and the bytes of the sticky partition grow; the future knows its batch and its place in it.
+
+How it excludes other threads: it holds the interpreter's lock from its look at the lock of the producer to the last of
+these fields. Nothing in between runs Python, allocates an object that the garbage collector knows, or frees one. A
+thread in the slow way has the lock of the producer all along, so one of the two waits for the other. A thread that
+waits for memory has given the lock back, but stands in `waiting`.
+
+Costs, of 100 bytes: 0.4 us with the call of send() around it, the slow way 1.4.
+"""
+
+cdef enum:
+    #: sending.RECORD_BYTES and HELD_BYTES
+    SEND_RECORD_BYTES = 21
+    SEND_HELD_BYTES = 43
+
+assert (SEND_RECORD_BYTES, SEND_HELD_BYTES) == (_sending.RECORD_BYTES, _sending.HELD_BYTES)
+
+
+cdef class FutureFields:
+    """See sending.FutureFields."""
+
+    cdef public object batch
+    cdef public int64_t index
+    cdef public int64_t sent_ms
+    cdef public int64_t key_size
+    cdef public int64_t value_size
+
+
+cdef class BatchFields:
+    """See sending.BatchFields."""
+
+    cdef public object delivery
+    cdef public object records
+    cdef public int64_t size_bytes
+    cdef public int64_t limit_bytes
+    cdef public int64_t most_records
+
+
+cdef class QueueFields:
+    """See sending.QueueFields."""
+
+    cdef public BatchFields filling
+
+
+cdef class AccumulatorFields:
+    """See sending.AccumulatorFields."""
+
+    cdef public int64_t used_bytes
+    cdef public object waiting
+
+
+cdef class RouteFields:
+    """See sending.RouteFields."""
+
+    cdef public list queues
+    cdef public QueueFields sticky
+    cdef public int64_t sticky_bytes
+    cdef public bint hashes_keys
+
+
+cdef class WorkFields:
+    """See sending.WorkFields."""
+
+    cdef public object lock
+    cdef public AccumulatorFields accumulator
+    cdef public bint is_closing
+
+
+cdef class ProducerFields:
+    """See sending.ProducerFields."""
+
+    cdef public object _fs
+    cdef public WorkFields _work
+    cdef public dict _known_routes
+    cdef public bint _is_quick
+    cdef public object _future_type
+    cdef public int64_t _memory_bytes
+    cdef public int64_t _most_bytes
+    cdef public object _forks
+
+    def _send_quickly(self, topic, value, key, partition, headers, timestamp_ms, on_delivery):
+        """The quick way of Producer.send(). See the top of this file, and sending.ProducerFields."""
+        cdef WorkFields work = self._work
+        cdef AccumulatorFields accumulator
+        cdef RouteFields route
+        cdef QueueFields queue
+        cdef BatchFields batch
+        cdef FutureFields future
+        cdef list rows
+        cdef int64_t size_bytes = SEND_RECORD_BYTES, key_size = -1, value_size = -1, number = -1, now_ms
+        cdef int overflow = 0
+        if (not self._is_quick or headers is not _no_headers or timestamp_ms is not None
+                or not PyUnicode_CheckExact(topic)):
+            return None
+        if value is not None:
+            if not PyBytes_CheckExact(value):
+                return None
+            value_size = PyBytes_GET_SIZE(value)
+            size_bytes += value_size
+        if key is not None:
+            if not PyBytes_CheckExact(key):
+                return None
+            key_size = PyBytes_GET_SIZE(key)
+            size_bytes += key_size
+        if partition is not None:
+            if not PyLong_CheckExact(partition):
+                return None
+            number = PyLong_AsLongLongAndOverflow(partition, &overflow)
+            if overflow or number < 0:
+                return None
+        now_ms = lc_now_ms()
+        if size_bytes > self._most_bytes or now_ms < 0 or self._fs.forks != self._forks:
+            return None
+        route = self._known_routes.get(topic)
+        if route is None:
+            return None
+        if number < 0 and key is not None:
+            if not route.hashes_keys:
+                return None
+            number = murmur2_of(<const uint8_t *>PyBytes_AS_STRING(key), key_size)
+            number %= PyList_GET_SIZE(route.queues)
+        if number >= PyList_GET_SIZE(route.queues):
+            return None
+        # What may run the garbage collector comes first.
+        row = (key, value, _no_headers, now_ms)
+        future = FutureFields.__new__(self._future_type)
+        entry = None
+        if on_delivery is not None:
+            entry = (future, on_delivery)
+        if work.lock.locked():
+            return None
+        # From here on nothing does, until all fields say where the record is.
+        accumulator = work.accumulator
+        if (work.is_closing or accumulator.waiting
+                or accumulator.used_bytes + size_bytes + SEND_HELD_BYTES > self._memory_bytes):
+            return None
+        if number >= 0:
+            queue = <QueueFields>PyList_GET_ITEM(route.queues, number)
+        else:
+            queue = route.sticky
+            if queue is None:
+                return None
+        batch = queue.filling
+        if batch is None or batch.size_bytes + size_bytes > batch.limit_bytes:
+            return None
+        rows = batch.records
+        future.index = PyList_GET_SIZE(rows)
+        if future.index >= batch.most_records:
+            return None
+        rows.append(row)
+        delivery = batch.delivery
+        if entry is not None:
+            delivery.callbacks.append(entry)
+        future.batch = delivery
+        future.sent_ms = now_ms
+        future.key_size = key_size
+        future.value_size = value_size
+        batch.size_bytes += size_bytes
+        accumulator.used_bytes += size_bytes + SEND_HELD_BYTES
+        if number < 0:
+            route.sticky_bytes += size_bytes
+        return future
+
+
+def plain_rows(list rows not None):
+    """Keys and sizes of many records. See plain.plain_rows."""
+    cdef Py_ssize_t count = PyList_GET_SIZE(rows), row
+    cdef Py_ssize_t keyed = 0
+    cdef list keys = PyList_New(count)
+    cdef int64_t size_bytes
+    cdef tuple record
+    sizes = np.empty(count, np.int64)
+    cdef int64_t[::1] out = sizes
+    for row in range(count):
+        given = <object>PyList_GET_ITEM(rows, row)
+        if not PyTuple_CheckExact(given) or PyTuple_GET_SIZE(given) != 2:
+            return None
+        record = <tuple>given
+        key = <object>PyTuple_GET_ITEM(record, 0)
+        value = <object>PyTuple_GET_ITEM(record, 1)
+        size_bytes = SEND_RECORD_BYTES
+        if key is not None:
+            if not PyBytes_CheckExact(key):
+                return None
+            size_bytes += PyBytes_GET_SIZE(key)
+            keyed += 1
+        if value is not None:
+            if not PyBytes_CheckExact(value):
+                return None
+            size_bytes += PyBytes_GET_SIZE(value)
+        Py_INCREF(key)
+        PyList_SET_ITEM(keys, row, key)
+        out[row] = size_bytes
+    return keys if keyed else None, sizes

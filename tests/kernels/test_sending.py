@@ -1,0 +1,288 @@
+"""The quick way to send, compiled, against the slow way in Python: which records it takes, and what it leaves.
+
+Two producers get the same records, one of which is never offered the quick way. Their queues, their memory and their
+futures then have to be the same, and so do the logs.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logcore
+from logcore.errors import ProducerClosedError
+from logcore.kernels import kernel, plain
+from logcore.producer import Producer, RecordFuture, bulk
+from logcore.producer import producer as module
+from logcore.producer.partitioners import PARTITIONERS
+from logcore.testing import SimulatedDisk
+from support.kernels import runs_compiled
+
+pytestmark = runs_compiled
+
+#: Sends of one call, by their parts.
+SENDS = st.fixed_dictionaries(
+    {"value": st.one_of(st.none(), st.binary(max_size=60))},
+    optional={
+        "key": st.one_of(st.none(), st.binary(max_size=12)),
+        "partition": st.integers(0, 2),
+        "headers": st.sampled_from([(), (("h", b"1"),)]),
+        "timestamp_ms": st.integers(0, 10),
+        "on_delivery": st.just(lambda error, metadata: None),
+    },
+)
+SETTINGS: dict[str, Any] = {"acks": 1, "linger_ms": 100_000, "threaded": False}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as directory:
+        directory.create_topic("t", partitions=3)
+        directory.create_topic("u", partitions=3)
+        yield directory
+
+
+@pytest.fixture
+def producer(directory: logcore.LogDir) -> Iterator[Producer]:
+    """A producer whose next plain record goes the quick way, with a key or to partition 0."""
+    with directory.producer(**SETTINGS) as producer:
+        for number in range(3):
+            producer.send("t", b"first", partition=number)
+        yield producer
+
+
+def quickly(producer: Producer, topic: object = "t", value: object = b"v", **given: object) -> RecordFuture | None:
+    """What the quick way alone makes of a record."""
+    found = {"headers": (), **given}
+    names = ("key", "partition", "headers", "timestamp_ms", "on_delivery")
+    future: RecordFuture | None = producer._send_quickly(topic, value, *(found.get(name) for name in names))
+    return future
+
+
+def facts(producer: Producer, topic: str) -> dict[str, Any]:
+    """What a send changes, but for times."""
+    accumulator = producer._accumulator
+    found: dict[str, Any] = {"used": accumulator.used_bytes, "records": accumulator.queued_records}
+    for name, route in producer._known_routes.items():
+        found["sticky", name == topic] = (route.chooser.sticky, route.sticky_bytes)
+    for queue in accumulator.queues.values():
+        filling = queue.filling
+        sizes = [(one.size_bytes, len(one.records), one is filling) for one in queue.batches]
+        found[queue.partition] = sizes
+        found["callbacks", queue.partition] = [len(one.delivery.callbacks) for one in queue.batches]
+    return found
+
+
+def parts(future: RecordFuture) -> tuple[Any, ...]:
+    return (future.batch.partition, future.index, future.key_size, future.value_size, future.done())
+
+
+# -- what it takes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"partition": 0},
+        {"partition": 2, "key": b"any"},
+        {"key": b"some key"},
+        {"key": b""},
+        {"value": None, "key": b"k"},
+        {"partition": 1, "on_delivery": print},
+    ],
+)
+def test_a_plain_record_goes_the_quick_way(producer: Producer, given: dict[str, Any]) -> None:
+    assert quickly(producer, **given) is not None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"headers": [("a", b"b")]},
+        {"headers": None},
+        {"timestamp_ms": 5},
+        {"value": "text"},
+        {"value": bytearray(b"v")},
+        {"key": memoryview(b"k")},
+        {"value": bytes(17_000)},
+        {"partition": 3},
+        {"partition": -1},
+        {"partition": True},
+        {"partition": 1 << 70},
+        {"topic": "unknown"},
+        {"topic": b"t"},
+    ],
+)
+def test_an_unusual_record_changes_nothing_the_quick_way(producer: Producer, given: dict[str, Any]) -> None:
+    before = facts(producer, "t")
+    assert quickly(producer, **{"partition": 0, **given}) is None
+    assert facts(producer, "t") == before
+
+
+def test_a_producer_with_its_own_ways_sends_the_slow_way(directory: logcore.LogDir) -> None:
+    class Interceptor:
+        def on_send(self, record: object) -> None:
+            return None
+
+        def on_acknowledgement(self, metadata: object, error: object) -> None:
+            return None
+
+    def same(given: bytes) -> bytes:
+        return given
+
+    settings: list[dict[str, Any]] = [
+        {"value_serializer": same},
+        {"key_serializer": same},
+        {"on_delivery": print},
+        {"interceptors": (Interceptor(),)},
+    ]
+    for extra in settings:
+        with directory.producer(**SETTINGS, **extra) as producer:
+            producer.send("t", b"first", partition=0)
+            assert quickly(producer, partition=0) is None
+    with directory.producer(transactional_id="one") as producer, producer.transaction():
+        producer.send("t", b"first", partition=0)
+        assert quickly(producer, partition=0) is None
+
+
+def test_a_simulated_clock_sends_the_slow_way() -> None:
+    with (
+        logcore.open_dir("data", create=True, fs=SimulatedDisk()) as directory,
+        directory.producer(**SETTINGS) as producer,
+    ):
+        directory.create_topic("t")
+        producer.send("t", b"first")
+        assert quickly(producer) is None
+
+
+def test_whoever_waits_for_memory_or_holds_the_lock_comes_first(producer: Producer) -> None:
+    with producer._lock:
+        assert quickly(producer, partition=0) is None
+    ticket = object()
+    producer._accumulator.waiting.append(ticket)
+    assert quickly(producer, partition=0) is None
+    producer._accumulator.waiting.remove(ticket)
+    assert quickly(producer, partition=0) is not None
+
+
+def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(directory: logcore.LogDir) -> None:
+    with directory.producer(**SETTINGS, buffer_memory=1_000, max_request_size=500) as producer:
+        producer.send("t", b"first", partition=0)
+        while quickly(producer, value=bytes(100), partition=0) is not None:
+            pass
+        assert producer._accumulator.used_bytes <= 1_000 < producer._accumulator.used_bytes + 100 + 64
+    assert quickly(producer, partition=0) is None
+    with pytest.raises(ProducerClosedError):
+        producer.send("t", b"late", partition=0)
+
+
+# -- what it leaves --------------------------------------------------------------------------
+
+
+@given(
+    sends=st.lists(SENDS, max_size=60),
+    seed=st.integers(0, 100),
+    batch_size=st.sampled_from([1, 200, 400, 16_384]),
+    partitioner=st.sampled_from(PARTITIONERS),
+    ignores_keys=st.booleans(),
+)
+def test_both_ways_leave_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    sends: list[dict[str, Any]],
+    seed: int,
+    batch_size: int,
+    partitioner: str,
+    ignores_keys: bool,
+) -> None:
+    settings = {**SETTINGS, "partitioner": partitioner, "partitioner_ignore_keys": ignores_keys}
+    path = tmp_path_factory.mktemp("sent") / "data"
+    with pytest.MonkeyPatch.context() as patch, logcore.open_dir(path, create=True, durability="os") as directory:
+        for topic in ("t", "u"):
+            directory.create_topic(topic, partitions=3)
+        sides: list[tuple[str, Producer]] = []
+        for topic in ("t", "u"):
+            patch.setattr(module, "_drawn", drawing(seed))
+            sides.append((topic, directory.producer(**settings, batch_size=batch_size)))
+        sides[1][1]._is_quick = False
+        for send in sends:
+            futures = [producer.send(topic, **send) for topic, producer in sides]
+            assert parts(futures[0]) == parts(futures[1])
+            assert facts(sides[0][1], "t") == facts(sides[1][1], "u")
+        for _, producer in sides:
+            producer.close()
+        for number in range(3):
+            logs = [directory.partition(topic, number) for topic in ("t", "u")]
+            batches = [[(one.base_offset, one.last_offset) for one in log.batches(0)] for log in logs]
+            assert batches[0] == batches[1]
+            records = [[(one.key, one.value, one.headers) for one in log.read(0)] for log in logs]
+            assert records[0] == records[1]
+
+
+def drawing(seed: int) -> Callable[[object, int], int]:
+    """The same sticky partitions for each producer that is made with it."""
+    chance = random.Random(seed)
+    return lambda fs, below: chance.randrange(below)
+
+
+def test_threads_lose_no_record_and_each_keeps_its_order(directory: logcore.LogDir) -> None:
+    count = 3_000
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with directory.producer(acks=1, linger_ms=0, batch_size=2_000, buffer_memory=50_000) as producer:
+            told: list[int] = []
+
+            def send(name: int) -> None:
+                for number in range(count):
+                    producer.send(
+                        "t", b"%d %d" % (name, number), partition=0, on_delivery=lambda error, metadata: told.append(1)
+                    )
+
+            threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            producer.flush()
+            assert producer._accumulator.used_bytes == 0
+            assert len(told) == 4 * count
+    finally:
+        sys.setswitchinterval(before)
+    found: dict[int, list[int]] = {}
+    for record in directory.partition("t", 0).read(0):
+        assert record.value is not None
+        name, number = map(int, record.value.split())
+        found.setdefault(name, []).append(number)
+    assert found == {name: list(range(count)) for name in range(4)}
+
+
+# -- many at once ----------------------------------------------------------------------------
+
+
+@given(
+    rows=st.lists(
+        st.one_of(
+            st.tuples(st.one_of(st.none(), st.binary(max_size=9)), st.one_of(st.none(), st.binary(max_size=9))),
+            st.tuples(st.none(), st.binary(max_size=9), st.just((("h", b"1"),))),
+            st.tuples(st.just(bytearray(b"k")), st.binary(max_size=9)),
+        ),
+        max_size=20,
+    )
+)
+def test_the_sizes_of_plain_rows_are_those_of_all_rows(rows: list[Any]) -> None:
+    measured = kernel.plain_rows(rows)
+    keys, sizes = bulk.keys_and_sizes(tuple(rows))  # of no list, and so without the kernel
+    is_plain = all(len(row) == 2 and type(row[0]) is not bytearray for row in rows)
+    assert (measured is not None) == is_plain
+    if measured is not None:
+        assert measured[0] == keys
+        assert measured[1].tolist() == sizes.tolist()
+    assert plain.plain_rows(rows) is None
