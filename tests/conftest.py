@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def quick_collections() -> None:
 
 #: numpy starts a thread for each core, for algebra that no test does: a fifth of the time of importing it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+#: Brokers in the process of the tests run on asyncio's own loop, those in processes of their own on uvloop's.
+sys.modules.setdefault("uvloop", None)  # type: ignore[arg-type]
 
 #: A Spark that lives for seconds spends most of them on compiling itself, the better the longer.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, cast
 
 import attrs
 
@@ -91,7 +91,7 @@ class _Peer(asyncio.BufferedProtocol):
         self._unread = (0, 0)  # bytes the client had not read when that last changed for the better, and when
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's are of no class of asyncio
         self.transport = transport
         peer = transport.get_extra_info("peername") or ("?", 0)
         name = transport.get_extra_info("sockname") or ("127.0.0.1", 0)

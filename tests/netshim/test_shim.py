@@ -17,6 +17,7 @@ import pytest
 
 import logcore
 import netshim
+import netshim.server
 from netshim.testing import Kafka
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -113,6 +114,24 @@ def test_confluent_produces_and_consumes_every_codec(broker: Any, codec: str, id
         assert any(
             batch.codec == (0 if codec == "none" else CODECS.index(codec)) for log in logs for batch in log.batches(0)
         )
+
+
+def test_uvloop_serves_as_the_loop_of_asyncio_does(
+    kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transports are of no class of asyncio: each connection was refused by an assertion."""
+    monkeypatch.delitem(sys.modules, "uvloop")
+    uvloop = pytest.importorskip("uvloop")
+    factory = netshim.server.loop_factory()
+    assert factory is uvloop.new_event_loop
+    server = kafka_factory(tmp_path / "data")
+    values = [b"%d" % number * 100_000 for number in range(30)]  # more than a socket takes at once
+    assert produce(confluent_producer(server), "t", values) == list(range(30))
+    consumer = confluent_consumer(server, "g")
+    consumer.subscribe(["t"])
+    found = [eventually(lambda: consumer.poll(1)).value() for _ in values]
+    consumer.close()
+    assert found == values
 
 
 def test_confluent_reads_from_offsets_and_times(broker: Any) -> None:
