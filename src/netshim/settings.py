@@ -37,6 +37,9 @@ class Settings:
     max_replication_factor: int = _setting(
         3, 1, 32_767, doc="Largest replication factor that CreateTopics accepts; there is always one replica."
     )
+    max_partitions_per_request: int = _setting(
+        10_000, 1, 100_000, doc="Most partitions that one CreateTopics or CreatePartitions makes; fixed in Kafka."
+    )
     offsets_partitions: int = _setting(1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is made.")
     transactions_partitions: int = _setting(1, 1, 1_000, doc="Partitions of __transaction_state, when it is made.")
     transaction_max_timeout_ms: int = _setting(900_000, 1, doc="Longest timeout that transactions may ask for.")

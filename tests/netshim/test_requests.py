@@ -465,6 +465,22 @@ def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
     assert message_of(OSError("cannot open /srv/kafka/t-0/x.log")) == "cannot open x.log"
 
 
+def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:
+    """Mutated frames found it: one client's count of 100,000 partitions kept all others from making a topic."""
+    most = bench.broker.state.settings.max_partitions_per_request
+    topics = wire.CREATE_TOPICS.Request
+    made = [topics.Topic(name=name, num_partitions=most // 2 + 1, replication_factor=1) for name in ("t", "u")]
+    refused = bench.ask(wire.CREATE_TOPICS, 4, topics(topics=made, timeout_ms=1)).topics
+    assert {each.name: each.error_code for each in refused} == dict.fromkeys("tu", codes.POLICY_VIOLATION)
+    assert not bench.logdir.topics()
+    bench.logdir.create_topic("t", partitions=2)
+    partitions = wire.CREATE_PARTITIONS.Request
+    grown = [partitions.Topic(name="t", count=most + 3, assignments=None)]
+    (refused,) = bench.ask(wire.CREATE_PARTITIONS, 1, partitions(topics=grown, timeout_ms=1)).results
+    assert refused.error_code == codes.POLICY_VIOLATION
+    assert len(bench.logdir.partitions("t")) == 2
+
+
 # -- the rest of the wire ------------------------------------------------------------------------------------------
 
 

@@ -34,10 +34,18 @@ if TYPE_CHECKING:
 _TOPICS_AT_ONCE: Final = 50
 
 
-def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> Answer:
+def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> CreateTopicsResponse | Answer:
     response_type = wire.CREATE_TOPICS.Response
     logdir = state.logdir
     times = Counter(topic.name for topic in request.topics)
+
+    total = sum(max(0, _partition_count(topic, state)) for topic in request.topics)
+    excess = _excess(total, state)
+    if excess is not None:
+        refused = [
+            response_type.Topic(name=name, error_code=codes.POLICY_VIOLATION, error_message=excess) for name in times
+        ]
+        return response_type(topics=refused)
 
     def work() -> CreateTopicsResponse:
         results: dict[str, CreateTopicsResponse.Topic] = {}
@@ -105,6 +113,16 @@ def _create(
                 _create([name], wanted, results, check_only, state)
 
 
+def _excess(count: int, state: State) -> str | None:
+    """Why a request is refused that would make so many partitions. Each takes a thread several syncs of the disk, and
+    nobody else makes a topic meanwhile.
+    """
+    most = state.settings.max_partitions_per_request
+    if count <= most:
+        return None
+    return f"{count} new partitions in one request; expected {most} at most"
+
+
 def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
     if topic.assignments:
         return len(topic.assignments)
@@ -142,6 +160,7 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
 
     def work() -> CreatePartitionsResponse:
         results = []
+        total = 0
         times = Counter(topic.name for topic in request.topics)
         for topic in {each.name: each for each in request.topics}.values():
             result = response_type.Topic(name=topic.name)
@@ -152,12 +171,17 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
                 continue
             try:
                 present = len(state.logdir.partitions(topic.name))
+                total += max(0, topic.count - present)
+                excess = _excess(total, state)
                 if topic.name in INTERNAL_TOPICS:  # groups would be looked for in other partitions than theirs
                     result.error_code = codes.INVALID_REQUEST
                     result.error_message = "the number of partitions of an internal topic does not change"
                 elif topic.count <= present:
                     result.error_code = codes.INVALID_PARTITIONS
                     result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
+                elif excess is not None:
+                    result.error_code = codes.POLICY_VIOLATION
+                    result.error_message = excess
                 elif topic.assignments is not None and (
                     len(topic.assignments) != topic.count - present
                     or any(each.broker_ids != [state.node_id] for each in topic.assignments)
