@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
+import pickle
 import re
 import shutil
 import threading
@@ -463,6 +465,28 @@ def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
     error = logcore.StorageReadError(f"[Errno 5] cannot read '{inner}'", path=inner)
     assert "srv" not in message_of(error) and "00000000000000000000.log" in message_of(error)
     assert message_of(OSError("cannot open /srv/kafka/t-0/x.log")) == "cannot open x.log"
+
+
+def test_no_nearest_topic_is_looked_for_where_no_text_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutated frames found it: each unknown partition of a request took a millisecond for 100 topics, on the loop."""
+    searches: list[str] = []
+    find = difflib.get_close_matches
+    monkeypatch.setattr(difflib, "get_close_matches", lambda name, *rest: searches.append(name) or find(name, *rest))
+    bench.logdir.create_topic("orders")
+    request = wire.OFFSET_FOR_LEADER_EPOCH.Request
+    parts = [request.Topic.Partition(partition=one) for one in range(3)]
+    answer = bench.ask(
+        wire.OFFSET_FOR_LEADER_EPOCH, 3, request(topics=[request.Topic(topic="order", partitions=parts)])
+    )
+    assert {each.error_code for each in answer.topics[0].partitions} == {codes.UNKNOWN_TOPIC_OR_PARTITION}
+    doomed = bench.ask(wire.DELETE_TOPICS, 4, wire.DELETE_TOPICS.Request(topic_names=["order"], timeout_ms=1))
+    assert doomed.responses[0].error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert searches == []
+    with pytest.raises(logcore.TopicNotFoundError) as caught:
+        bench.logdir.partitions("order")
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert str(copied) == str(caught.value)
+    assert "did you mean 'orders'?" in str(copied)
 
 
 def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:

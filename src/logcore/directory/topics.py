@@ -193,13 +193,9 @@ class TopicRegistry:
         """Raises TopicNotFoundError, with the name that is nearest."""
         topic = self.known.get(name)
         if topic is None:
-            import difflib
-
-            near = difflib.get_close_matches(str(name), list(self.known), 1)  # others may make topics meanwhile
-            hint = ""
-            if near:
-                hint = f"; did you mean {near[0]!r}?"
-            raise TopicNotFoundError(f"there is no such topic{hint}", path=self.path, found=repr(name))
+            raise TopicNotFoundError(
+                "there is no such topic", name=str(name), known=self.known, path=self.path, found=repr(name)
+            )
         return topic
 
     def topic_id(self, name: str) -> uuid.UUID:

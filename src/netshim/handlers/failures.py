@@ -53,6 +53,8 @@ _PATH: Final = re.compile(r"(?<![\w.])/(?:[^/\s'\"(),:]+/)+(?=[^/\s'\"(),:])")
 
 def message_of(error: BaseException) -> str:
     """The error's text, cut to what a person reads, and without the server's folders."""
+    if isinstance(error, logcore.TopicNotFoundError):
+        return error.reason  # its text would name the nearest topic, a search that a client could ask for without end
     text = str(error)
     path = getattr(error, "path", None)
     if path:
