@@ -21,7 +21,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from logcore import CoordinatorFencedError, InvalidProducerEpochError, Log, LogcoreError, Receipt, TopicNotFoundError
+from logcore import (
+    CoordinatorFencedError,
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    Log,
+    LogcoreError,
+    Receipt,
+    TopicNotFoundError,
+)
 from logcore.coordination.transactioneffects import (
     AbortOrphan,
     At,
@@ -379,14 +387,18 @@ class Markers:
             self._state.groups.transaction_ended(self._effect.producer_id, commit=self._effect.commit)
         if self._told is not None:
             self._told(partition, error)
-        if error is not None and not isinstance(
-            error, TopicNotFoundError | InvalidProducerEpochError | CoordinatorFencedError
-        ):
+        if error is not None and not self._is_refused(error):
             _log.error("%s-%d: the marker of a transaction was not stored: %s", *partition, error)
             self._left.add(partition)
         self._waits_for.discard(partition)
         if not self._waits_for:
             self._done(self._coordinator, frozenset(self._left))
+
+    def _is_refused(self, error: Exception) -> bool:
+        """Whether a marker is not to be there, and no disk has failed."""
+        if isinstance(error, InvalidRecordError):  # numbers that no producer has; only a client's request has them
+            return self._coordinator is None
+        return isinstance(error, TopicNotFoundError | InvalidProducerEpochError | CoordinatorFencedError)
 
 
 def _tell(waiter: Any, result: Result) -> None:

@@ -302,3 +302,14 @@ def test_what_admin_tools_are_told(broker: StillBroker) -> None:
     told = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
     assert [each.error_code for each in told] == [0, codes.UNKNOWN_TOPIC_OR_PARTITION]
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
+
+
+def test_a_marker_that_no_producer_could_have_is_refused_and_no_failure_of_a_disk(
+    broker: StillBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Mutated frames found it: a line at the level of failures, as often as a client liked."""
+    marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
+    marker = marker_type(producer_id=-5, topics=[marker_type.Topic(name="t", partition_indexes=[0])])
+    (told,) = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
+    assert told.error_code == codes.INVALID_RECORD
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
