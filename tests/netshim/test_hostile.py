@@ -1,17 +1,15 @@
 """What strangers may send to a broker: it is bounded, cut off with the right answer or none, and others go on.
 
-Raw sockets against a running broker, and mutated frames against one without sockets. A good client works beside them.
+Raw sockets against a running broker; a good client works beside them. Changed frames are in test_mutated_frames.py.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,8 @@ import logcore
 import netshim
 from logcore import recordbatch
 from netshim import wire
-from netshim.broker import Broker
-from netshim.connection import Budget, Connection
-from netshim.session import Session
-from netshim.settings import Settings
 from netshim.testing import Kafka
-from netshim.waiting import Answer, CloseConnection
+from netshim.waiting import Answer
 from netshim.wire import codes
 from support.client import DEADLINE_S, Client
 
@@ -532,130 +526,6 @@ def test_an_error_of_one_who_waits_is_not_another_s(connect: Any, server: Any, m
     assert readers[1].answer(wire.FETCH, 11).error_code == codes.UNKNOWN_SERVER_ERROR
     for reader in (readers[0], readers[2]):
         assert len(reader.answer(wire.FETCH, 11).responses[0].partitions[0].records) > 0
-
-
-# -- frames without sockets ----------------------------------------------------------------------------------------
-
-
-class Bench:
-    """A broker and one connection to it, without sockets; work that is submitted is done at once."""
-
-    def __init__(self, path: Path) -> None:
-        self.logdir = logcore.open_dir(path, create=True, durability="os")
-        self.logdir.create_topic("bystander")
-        self.now_ms = 1_000_000
-        self.broker = Broker(self.logdir, Settings(max_request_bytes=1 << 20, auto_create_topics=False), self._submit)
-        self.handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
-
-    @staticmethod
-    def _submit(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        try:
-            result = work()
-        except Exception as error:
-            result = error
-        done(result)
-
-    def send(self, frame: bytes) -> str:
-        """What became of a frame: "answered", "waiting", "silent" or "cut"; anything else is raised."""
-        connection = Connection(self.handle, self.broker.state.settings, Budget(1 << 30), self.now_ms, lambda: None)
-        data = len(frame).to_bytes(4, "big") + frame
-        try:
-            while data:
-                room = connection.get_buffer()
-                size = min(len(room), len(data))
-                room[:size] = data[:size]
-                connection.received(size, self.now_ms)
-                data = data[size:]
-        except CloseConnection:
-            return "cut"
-        if connection.unsent_bytes:
-            return "answered"
-        return "silent" if connection.is_idle else "waiting"
-
-
-def _values(shape: Any, source: random.Random, depth: int = 0) -> Any:
-    """A value of a message's class with random content, nested structs too."""
-    made = {}
-    for name, inner in vars(shape).items():
-        if isinstance(inner, type) and depth < 3:
-            made[name] = inner
-    value = shape()
-    for name in shape.__slots__:
-        present = getattr(value, name)
-        if isinstance(present, bool):
-            setattr(value, name, source.random() < 0.5)
-        elif isinstance(present, int):
-            setattr(value, name, source.choice([0, 0, 1, -1, 2, 5, 100]))
-        elif isinstance(present, str) or present is None:
-            setattr(value, name, source.choice(["t", "g", "", "t-0", "x" * 20]))
-        elif isinstance(present, list):
-            inner = next((kind for kind in made.values() if source.random() < 0.9), None)
-            if inner is not None:
-                setattr(value, name, [_values(inner, source, depth + 1) for _ in range(source.randrange(3))])
-    return value
-
-
-def frames(count: int, seed: int) -> Iterator[bytes]:
-    """Frames of every API and version that is served, most of them broken somewhere."""
-    from netshim.handlers import HANDLERS
-
-    source = random.Random(seed)
-    keys = sorted(HANDLERS)
-    while count > 0:
-        api = wire.APIS[source.choice(keys)]
-        version = source.randrange(api.min_version, api.max_version + 1)
-        try:
-            whole = wire.encode_request(api, version, source.randrange(1000), "c", _values(api.Request, source))[4:]
-        except ValueError:
-            continue
-        for _ in range(20):
-            frame = bytearray(whole)
-            for _ in range(source.choice([0, 1, 1, 2, 5])):
-                kind = source.randrange(4)
-                at = source.randrange(len(frame)) if frame else 0
-                if kind == 0 and frame:
-                    frame[at] = source.randrange(256)
-                elif kind == 1:
-                    del frame[at:]
-                elif kind == 2:
-                    frame[at:at] = source.randbytes(source.randrange(9))
-                elif frame:
-                    frame[at : at + 4] = source.choice([b"\x7f\xff\xff\xff", b"\xff" * 4, bytes(4), b"\0\0\0\1"])
-            yield bytes(frame)
-            count -= 1
-
-
-def explore(path: Path, count: int, seed: int) -> dict[str, int]:
-    bench = Bench(path)
-    met: dict[str, int] = {}
-    try:
-        for number, frame in enumerate(frames(count, seed)):
-            became = bench.send(frame) if frame else "cut"
-            met[became] = met.get(became, 0) + 1
-            if number % 1_000 == 999:
-                bench.now_ms += 700_000  # whoever waits has waited long enough
-                bench.broker.tick(bench.now_ms)
-                assert bench.logdir.partition("bystander", 0).append(b"on").offset == number // 1_000
-                if "t" not in bench.logdir:  # a lucky frame has deleted it
-                    bench.logdir.create_topic("t", partitions=2)
-        bench.broker.stop(bench.now_ms)
-    finally:
-        bench.logdir.close()
-    return met
-
-
-def test_mutated_frames_are_answered_or_cut_and_nothing_else(tmp_path: Path, caplog: Any) -> None:
-    met = explore(tmp_path / "data", 30_000, seed=11)
-    assert met["answered"] > 3_000 and met["cut"] > 3_000, met
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3_600)
-def test_a_million_mutated_frames(tmp_path: Path, caplog: Any) -> None:
-    met = explore(tmp_path / "data", 1_000_000, seed=time.time_ns())
-    print(f"\n{met}")
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_an_answer_may_be_set_before_it_is_asked_for() -> None:

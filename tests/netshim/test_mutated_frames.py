@@ -1,0 +1,108 @@
+"""Changed frames of every API and version that is served, to a whole broker with an honest client beside the strangers.
+
+Goal: no crash, no hang, no unbounded memory, no harm to another client. Method: support/hostileworld.py, in lives of a
+broker; what is sent there is made by support/hostileframes.py.
+
+`make test` sends some 30,000 frames, of which a core does 5,000 a second. `make slow` goes on where it ended last time,
+towards 100,000,000; LOGCORE_FRAMES is another goal, LOGCORE_FRAMES_SECONDS says how long. A failure prints the seed of
+the life and the frame.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netshim import wire
+from support.hostileframes import Variants
+from support.hostileworld import Errors, World, resident_bytes
+
+GOAL = int(os.environ.get("LOGCORE_FRAMES", "100000000"))
+SECONDS = float(os.environ.get("LOGCORE_FRAMES_SECONDS", "1800"))
+FILE = Path(os.environ.get("LOGCORE_FRAMES_FILE", "build/frames.json"))
+#: What a life may add to the memory that the process had before it: records that were stored are in it, too.
+LIFE_BYTES = 256 << 20
+#: What all lives together may leave behind.
+LEFT_BYTES = 100 << 20
+
+
+@pytest.fixture
+def errors() -> Iterator[Errors]:
+    """What the broker and the library log as an error."""
+    found = Errors()
+    loggers = [logging.getLogger(name) for name in ("netshim", "logcore")]
+    for each in loggers:
+        each.addHandler(found)
+    yield found
+    for each in loggers:
+        each.removeHandler(found)
+
+
+def lived(seed: int, strangers: int, errors: Errors) -> World:
+    before = resident_bytes()
+    world = World(seed, strangers, errors)
+    try:
+        world.live()
+    except Exception as error:
+        error.add_note(f"seed {seed}, {strangers} strangers")
+        raise
+    assert world.most_bytes - before < LIFE_BYTES, f"seed {seed}: {world.most_bytes - before} bytes"
+    return world
+
+
+def test_changed_frames_harm_neither_the_broker_nor_its_other_clients(errors: Errors) -> None:
+    world = lived(11, 10, errors)
+    assert world.met["answered"] > 10_000, world.met
+    assert world.met["cut"] > 5_000, world.met
+    assert world.honest.rounds > 50
+
+
+def test_frames_are_changed_in_their_bytes_and_in_their_values() -> None:
+    request = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
+    frame = wire.encode_request(wire.METADATA, 9, 1, "c", request)[4:]
+    variants = Variants(frame, [frame], random.Random(3))
+    made = {variants.draw() for _ in range(200)}
+    decoded = []
+    for each in made:
+        try:
+            decoded.append(wire.decode_request(wire.decode_header(memoryview(each)), memoryview(each)))
+        except wire.ProtocolError:
+            continue
+    assert 50 < len(decoded) < len(made)
+    assert {len(each.topics or ()) for each in decoded if isinstance(each, wire.METADATA.Request)} > {0, 1, 30}
+    assert variants.draw() != frame
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3_600)
+def test_towards_a_hundred_million_frames(errors: Errors) -> None:
+    """The counts are kept in a file."""
+    kept = {"seed": 1_000_000, "frames": 0, "rounds": 0, "met": {}}
+    if FILE.exists():
+        kept = json.loads(FILE.read_text())
+    met = Counter(kept["met"])
+    began = time.perf_counter()
+    before = kept["frames"]
+    first_bytes = 0
+    while kept["frames"] < GOAL and time.perf_counter() - began < SECONDS:
+        world = lived(kept["seed"], 100, errors)
+        kept["seed"] += 1
+        kept["frames"] += world.frames
+        kept["rounds"] += world.honest.rounds
+        met += world.met
+        kept["met"] = dict(met)
+        FILE.parent.mkdir(parents=True, exist_ok=True)
+        FILE.write_text(json.dumps(kept))
+        del world
+        first_bytes = first_bytes or resident_bytes()
+        assert resident_bytes() - first_bytes < LEFT_BYTES, f"{first_bytes} bytes after a life, now {resident_bytes()}"
+    rate = (kept["frames"] - before) / (time.perf_counter() - began)
+    print(f"{kept['frames']} of {GOAL} frames, {rate:.0f} a second: {kept}")

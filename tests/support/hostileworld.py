@@ -1,0 +1,438 @@
+"""A whole broker without sockets, strangers who send it changed frames, and one honest client beside them.
+
+The broker is on a simulated disk, and time is a number. The scripts of support/conformance/ talk to it: they ask every
+API in every version that is served, with topics, groups, members and transactions that exist. Each frame they have
+sent is then sent many times by strangers, with changes. So a changed frame meets a broker in which the rest of it makes
+sense. What the strangers do may spoil a script, which then ends early.
+
+What must hold, whatever is sent:
+    answers     a frame is answered in the form of its API and version, or waits, or ends its connection
+    errors      nothing but the connection's end is raised, and no error of ours is logged
+    others      the honest client is answered at once, its records, offsets, membership and transactions are its own
+    memory      what connections hold is given back; a broker's memory does not grow with the frames it was sent
+    hang        every frame ends in finite time: whoever runs this has a time limit
+
+Not here: sockets and their limits (tests/netshim/test_hostile.py), decoders alone (tests/faults/test_fuzz.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import logcore
+from logcore import recordbatch
+from logcore.testing import SimulatedDisk
+from netshim import wire
+from netshim.broker import Broker
+from netshim.connection import Budget, Connection
+from netshim.session import Session
+from netshim.settings import Settings
+from netshim.waiting import CloseConnection
+from netshim.wire.codec import Api
+from support.conformance import Asker, Script, build
+from support.conformance.report import SCRIPTS, served
+from support.hostileframes import Variants
+
+PATH = "/data"
+#: How long a script waits for an answer, in the broker's time, and how much of that passes at once.
+_PATIENCE_MS = 6_000
+_STEP_MS = 500
+#: How much time passes with each round.
+_ROUND_MS = 2_000
+#: The honest client, which has a session of 30 s, is heard so often at least.
+_HONEST_MS = 10_000
+#: Changed frames between two rounds of the honest client.
+_ROUND_FRAMES = 400
+#: Connections whose requests wait; above it the oldest is ended by its client.
+_MOST_PARKED = 40
+#: Where the time of records begins: the scripts' batches are of that day.
+_T0_MS = 1_767_225_600_000
+
+
+class Harm(AssertionError):
+    """Something does not hold that has to."""
+
+
+class Errors(logging.Handler):
+    """Notes what is logged as an error of ours."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(self.format(record))
+
+
+class Line:
+    """A connection to the broker, and what came back on it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.asked: deque[tuple[int, int, int]] = deque()  # key, version, correlation id of what may be answered
+        self.connection = Connection(
+            world.handle, world.broker.state.settings, world.budget, world.now_ms, lambda: None
+        )
+
+    def feed(self, frame: bytes) -> None:
+        """Sends one frame. Raises CloseConnection."""
+        world = self.world
+        if len(frame) >= 8:
+            self.asked.append(struct.unpack_from(">hhi", frame))
+        else:
+            self.asked.append((-1, -1, -1))
+        data = len(frame).to_bytes(4, "big") + frame
+        connection = self.connection
+        while data:
+            room = connection.get_buffer()
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            connection.received(size, world.now_ms)
+            data = data[size:]
+        world.run()
+
+    def answers(self) -> Iterator[tuple[int, Any]]:
+        """What has come since: (correlation id, response), each decoded by the API and version of its request."""
+        came = bytearray()
+        while (piece := self.connection.take()) is not None:
+            came += piece
+        at = 0
+        while at < len(came):
+            size = int.from_bytes(came[at : at + 4], "big")
+            frame = memoryview(bytes(came[at + 4 : at + 4 + size]))
+            at += 4 + size
+            yield self._decoded(frame)
+
+    def _decoded(self, frame: memoryview) -> tuple[int, Any]:
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        while self.asked:
+            key, version, expected = self.asked.popleft()
+            if expected == correlation_id:
+                api = wire.APIS[key]
+                if key == wire.API_VERSIONS.key and not api.min_version <= version <= api.max_version:
+                    version = 0
+                return wire.decode_response(api, version, frame)
+            if key != wire.PRODUCE.key:  # one with acks=0 has no answer
+                raise Harm(f"an answer to {correlation_id}, where {wire.APIS[key].name} {expected} comes first")
+        raise Harm(f"an answer to {correlation_id}, which was not asked")
+
+    def ask(self, api: Api[Any, Any], version: int, request: Any, *, patience_ms: int = 0) -> Any:
+        """The response. Raises EOFError where the broker hangs up, TimeoutError when patience is over."""
+        world = self.world
+        world.correlation_id += 1
+        frame = wire.encode_request(api, version, world.correlation_id, "test", request)[4:]
+        try:
+            self.feed(frame)
+            while True:
+                for _, response in self.answers():
+                    return response
+                if patience_ms <= 0:
+                    raise TimeoutError(api.name)
+                patience_ms -= _STEP_MS
+                world.pass_time(_STEP_MS)
+        except CloseConnection as reason:
+            raise EOFError(str(reason)) from reason
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class Scripted(Asker):
+    """Runs a script of support/conformance/ over a Line; what it asks is first given to strangers."""
+
+    def __init__(self, world: World, api: Api[Any, Any], version: int, number: int) -> None:
+        self.world = world
+        super().__init__(0, api, version)
+        self.name = f"{api.name}-{version}-{number}"
+
+    def _connected(self) -> Any:
+        return ScriptedLine(self.world)
+
+    def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
+        for _ in range(3):
+            code, answer = ask()
+            if not code:
+                break
+            self.world.pass_time(100)
+        return answer
+
+    def wait_for(self, name: str, partitions: int) -> bytes:
+        known = self.other(wire.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=False)
+        found: bytes = known.topics[0].topic_id
+        return found
+
+
+class ScriptedLine(Line):
+    """The connection of a script."""
+
+    def ask(self, api: Api[Any, Any], version: int, request: Any, *, patience_ms: int = _PATIENCE_MS) -> Any:
+        try:
+            return super().ask(api, version, request, patience_ms=patience_ms)
+        finally:
+            self.world.let_strangers_send(wire.encode_request(api, version, 7, "test", request)[4:])
+
+
+class Honest:
+    """A client that produces, reads, commits, stays in its group, and ends transactions; all of it comes true."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.line = Line(world)
+        self.topic = "of-the-honest-client"
+        self.group = "group-of-the-honest-client"
+        self.written: list[bytes] = []
+        self.decided: list[bytes] = []
+        self.rounds = 0
+        self.seen_ms = world.now_ms
+        made = {"name": self.topic, "num_partitions": 2, "replication_factor": 1}
+        made["configs"] = [{"name": "retention.ms", "value": "-1"}]
+        answer = self.ask(wire.CREATE_TOPICS, 7, topics=[made], timeout_ms=1_000)
+        assert not answer.topics[0].error_code, answer
+        join = {
+            "group_id": self.group,
+            "session_timeout_ms": 30_000,
+            "rebalance_timeout_ms": 30_000,
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b"mine"}],
+        }
+        first = self.ask(wire.JOIN_GROUP, 5, **join)
+        joined = self.ask(wire.JOIN_GROUP, 5, member_id=first.member_id, **join)
+        self.me = {
+            "group_id": self.group,
+            "generation_id": joined.generation_id,
+            "member_id": joined.member_id,
+        }
+        mine = [{"member_id": joined.member_id, "assignment": b"all"}]
+        assert not self.ask(wire.SYNC_GROUP, 3, assignments=mine, **self.me).error_code
+        self.producer = self.ask(
+            wire.INIT_PRODUCER_ID, 4, transactional_id="id-of-the-honest-client", transaction_timeout_ms=600_000
+        )
+
+    def ask(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
+        return self.line.ask(api, version, build(api.request.shape, fields))
+
+    def round(self) -> None:
+        """Each answer is there at once, and what it should be."""
+        self.rounds += 1
+        self.seen_ms = self.world.now_ms
+        try:
+            self._write()
+            self._transact()
+            self._read(0, self.written)
+            self._read(1, self.decided)
+            self._commit()
+            answer = self.ask(wire.HEARTBEAT, 3, **self.me)
+            assert not answer.error_code, answer
+        except Harm:
+            raise
+        except Exception as error:
+            raise Harm(f"the honest client is refused: {error!r}") from error
+
+    def _write(self) -> None:
+        value = b"%d" % self.rounds
+        records = recordbatch.encode([(None, value, (), self.world.now_ms)])
+        part = {"index": 0, "records": records}
+        fields = {"acks": -1, "timeout_ms": 1_000, "topic_data": [{"name": self.topic, "partition_data": [part]}]}
+        (done,) = self.ask(wire.PRODUCE, 9, **fields).responses[0].partition_responses
+        assert (done.error_code, done.base_offset) == (0, len(self.written)), done
+        self.written.append(value)
+
+    def _transact(self) -> None:
+        value = b"%d" % self.rounds
+        who = {"producer_id": self.producer.producer_id, "producer_epoch": self.producer.producer_epoch}
+        records = recordbatch.encode([(None, value, (), self.world.now_ms)], transactional=True, base_sequence=0, **who)
+        part = {"index": 1, "records": records}
+        topic = {"name": self.topic, "partition_data": [part]}
+        fields = {"transactional_id": "id-of-the-honest-client", "acks": -1, "timeout_ms": 1_000, "topic_data": [topic]}
+        (done,) = self.ask(wire.PRODUCE, 12, **fields).responses[0].partition_responses
+        assert not done.error_code, done
+        commits = self.rounds % 3 != 0
+        self.producer = self.ask(wire.END_TXN, 5, transactional_id="id-of-the-honest-client", committed=commits, **who)
+        assert not self.producer.error_code, self.producer
+        if commits:
+            self.decided.append(value)
+
+    def _read(self, partition: int, expected: list[bytes]) -> None:
+        """The last few; those before were read in rounds before."""
+        start = max(0, 2 * self.rounds - 20) if partition else max(0, self.rounds - 10)
+        asked = {"partition": partition, "fetch_offset": start, "partition_max_bytes": 1 << 20}
+        answer = self.ask(
+            wire.FETCH, 11, max_bytes=1 << 20, isolation_level=1, topics=[{"topic": self.topic, "partitions": [asked]}]
+        )
+        part = answer.responses[0].partitions[0]
+        assert not part.error_code, part
+        aborted = {(each.producer_id, each.first_offset) for each in part.aborted_transactions or ()}
+        found: list[bytes] = []
+        for batch in recordbatch.read_batches(part.records):
+            is_dropped = (batch.producer_id, batch.base_offset) in aborted
+            if batch.base_offset >= start and not batch.is_control and not is_dropped:
+                found += [bytes(record.value or b"") for record in batch.records()]
+        assert found == expected[len(expected) - len(found) :], (found, expected[-20:])
+        assert found, "nothing is there"
+
+    def _commit(self) -> None:
+        part = {"partition_index": 0, "committed_offset": self.rounds, "committed_metadata": ""}
+        topics = [{"name": self.topic, "partitions": [part]}]
+        me = {**self.me, "generation_id_or_member_epoch": self.me["generation_id"]}
+        del me["generation_id"]
+        (done,) = self.ask(wire.OFFSET_COMMIT, 7, topics=topics, **me).topics[0].partitions
+        assert not done.error_code, done
+        asked = [{"name": self.topic, "partition_indexes": [0]}]
+        (found,) = self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=asked).topics[0].partitions
+        assert found.committed_offset == self.rounds, found
+
+
+class World:
+    """One broker's life. strangers: changed frames for each frame of a script."""
+
+    def __init__(self, seed: int, strangers: int, errors: Errors) -> None:
+        self.chance = random.Random(seed)
+        self.strangers = strangers
+        self.errors = errors
+        self.now_ms = _T0_MS
+        self.submitted: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self.correlation_id = 1_000_000_000
+        self.met: Counter[str] = Counter()
+        self.frames = 0
+        self.most_bytes = 0
+        self.seen: deque[bytes] = deque([bytes(20)], maxlen=200)  # what scripts have sent
+        self.parked: deque[Line] = deque()  # connections whose requests wait
+        disk = SimulatedDisk({PATH: None}, seed=seed)
+        self.logdir = logcore.open_dir(PATH, fs=disk, durability="os")
+        settings = Settings(max_request_bytes=1 << 20, auto_create_topics=False, max_partitions_per_request=20)
+        ids = itertools.count()
+        self.broker = Broker(self.logdir, settings, self.submit, lambda: f"id-{next(ids)}")
+        self.handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
+        self.budget = Budget(64 << 20)
+        self.broker.tick(self.now_ms)
+        self.run()
+        self.honest = Honest(self)
+        self.line = Line(self)
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.submitted.append((work, done))
+
+    def run(self) -> None:
+        """What is beside the loop is done once the broker can do nothing else."""
+        while self.submitted:
+            work, done = self.submitted.popleft()
+            try:
+                result = work()
+            except Exception as error:
+                result = error
+            done(result)
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        self.broker.tick(self.now_ms)
+        self.run()
+        if self.now_ms - self.honest.seen_ms >= _HONEST_MS:
+            self.honest.round()
+
+    # -- strangers
+
+    def let_strangers_send(self, frame: bytes) -> None:
+        variants = Variants(frame, self.seen, self.chance)
+        self.seen.append(frame)
+        for _ in range(self.strangers):
+            sent = variants.draw()
+            self.frames += 1
+            try:
+                self.met[self.send(sent)] += 1
+            except Exception as error:
+                error.add_note(f"frame {self.frames}: {sent.hex()}")
+                raise
+            if self.errors.found:
+                raise Harm(f"frame {self.frames}: {sent.hex()}: {self.errors.found}")
+            if self.frames % _ROUND_FRAMES == 0:
+                self.round()
+
+    def send(self, frame: bytes) -> str:
+        """What became of a frame."""
+        line = self.line
+        try:
+            line.feed(frame)
+            answered = sum(1 for _ in line.answers())
+        except CloseConnection:
+            self._end(line)
+            return "cut"
+        if line.connection.overdue(self.now_ms) is not None:
+            self._end(line)
+            return "cut later"
+        if not line.connection.is_idle:
+            self.parked.append(line)
+            self.line = Line(self)
+            return "waiting"
+        return "answered" if answered else "silent"
+
+    def _end(self, line: Line) -> None:
+        line.close()
+        if line is self.line:
+            self.line = Line(self)
+
+    def round(self) -> None:
+        self.pass_time(_ROUND_MS)
+        self.honest.round()
+        for line in list(self.parked):
+            for _ in line.answers():
+                pass
+            if line.connection.is_idle:
+                self.parked.remove(line)
+                line.close()
+        while len(self.parked) > _MOST_PARKED:
+            self.parked.popleft().close()
+        self.most_bytes = max(self.most_bytes, resident_bytes())
+
+    # -- a life
+
+    def live(self) -> None:
+        """All scripts once, in an order drawn by chance."""
+        asked: list[tuple[Api[Any, Any], int, Script]] = []
+        for api in served():
+            for version in range(api.min_version, api.max_version + 1):
+                asked += [(api, version, script) for script in SCRIPTS[api]]
+        self.chance.shuffle(asked)
+        for number, (api, version, script) in enumerate(asked):
+            self.live_script(api, version, script, number)
+        self.end()
+
+    def live_script(self, api: Api[Any, Any], version: int, script: Script, number: int) -> None:
+        asker = Scripted(self, api, version, number)
+        try:
+            script(asker)
+        except Harm:
+            raise
+        except Exception as error:  # strangers have spoiled it
+            self.met[f"spoiled {type(error).__name__}"] += 1
+        finally:
+            asker.close()
+
+    def end(self) -> None:
+        self.round()
+        for line in [*self.parked, self.line]:
+            line.close()
+        self.broker.stop(self.now_ms)
+        self.run()
+        self.honest.line.close()
+        self.logdir.close()
+        if self.budget.used_bytes:
+            raise Harm(f"{self.budget.used_bytes} bytes are not given back")
+        if self.errors.found:
+            raise Harm(f"{self.errors.found}")
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
