@@ -36,14 +36,17 @@ LEFT_BYTES = 100 << 20
 
 @pytest.fixture
 def errors() -> Iterator[Errors]:
-    """What the broker and the library log as an error."""
+    """What the broker and the library log as an error. Of the rest pytest would keep a line for each frame."""
     found = Errors()
     loggers = [logging.getLogger(name) for name in ("netshim", "logcore")]
+    levels = [each.level for each in loggers]
     for each in loggers:
         each.addHandler(found)
+        each.setLevel(logging.ERROR)
     yield found
-    for each in loggers:
+    for each, level in zip(loggers, levels, strict=True):
         each.removeHandler(found)
+        each.setLevel(level)
 
 
 def lived(seed: int, strangers: int, errors: Errors) -> World:
