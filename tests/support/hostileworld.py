@@ -21,7 +21,9 @@ import itertools
 import logging
 import os
 import random
+import resource
 import struct
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -51,6 +53,8 @@ _ROUND_MS = 2_000
 _HONEST_MS = 10_000
 #: Changed frames between two rounds of the honest client.
 _ROUND_FRAMES = 400
+#: What one frame may take at once, of at most 1 MiB itself.
+_FRAME_BYTES = 64 << 20
 #: Connections whose requests wait; above it the oldest is ended by its client.
 _MOST_PARKED = 40
 #: Where the time of records begins: the scripts' batches are of that day.
@@ -345,8 +349,12 @@ class World:
         for _ in range(self.strangers):
             sent = variants.draw()
             self.frames += 1
+            most_before = most_resident_bytes()
             try:
                 self.met[self.send(sent)] += 1
+                grown = most_resident_bytes() - most_before
+                if grown > _FRAME_BYTES:
+                    raise Harm(f"a frame of {len(sent)} bytes took {grown} bytes of memory")
             except Exception as error:
                 error.add_note(f"frame {self.frames}: {sent.hex()}")
                 raise
@@ -427,6 +435,11 @@ class World:
             raise Harm(f"{self.budget.used_bytes} bytes are not given back")
         if self.errors.found:
             raise Harm(f"{self.errors.found}")
+
+
+def most_resident_bytes() -> int:
+    """The most memory that this process has had; 0 where the system does not say in bytes that are known."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 if sys.platform == "linux" else 0
 
 
 def resident_bytes() -> int:
