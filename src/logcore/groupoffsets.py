@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from logcore.config import INT64_MAX
 from logcore.format.consumergrouprecords import (
     CONSUMER_KEY_VERSIONS,
     ConsumerValue,
@@ -35,20 +36,23 @@ from logcore.reader import LogReader, aborted_transactions
 #: Settings of the topic, for whoever creates it.
 OFFSETS_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_600, "compression.type": "producer"}
 
+#: Offset, key and value of a record.
+Row = tuple[int, bytes, bytes | None]
+
 
 class StoredGroups:
     """What a reading found. offsets: group -> topic -> partition. groups: group -> its last record, of the classic
     protocol. consumers: group -> the last records of a group of the consumer protocol, by kind and name.
 
     not_understood: how many records were left out. unstable: group -> producer id -> (topic, partition) -> what an open
-    transaction would commit.
+    transaction would commit, and its place among others of that partition: a number below 0 that rises with the log.
     """
 
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, dict[int, Committed]]] = {}
         self.groups: dict[str, StoredGroup] = {}
         self.consumers: dict[str, dict[tuple[Kind, str], ConsumerValue]] = {}
-        self.unstable: dict[str, dict[int, dict[tuple[str, int], Committed]]] = {}
+        self.unstable: dict[str, dict[int, dict[tuple[str, int], tuple[int, Committed]]]] = {}
         self.not_understood = 0
 
     def member_count(self, group_id: str) -> int:
@@ -93,17 +97,18 @@ class StoredGroups:
         if not topics:
             self.offsets.pop(key.group_id, None)
 
-    def take_unstable(self, undecided: Mapping[int, Iterable[tuple[bytes, bytes | None]]]) -> None:
+    def take_unstable(self, undecided: Mapping[int, Iterable[Row]]) -> None:
         """Adds what open transactions would commit, by producer id."""
         for producer_id, rows in undecided.items():
-            for key, value in rows:
+            for offset, key, value in rows:
                 name = read_key(key)
                 committed = None
                 if value is not None:
                     committed = read_commit(value)
                 if isinstance(name, CommitKey) and committed is not None:
                     group = self.unstable.setdefault(name.group_id, {})
-                    group.setdefault(producer_id, {})[name.topic, name.partition] = committed
+                    place = offset - INT64_MAX - 1
+                    group.setdefault(producer_id, {})[name.topic, name.partition] = place, committed
 
     def _take_group(self, group_id: str, value: bytes | None) -> None:
         if value is None:
@@ -129,10 +134,7 @@ class StoredGroups:
         self.consumers.setdefault(name.group_id, {})[name.kind, name.name] = fact
 
 
-_Undecided = dict[int, list[tuple[bytes, bytes | None]]]
-
-
-def latest_records(log: LogReader) -> tuple[dict[bytes, bytes | None], _Undecided]:
+def latest_records(log: LogReader) -> tuple[dict[bytes, bytes | None], dict[int, list[Row]]]:
     """The last value of each key in one partition of the topic, and by producer id the records of open transactions
     behind these. Raises what reading raises.
     """
@@ -147,16 +149,15 @@ def latest_records(log: LogReader) -> tuple[dict[bytes, bytes | None], _Undecide
     return _latest_of_committed(log, start, end)
 
 
-_Row = tuple[int, bytes, bytes | None]
-
-
-def _latest_of_committed(log: LogReader, start: int, end: int) -> tuple[dict[bytes, bytes | None], _Undecided]:
+def _latest_of_committed(
+    log: LogReader, start: int, end: int
+) -> tuple[dict[bytes, bytes | None], dict[int, list[Row]]]:
     """As latest_records(), for a log with transactions that are open or aborted."""
     latest: dict[bytes, bytes | None] = {}
     offsets: dict[bytes, int] = {}
-    undecided: dict[int, list[_Row]] = {}  # by producer id
+    undecided: dict[int, list[Row]] = {}  # by producer id
 
-    def take(rows: Iterable[_Row]) -> None:
+    def take(rows: Iterable[Row]) -> None:
         for offset, key, value in rows:
             if offsets.get(key, -1) < offset:  # a later record may have been taken while the transaction was open
                 offsets[key] = offset
@@ -175,7 +176,7 @@ def _latest_of_committed(log: LogReader, start: int, end: int) -> tuple[dict[byt
             take(rows)
     # What stands before a record that counts could not count any more.
     left = {
-        producer_id: [(key, value) for offset, key, value in rows if offset > offsets.get(key, -1)]
+        producer_id: [row for row in rows if row[0] > offsets.get(row[1], -1)]
         for producer_id, rows in undecided.items()
     }
     return latest, left

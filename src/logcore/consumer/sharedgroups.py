@@ -473,10 +473,8 @@ class SharedGroups:
                 generation = max(generation, stored.generation)
             node.group.generation = generation
         node.group.offsets = {topic: dict(partitions) for topic, partitions in offsets.items() if partitions}
-        node.group.unstable = {
-            producer_id: {key: (0, each) for key, each in keys.items()}
-            for producer_id, keys in self._offsets.unstable(group_id).items()
-        }
+        unstable = self._offsets.unstable(group_id)
+        node.group.unstable = {producer_id: dict(keys) for producer_id, keys in unstable.items()}
         return node
 
     def _clear_mail(self, node: GroupNode) -> None:
@@ -637,8 +635,8 @@ class _Offsets:
                 return found.offsets[group_id]
         return {}
 
-    def unstable(self, group_id: str) -> Mapping[int, Mapping[OffsetKey, Committed]]:
-        """Producer id -> what its open transaction would commit."""
+    def unstable(self, group_id: str) -> Mapping[int, Mapping[OffsetKey, tuple[int, Committed]]]:
+        """Producer id -> what its open transaction would commit, and its place."""
         return next((found.unstable[group_id] for found in self._found.values() if group_id in found.unstable), {})
 
     def group(self, group_id: str) -> StoredGroup | None:

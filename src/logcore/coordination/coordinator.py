@@ -90,7 +90,7 @@ class Coordinator:
         groups: Mapping[str, StoredGroup],
         committed: Mapping[str, dict[str, dict[int, Committed]]],
         now_ms: int,
-        unstable: Mapping[str, dict[int, dict[OffsetKey, Committed]]] = MappingProxyType({}),
+        unstable: Mapping[str, dict[int, dict[OffsetKey, tuple[int, Committed]]]] = MappingProxyType({}),
         consumers: Mapping[str, Mapping[Fact, ConsumerValue]] = MappingProxyType({}),
     ) -> list[Effect]:
         """Takes over what was stored, as take(). Sessions begin now: members of before have their time to come back."""
@@ -101,21 +101,21 @@ class Coordinator:
         self,
         groups: Mapping[str, StoredGroup],
         committed: Mapping[str, dict[str, dict[int, Committed]]],
-        unstable: Mapping[str, dict[int, dict[OffsetKey, Committed]]],
+        unstable: Mapping[str, dict[int, dict[OffsetKey, tuple[int, Committed]]]],
         consumers: Mapping[str, Mapping[Fact, ConsumerValue]],
     ) -> None:
         """Takes over what was stored; begin_sessions() is to follow. May be called by another thread, as long as
         nothing but stop() is called meanwhile.
 
-        unstable: group -> producer id -> what its open transaction would commit. consumers: the facts of groups of the
-        consumer protocol.
+        unstable: group -> producer id -> what its open transaction would commit, with an order (see Group) below those
+        of commits to come. consumers: the facts of groups of the consumer protocol.
         """
         taken: dict[str, Group] = {}
         for group_id in {**groups, **committed, **unstable, **consumers}:
             group = Group(group_id, offsets=committed.get(group_id, {}))
             taken[group_id] = group
             for producer_id, keys in unstable.get(group_id, {}).items():
-                group.unstable[producer_id] = {key: (0, each) for key, each in keys.items()}
+                group.unstable[producer_id] = dict(keys)
             found = restored(group_id, consumers.get(group_id, {}))
             if found.members or (found.epoch and group_id not in groups):
                 if group_id in groups:  # what deletes its record was never written

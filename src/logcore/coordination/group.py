@@ -93,9 +93,9 @@ class Group:
     that have not joined with them. unsynced: members of this generation that have not asked for their assignment.
     topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
     on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
-    record; order: how many commits of the group were told to be stored; applied: of which of these an offset is, 0 for
-    what was there at the start. consumers: of a group of the consumer protocol. is_first: the rebalance under way began
-    in an empty group. join_timer, sync_timer: those that are set.
+    record; order: how many commits of the group were told to be stored; applied: of which of these an offset is, none
+    for what was there at the start. consumers: of a group of the consumer protocol. is_first: the rebalance under way
+    began in an empty group. join_timer, sync_timer: those that are set.
     """
 
     group_id: str
@@ -360,7 +360,7 @@ class Group:
 
     def put(self, key: OffsetKey, committed: Committed, order: int) -> None:
         """Unless a record behind it counts already."""
-        if order < self.applied.get(key, 0):
+        if key in self.applied and order < self.applied[key]:
             return
         topic, partition = key
         self.applied[key] = order
