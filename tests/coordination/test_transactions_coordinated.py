@@ -6,9 +6,6 @@ support/transactionworld.py; and the same search over coordinators with a mistak
 
 from __future__ import annotations
 
-import inspect
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -32,7 +29,7 @@ from logcore.coordination.transactioneffects import (
 )
 from logcore.coordination.transactions import EXPIRATION_MS, RETRY_MS, Transactions
 from logcore.format.transactionrecords import Status, StoredTransaction
-from support.transactionworld import TIMEOUT_MS, Broken, World
+from support.transactionworld import TIMEOUT_MS, Broken, World, with_mistakes
 
 T0 = 1_700_000_000_000
 P = frozenset({("t", 0)})
@@ -473,15 +470,6 @@ MISTAKES = {
 }
 
 
-def with_mistake(old: str, new: str) -> Any:
-    source = inspect.getsource(transactions)
-    assert source.count(old) == 1, (source.count(old), old)
-    module = types.ModuleType("transactions_with_a_mistake")
-    sys.modules[module.__name__] = module
-    exec(compile(source.replace(old, new), "<mistake>", "exec"), module.__dict__)
-    return module
-
-
 def is_found(module: Any, **more: Any) -> bool:
     for seed in range(300):
         try:
@@ -493,7 +481,7 @@ def is_found(module: Any, **more: Any) -> bool:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_random_lives_find_a_coordinator_with_a_mistake(name: str) -> None:
-    assert is_found(with_mistake(*MISTAKES[name]))
+    assert is_found(with_mistakes(MISTAKES[name]))
 
 
 def test_random_lives_find_markers_before_the_prepare_record() -> None:

@@ -4,7 +4,10 @@ A record of `__transaction_state` waits until the world syncs it; a crash keeps 
 marker of a transaction is written, refused for now, or lost in a crash by itself. Producers lose requests and answers,
 send again, fall asleep and wake up as zombies. Time is a number.
 
-What must hold, once everybody had time to end:
+What must hold at any time:
+    known       what the coordinator knows of an id is what is on disk: nothing runs ahead of its record
+    alike       whoever asks for the same end again gets the same answer, or an error
+and once everybody had time to end:
     whole       the records of a transaction are all committed, or none is
     answered    what was answered as committed is, what was answered as aborted is not
     none hangs  no partition has an open transaction
@@ -12,7 +15,10 @@ What must hold, once everybody had time to end:
 
 from __future__ import annotations
 
+import inspect
 import random
+import sys
+import types
 from typing import Any
 
 import attrs
@@ -89,6 +95,18 @@ class Producer:
     late: list[tuple[Identity, Partition, int]] = attrs.Factory(list)
 
 
+def with_mistakes(*mistakes: tuple[str, str]) -> Any:
+    """The coordinator's module with other lines in place of some."""
+    source = inspect.getsource(real)
+    for old, new in mistakes:
+        assert source.count(old) == 1, (source.count(old), old)
+        source = source.replace(old, new)
+    module = types.ModuleType("transactions_with_a_mistake")
+    sys.modules[module.__name__] = module
+    exec(compile(source, "<mistake>", "exec"), module.__dict__)
+    return module
+
+
 class World:
     """module: where the coordinator is from. marks_early: markers are written before the prepare record is on disk."""
 
@@ -102,6 +120,7 @@ class World:
         self.next_id = 1_000
         self.attempts = 0
         self.written: dict[int, set[Partition]] = {}  # attempt -> where its records were acknowledged
+        self.ends: dict[tuple[str, int, int, bool], Identity] = {}  # what was answered to each request for an end
         self.outcomes: dict[int, bool] = {}  # attempt -> whether its producer was told that it is committed
         self.producers = [Producer("ab"[n % 2], 2 if n % 3 == 0 else 1) for n in range(4)]
         self.waiters = 0
@@ -194,6 +213,7 @@ class World:
         self.act(self.coordinator.stored(effect, self.now_ms, failed=True))
         if not self.coordinator.is_over:
             self.stores.remove(effect)  # it went on as if the record were there; a crash shows what comes of it
+            self.judge_knowledge()
             for _ in range(12):
                 self.step(self.chance.choice(self.producers))
             self.crash()
@@ -209,8 +229,16 @@ class World:
         for producer in self.producers:
             if producer.waiter == waiter:
                 producer.waiter = -1
+                self.judge_answer(producer.request, result)
                 if self.chance.random() < 0.9:  # else the answer is lost, and the request comes again
                     self.hear(producer, result)
+
+    def judge_answer(self, request: Any, result: Any) -> None:
+        if isinstance(request, End) and isinstance(result, Identity):
+            asked = (request.transactional_id, request.producer_id, request.producer_epoch, request.commit)
+            before = self.ends.setdefault(asked, result)
+            if before != result:
+                raise Broken(f"{asked} is answered {result}, and was {before}")
 
     def hear(self, producer: Producer, result: Any) -> None:
         request = producer.request
@@ -319,7 +347,18 @@ class World:
                 self.pass_time(self.chance.choice([10, 500, 5_000, 30_000, 60_000]))
             else:
                 self.chance.choice(rare)()
+            self.judge_knowledge()
         self.finish()
+
+    def judge_knowledge(self) -> None:
+        for key, value in self.durable.items():
+            name = read_transaction_key(key)
+            assert name is not None
+            stored = None
+            if value is not None:
+                stored = read_transaction(value)
+            if self.coordinator.get(name) != stored:
+                raise Broken(f"{name} is known as {self.coordinator.get(name)}, and stored as {stored}")
 
     def finish(self) -> None:
         """All producers are gone, but for what they have asked; then the invariants."""

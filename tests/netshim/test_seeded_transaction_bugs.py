@@ -1,0 +1,468 @@
+"""Mistakes that a coordinator of transactions could make, T1 to T12: a simulation finds each, and nothing without it.
+
+The simulations: lives of the coordinator alone (support/transactionworld.py); a broker without sockets whose power is
+cut at every change; offsets of groups against a plain model; a clock that jumps. docs/crashes.md has the table.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+import logcore
+from logcore.coordination import offsets as group_offsets
+from logcore.coordination import transactions
+from logcore.coordination.group import Group
+from logcore.format.transactionrecords import Status
+from logcore.producer.coordinator import TransactionCoordinator
+from logcore.recordbatch import encode
+from logcore.testing import SimulatedDisk, explore
+from netshim import wire
+from netshim.handlers import produce
+from netshim.wire import codes
+from support.stillbroker import StillBroker
+from support.transactionworld import World, with_mistakes
+
+#: Lives of the coordinator; a mistake is found in one of the first few.
+LIVES = 300
+
+
+def found_in_lives(module: Any, **more: Any) -> str:
+    """What is broken first. Fails where nothing is."""
+    for seed in range(LIVES):
+        try:
+            World(seed, module, **more).live(300)
+        except AssertionError as error:  # of the world, or the coordinator's own
+            return str(error)
+    pytest.fail(f"not found in {LIVES} lives")
+
+
+def test_T1_a_marker_before_its_decision_is_on_disk() -> None:
+    found_in_lives(transactions, marks_early=True)
+
+
+def test_T2_a_transaction_is_called_complete_before_its_markers_are_on_disk() -> None:
+    found_in_lives(
+        with_mistakes(
+            (
+                "        transaction.left = left\n        if not left:",
+                "        transaction.left = left = frozenset()\n        if not left:",
+            )
+        )
+    )
+
+
+def test_T3_records_before_their_partition_is_on_disk() -> None:
+    found_in_lives(
+        with_mistakes(
+            (
+                "        return self._store(transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch)",
+                "        transaction.stored = ongoing\n"
+                "        effects = self._store(transaction, ongoing, last_epoch=transaction.last_epoch)\n"
+                "        return [*_reply(waiter, None), *effects]",
+            )
+        )
+    )
+
+
+def test_T4_an_end_is_answered_before_its_decision_is_on_disk() -> None:
+    found = found_in_lives(
+        with_mistakes(
+            (
+                "        transaction.ending = (waiter, identity)\n        return self._store(transaction, prepared,",
+                "        return [*_reply(waiter, identity)] + self._store(transaction, prepared,",
+            )
+        )
+    )
+    assert "answered" in found
+
+
+def test_T7_an_epoch_that_counts_although_its_record_could_not_be_written() -> None:
+    """KAFKA-9666: each failure raised the epoch in memory, until there was none left."""
+    found = found_in_lives(
+        with_mistakes(
+            (
+                "        if failed:\n            return self.end()\n",
+                "        if failed:\n"
+                "            transaction.storing = None\n"
+                "            if transaction.stored is not None and effect.stored is not None:\n"
+                "                epoch = effect.stored.producer_epoch\n"
+                "                transaction.stored = attrs.evolve(transaction.stored, producer_epoch=epoch)\n"
+                "            return self._go_on(transaction, now_ms)\n",
+            )
+        )
+    )
+    assert "is known as" in found
+
+
+def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
+    """What had been handed out counted as written, also for the coordinator that came next."""
+    found = found_in_lives(
+        with_mistakes(
+            ("_TOP_EPOCH: Final = 32_767\n", "_TOP_EPOCH: Final = 32_767\n_LEFT: dict = {}\n"),
+            (
+                "            commit = stored.status is Status.PREPARE_COMMIT\n            return [",
+                "            commit = stored.status is Status.PREPARE_COMMIT\n"
+                "            _LEFT[transaction.transactional_id, stored.update_ms] = frozenset()\n            return [",
+            ),
+            (
+                "                transaction.left = stored.partitions\n                effects += self._mark",
+                "                transaction.left = _LEFT.get((name, stored.update_ms), stored.partitions)\n"
+                "                effects += self._mark",
+            ),
+        )
+    )
+    assert "open transaction" in found or "is committed in" in found
+
+
+def test_T12_the_same_end_again_raises_the_epoch_again() -> None:
+    found = found_in_lives(
+        with_mistakes(
+            (
+                "    if is_current:  # nothing was begun: an abort raises the epoch all the same",
+                "    if is_retry and request.commit == (stored.status is Status.COMPLETE_COMMIT):\n"
+                "        return True\n    if is_current:",
+            )
+        )
+    )
+    assert "and was" in found
+
+
+def test_nothing_is_found_without_a_mistake() -> None:
+    for seed in range(20):
+        World(seed).live(300)
+
+
+# -- T5: what a power cut left open ----------------------------------------------------------------------------------
+
+
+class Interrupted:
+    """A producer whose broker loses power under "os" while its first transaction is open, and who goes on with it."""
+
+    def __init__(self) -> None:
+        self.who = (-1, -1)
+
+    def live(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
+        bench = StillBroker(disk, disk.now_ms(), "os")
+        bench.logdir.create_topic("t", 2)
+        got = bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000)
+        self.who = (got.producer_id, got.producer_epoch)
+        assert self.write(bench) == {0}
+        promise("written")
+        bench.stop()
+
+    def write(self, bench: StillBroker) -> set[int]:
+        """Adds both partitions and sends the batch; the codes that came."""
+        topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
+        added = bench.ask(
+            wire.ADD_PARTITIONS_TO_TXN,
+            3,
+            v3_and_below_transactional_id="x",
+            v3_and_below_producer_id=self.who[0],
+            v3_and_below_producer_epoch=self.who[1],
+            v3_and_below_topics=[topic_type(name="t", partitions=[0, 1])],
+        )
+        found = {
+            part.partition_error_code
+            for topic in added.results_by_topic_v3_and_below
+            for part in topic.results_by_partition
+        }
+        batch = encode(
+            [(None, b"v", (), bench.now_ms)],
+            transactional=True,
+            producer_id=self.who[0],
+            producer_epoch=self.who[1],
+            base_sequence=0,
+        )
+        request = wire.PRODUCE.Request
+        parts = [request.Topic.Partition(index=number, records=batch) for number in (0, 1)]
+        topics = [request.Topic(name="t", partition_data=parts)]
+        told = bench.ask(wire.PRODUCE, 9, transactional_id="x", acks=-1, timeout_ms=1_000, topic_data=topics)
+        return found | {part.error_code for part in told.responses[0].partition_responses}
+
+    def go_on(self, disk: SimulatedDisk) -> tuple[bool, list[int]]:
+        """Whether the producer was told that all is committed, and how many records each partition shows."""
+        bench = StillBroker(disk, disk.now_ms())
+        if "t" not in bench.logdir:
+            bench.stop()
+            return False, []
+        is_told = self.write(bench) == {0}
+        if is_told:
+            end = bench.ask(
+                wire.END_TXN,
+                3,
+                transactional_id="x",
+                producer_id=self.who[0],
+                producer_epoch=self.who[1],
+                committed=True,
+            )
+            is_told = end.error_code == 0
+        seen = [len(list(bench.logdir.partition("t", number).read(0, isolation="read_committed"))) for number in (0, 1)]
+        bench.stop()
+        return is_told, seen
+
+
+def explore_orphans(limit: int) -> list[list[int]]:
+    """What each partition shows of a transaction that is told to be committed, where that is not all of it."""
+    producer = Interrupted()
+    broken: list[list[int]] = []
+
+    def judge(_promised: list[Any], found: tuple[bool, list[int]]) -> None:
+        is_told, seen = found
+        if is_told and seen != [1, 1]:
+            broken.append(seen)  # raised here, it would be an error of the broker's disk
+
+    assert explore(producer.live, producer.go_on, judge, limit=limit, again_every=0).states > 50
+    return broken
+
+
+def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its producer sends again is then a duplicate of what was aborted, and is missing in what is committed."""
+    assert explore_orphans(4) == []
+    module = with_mistakes(("epoch = min(epochs[producer_id] + 1, _TOP_EPOCH)", "epoch = epochs[producer_id]"))
+    fence = transactions.Transactions._fence
+
+    def fence_with_the_same_epoch(self: Any, transaction: Any, now_ms: int, *orphans: Any) -> Any:
+        effects = fence(self, transaction, now_ms, *orphans)
+        if not orphans:
+            return effects
+        (store,) = effects
+        same = attrs.evolve(store.stored, producer_epoch=transaction.stored.producer_epoch)
+        return self._store(transaction, same)
+
+    monkeypatch.setattr(transactions.Transactions, "adopt", module.Transactions.adopt)
+    monkeypatch.setattr(transactions.Transactions, "_fence", fence_with_the_same_epoch)
+    assert explore_orphans(4)
+
+
+# -- T6: what is sent twice ------------------------------------------------------------------------------------------
+
+
+def send_twice() -> tuple[set[int], set[int]]:
+    """The codes of a batch that comes twice in its transaction."""
+    disk = SimulatedDisk()
+    producer = Interrupted()
+    bench = StillBroker(disk, disk.now_ms())
+    bench.logdir.create_topic("t", 2)
+    got = bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000)
+    producer.who = (got.producer_id, got.producer_epoch)
+    first = producer.write(bench)
+    again = producer.write(bench)
+    assert [bench.logdir.partition("t", number).log_end_offset for number in (0, 1)] == [1, 1]
+    bench.stop()
+    return first, again
+
+
+def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its open transaction it is answered as before. After the end Kafka 4.1.1 too asks the coordinator first; that
+    comparison is in tests/support/conformance/transactions.py.
+    """
+    assert send_twice() == ({0}, {0})
+    append = produce._append
+
+    def append_once(log: Any, records: Any) -> Any:
+        batch_ends = log.log_end_offset
+        receipt = append(log, records)
+        if log.log_end_offset == batch_ends:  # it was there before
+            return logcore.OutOfOrderSequenceError("a batch came twice")
+        return receipt
+
+    monkeypatch.setattr(produce, "_append", append_once)
+    assert send_twice() == ({0}, {0, codes.OUT_OF_ORDER_SEQUENCE_NUMBER})
+
+
+# -- T9 and T10: offsets of groups -----------------------------------------------------------------------------------
+
+
+class Offsets:
+    """Commits of one partition's offset, plain and in transactions, in an order drawn by chance, with restarts and
+    power cuts, beside a model: of what is committed the record that was written last counts.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.disk = SimulatedDisk(seed=seed)
+        self.bench = StillBroker(self.disk, self.disk.now_ms())
+        self.bench.logdir.create_topic("in")
+        self.written = 0
+        self.counts = (0, -1)  # when it was written, and the offset
+        self.pending: dict[str, tuple[int, int]] = {}
+        self.who = {name: self.begin(name) for name in ("x", "y")}
+
+    def begin(self, name: str) -> tuple[int, int]:
+        got = self.bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=600_000)
+        assert got.error_code == 0, got
+        return got.producer_id, got.producer_epoch
+
+    def live(self, events: int) -> None:
+        steps = [self.commit, self.commit_in_transaction, self.commit_in_transaction, self.end, self.restart]
+        try:
+            for _ in range(events):
+                self.chance.choice(steps)()
+                self.judge()
+        except AssertionError:
+            self.disk.crash()  # what was not closed stays silent
+            raise
+        self.bench.stop()
+
+    def commit(self) -> None:
+        self.written += 1
+        topic_type = wire.OFFSET_COMMIT.Request.Topic
+        part = topic_type.Partition(partition_index=0, committed_offset=self.written, committed_metadata="")
+        answer = self.bench.ask(
+            wire.OFFSET_COMMIT,
+            7,
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            topics=[topic_type(name="in", partitions=[part])],
+        )
+        assert answer.topics[0].partitions[0].error_code == 0, answer
+        self.counts = (self.written, self.written)
+
+    def commit_in_transaction(self, name: str = "") -> None:
+        name = name or self.chance.choice("xy")
+        self.written += 1
+        topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
+        part = topic_type.Partition(partition_index=0, committed_offset=self.written, committed_metadata="")
+        answer = self.bench.ask(
+            wire.TXN_OFFSET_COMMIT,
+            5,
+            group_id="g",
+            generation_id=-1,
+            transactional_id=name,
+            producer_id=self.who[name][0],
+            producer_epoch=self.who[name][1],
+            topics=[topic_type(name="in", partitions=[part])],
+        )
+        assert answer.topics[0].partitions[0].error_code == 0, answer
+        self.pending[name] = (self.written, self.written)
+
+    def end(self) -> None:
+        if self.pending:
+            self.end_one(self.chance.choice(sorted(self.pending)), commit=self.chance.random() < 0.6)
+
+    def end_one(self, name: str, *, commit: bool = True) -> None:
+        producer_id, epoch = self.who[name]
+        end = self.bench.ask(
+            wire.END_TXN, 5, transactional_id=name, producer_id=producer_id, producer_epoch=epoch, committed=commit
+        )
+        assert end.error_code == 0, end
+        self.who[name] = (end.producer_id, end.producer_epoch)
+        found = self.pending.pop(name)
+        if commit:
+            self.counts = max(self.counts, found)
+
+    def restart(self) -> None:
+        kind = self.chance.randrange(3)
+        if kind == 0:
+            self.bench.restart()
+            return
+        if kind == 1:
+            self.disk.kill()
+        else:
+            left = list(self.disk.after_crash(limit=8, kind="power"))
+            self.disk.crash()
+            self.disk = self.bench.disk = self.chance.choice(left)
+        self.bench.start()
+
+    def judge(self) -> None:
+        group = wire.OFFSET_FETCH.Request.Group
+        asked = [group(group_id="g", topics=[group.Topic(name="in", partition_indexes=[0])])]
+        for is_strict in (False, True):
+            answer = self.bench.ask(wire.OFFSET_FETCH, 8, require_stable=is_strict, groups=asked)
+            (found,) = answer.groups[0].topics[0].partitions
+            if found.error_code:
+                assert is_strict, found
+                assert found.error_code == codes.UNSTABLE_OFFSET_COMMIT
+                assert self.pending, "nothing is open"
+            else:
+                assert found.committed_offset == self.counts[1], f"{found.committed_offset} counts, not {self.counts}"
+
+
+def test_offsets_of_transactions_count_from_their_commit_on_and_the_latest_record_wins() -> None:
+    for seed in range(6):
+        Offsets(seed).live(60)
+
+
+def test_the_latest_of_two_open_commits_counts_whichever_ends_last_after_a_restart() -> None:
+    """After a restart the one that ended last counted, though its record was the older."""
+    world = Offsets(0)
+    world.commit_in_transaction("x")
+    world.commit_in_transaction("y")
+    world.bench.restart()
+    world.end_one("y")
+    world.end_one("x")
+    world.judge()
+    world.bench.stop()
+
+
+def find_in_offsets() -> None:
+    with pytest.raises(AssertionError, match="counts, not"):
+        for seed in range(50):
+            Offsets(seed).live(60)
+
+
+def test_T9_offsets_are_shown_before_their_transaction_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = group_offsets.pending
+
+    def shown(group: Group, done: Any, error: Any) -> Any:
+        for key, each in done.offsets.items():
+            group.put(key, each, done.order)
+        return pending(group, done, error)
+
+    monkeypatch.setattr(group_offsets, "pending", shown)
+    find_in_offsets()
+
+
+def test_T10_an_older_commit_of_a_transaction_covers_a_newer_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(self: Group, key: tuple[str, int], committed: Any, _order: int) -> None:
+        self.offsets.setdefault(key[0], {})[key[1]] = committed
+
+    monkeypatch.setattr(Group, "put", put)
+    find_in_offsets()
+
+
+# -- T11: clocks -----------------------------------------------------------------------------------------------------
+
+
+def live_with_jumps(seed: int) -> None:
+    """A transaction is open for some time while the wall clock jumps. It ends when its time is over, not before."""
+    chance = random.Random(seed)
+    disk = SimulatedDisk({"data": None}, seed=seed)
+    with logcore.open_dir("data", create=True, fs=disk) as data:
+        data.create_topic("t")
+        with data.producer(transactional_id="x", transaction_timeout_ms=60_000, threaded=False) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("t", b"v")
+            producer.flush()
+            open_ms = 0
+            while open_ms < 60_000:
+                data.tick()
+                assert state_of(data) is Status.ONGOING, f"ended after {open_ms} ms"
+                if chance.random() < 0.5:
+                    disk.set_wall_clock(disk.now_ms() + chance.choice((-1, 1)) * 3_600_000)
+                passed_ms = chance.randrange(1_000, 20_000)
+                disk.advance(passed_ms)
+                open_ms += passed_ms
+            for _ in range(3):
+                data.tick()
+                disk.advance(2_000)
+            assert state_of(data) is Status.COMPLETE_ABORT, f"still open after {open_ms} ms"
+
+
+def state_of(data: logcore.LogDir) -> Status:
+    return data.transactions()["x"].status
+
+
+def test_T11_a_timeout_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(4):
+        live_with_jumps(seed)
+    monkeypatch.setattr(TransactionCoordinator, "now_ms", lambda self: self._fs.now_ms())
+    with pytest.raises(AssertionError, match=r"ended after|still open"):
+        for seed in range(10):
+            live_with_jumps(seed)

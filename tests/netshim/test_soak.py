@@ -1,0 +1,247 @@
+"""A broker that works for half an hour: its memory and its descriptors stay as they were after the first minutes.
+
+Clients of librdkafka produce, read in groups of both protocols whose members come and go, consume, transform and
+produce in transactions, make and delete topics; connections come and go beside them, some with garbage. Retention takes
+old records, so that nothing has a reason to grow.
+
+`make slow` does it for 30 minutes; LOGCORE_SOAK_SECONDS says how long. It is no test of speed: the clients pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import logcore
+from netshim import wire
+from support.client import Client
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
+
+SECONDS = float(os.environ.get("LOGCORE_SOAK_SECONDS", "1800"))
+LOOK_S = 2.0
+#: What must have grown by more than this is called a leak: half an hour of one kilobyte in each second's work is 2 MB.
+SLACK_BYTES = 6 << 20
+SLACK_DESCRIPTORS = 8
+QUIET: dict[str, Any] = {"log_level": 0}
+CONFIG = {"segment.bytes": 1 << 20, "retention.bytes": 2 << 20, "file.delete.delay.ms": 1_000}
+
+
+@attrs.frozen
+class Look:
+    """What the process of the broker holds."""
+
+    resident_bytes: int
+    anonymous_bytes: int
+    descriptors: int
+    threads: int
+
+
+def look(pid: int) -> Look:
+    kilobytes = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "RssAnon", "Threads"):
+            kilobytes[name] = int(value.split()[0])
+    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    return Look(kilobytes["VmRSS"] << 10, kilobytes["RssAnon"] << 10, descriptors, kilobytes["Threads"])
+
+
+class Crowd:
+    """The clients, each in a thread that ends when is_over is set. done: how often each kind of work was done."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+        self.is_over = threading.Event()
+        self.done: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.threads: list[threading.Thread] = []
+        kinds: list[Callable[[], None]] = [
+            self.produce,
+            self.transact,
+            self.administer,
+            self.come_and_go,
+            *[lambda protocol=protocol: self.consume(protocol) for protocol in ("classic", "consumer") * 2],
+        ]
+        for kind in kinds:
+            thread = threading.Thread(target=self._guarded, args=(kind,), daemon=True)
+            self.threads.append(thread)
+            thread.start()
+
+    def _guarded(self, kind: Callable[[], None]) -> None:
+        try:
+            while not self.is_over.is_set():
+                kind()
+        except BaseException as error:
+            self.failures.append(repr(error))
+
+    def end(self) -> None:
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a client hangs"
+
+    def produce(self) -> None:
+        """A producer that lives for some time."""
+        settings = {"bootstrap.servers": self.address, "enable.idempotence": True, "linger.ms": 5, **QUIET}
+        producer = confluent_kafka.Producer(settings)
+        for _ in range(500):
+            if self.is_over.is_set():
+                break
+            for number in range(4):
+                producer.produce("in", os.urandom(1_000), partition=number % 2)
+            producer.poll(0.02)
+            self.done["produced"] += 4
+        assert producer.flush(30) == 0
+
+    def consume(self, protocol: str) -> None:
+        """A member of a group, for some time."""
+        settings = {
+            "bootstrap.servers": self.address,
+            "group.id": f"of-the-{protocol}-protocol",
+            "group.protocol": protocol,
+            "auto.offset.reset": "latest",
+            **QUIET,
+        }
+        consumer = confluent_kafka.Consumer(settings)
+        consumer.subscribe(["in"])
+        until = time.monotonic() + random.uniform(5, 40)
+        while time.monotonic() < until and not self.is_over.is_set():
+            self.done[f"read by {protocol}"] += sum(one.error() is None for one in consumer.consume(100, 0.2))
+        consumer.close()
+
+    def transact(self) -> None:
+        """Consumes, transforms and produces, for some time; each fifth transaction is aborted."""
+        common = {"bootstrap.servers": self.address, **QUIET}
+        consumer = confluent_kafka.Consumer(
+            {**common, "group.id": "of-transactions", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        )
+        consumer.subscribe(["in"])
+        producer = confluent_kafka.Producer({**common, "transactional.id": "soaked", "linger.ms": 1})
+        producer.init_transactions(30)
+        for turn in range(150):
+            found = [one for one in consumer.consume(20, 0.2) if one.error() is None]
+            if self.is_over.is_set():
+                break
+            if not found:
+                continue
+            producer.begin_transaction()
+            for one in found:
+                producer.produce("out", one.value()[:100])
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 30
+            )
+            if turn % 5:
+                producer.commit_transaction(30)
+                self.done["committed"] += 1
+            else:
+                producer.abort_transaction(30)
+                self.done["aborted"] += 1
+        consumer.close()
+
+    def administer(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.address, **QUIET})
+        for number in range(10):
+            name = f"for-now-{number}"
+            for made in admin.create_topics([NewTopic(name, 3)]).values():
+                made.result(30)
+            admin.list_topics(timeout=30)
+            admin.list_consumer_groups().result(30)
+            for gone in admin.delete_topics([name]).values():
+                gone.result(30)
+            self.done["topics"] += 1
+            if self.is_over.wait(2):
+                return
+
+    def come_and_go(self) -> None:
+        """Connections: some ask, some send garbage, some are reset in the middle of a request."""
+        for number in itertools.count():
+            if self.is_over.wait(0.1):
+                return
+            client = Client(self.port)
+            with contextlib.suppress(OSError, EOFError):
+                if number % 3 == 0:
+                    client.ask(wire.METADATA, 1, wire.METADATA.Request(topics=None))
+                elif number % 3 == 1:
+                    client.sock.sendall(os.urandom(100))
+                else:
+                    client.sock.sendall((50_000).to_bytes(4, "big") + bytes(10_000))
+            client.close()
+            self.done["connections"] += 1
+
+
+def served(path: Path) -> tuple[subprocess.Popen[bytes], int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while True:
+        assert process.poll() is None, process.returncode
+        assert time.monotonic() < until, "the broker does not listen"
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return process, port
+        except OSError:
+            time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 600)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc")
+def test_memory_and_descriptors_of_a_broker_stay_as_they_are(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as data:
+        data.create_topic("in", 2, CONFIG)
+        data.create_topic("out", 2, CONFIG)
+    process, port = served(tmp_path / "data")
+    looks: list[Look] = []
+    try:
+        crowd = Crowd(port)
+        until = time.monotonic() + SECONDS
+        before_end = Counter[str]()
+        while time.monotonic() < until:
+            time.sleep(LOOK_S)
+            assert process.poll() is None, process.returncode
+            assert not crowd.failures, crowd.failures
+            looks.append(look(process.pid))
+            if time.monotonic() < until - SECONDS / 4:
+                before_end = Counter(crowd.done)
+        crowd.end()
+        assert not crowd.failures, crowd.failures
+        idle = crowd.done.keys() - (crowd.done - before_end).keys()
+        assert not idle, f"no longer done at the end: {idle}"
+    finally:
+        process.kill()
+        process.wait()
+    part = len(looks) // 10
+    early = looks[3 * part : 5 * part]
+    late = looks[-2 * part :]
+    told = {}
+    for name in ("resident_bytes", "anonymous_bytes", "descriptors", "threads"):
+        told[name] = (
+            int(statistics.median(getattr(one, name) for one in early)),
+            int(statistics.median(getattr(one, name) for one in late)),
+        )
+    print(f"{SECONDS:.0f} s: {dict(crowd.done)}; early and late: {told}; first {looks[0]}, last {looks[-1]}")
+    for name in ("resident_bytes", "anonymous_bytes"):
+        assert told[name][1] - told[name][0] < SLACK_BYTES, told
+    for name in ("descriptors", "threads"):
+        assert told[name][1] - told[name][0] < SLACK_DESCRIPTORS, told
