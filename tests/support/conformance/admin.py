@@ -56,6 +56,7 @@ def create_topics(asker: Asker) -> None:
     ask("a name of 250 characters", {"name": "x" * 250})
     ask("no partitions", {"name": name, "num_partitions": 0})
     ask("partitions below -1", {"name": name, "num_partitions": -2})
+    ask("more partitions than one request makes", {"name": name, "num_partitions": 10_001}, {"name": f"{name}-other"})
     ask("no replicas", {"name": name, "replication_factor": 0})
     ask("an unknown setting", {"name": name, "configs": config("no.such", "1")})
     ask("a setting without a value", {"name": name, "configs": config("retention.ms", None)})
