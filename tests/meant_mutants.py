@@ -1360,7 +1360,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "earlier_transactional_offset_covers_a_later_one", "logcore/coordination/group.py",
-        "        if order < self.applied.get(key, 0):\n            return\n",
+        "        if key in self.applied and order < self.applied[key]:\n            return\n",
         "",
         "netshim/test_transaction_requests.py",
     ),
