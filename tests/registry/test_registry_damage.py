@@ -142,7 +142,13 @@ def test_a_torn_read_is_repeated() -> None:
     "path", ["/controller", "/brokers/ids/1", "/consumers/g/ids/c", "/consumers/g/owners/t/0", "/consumers/g/group"]
 )
 @pytest.mark.parametrize(
-    "content", [b"\x91" * 5_000, bytes(4_096) + b"\x91" * 100, HEAD.pack()[:4_000] + b"\x91" * 9_000]
+    "content",
+    [
+        b"\x91" * 5_000,
+        b"LCNODE1L" + b"\x91" * 5_000,
+        bytes(4_096) + b"\x91" * 100,
+        HEAD.pack()[:4_000] + b"\x91" * 9_000,
+    ],
 )
 def test_what_a_power_cut_leaves_of_a_node_that_is_never_synced_is_no_node(path: str, content: bytes) -> None:
     """A group that met such a file of an owner could not have this partition until somebody deleted the file."""
