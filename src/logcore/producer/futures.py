@@ -12,9 +12,11 @@ Nothing here sends or encodes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
+import traceback
 import types
 from collections import deque
 from collections.abc import Callable
@@ -188,12 +190,20 @@ def call(function: Callable[..., object], *given: object) -> object:
     try:
         return function(*given)
     except Exception as error:
-        trace = error.__traceback__
-        told: Any = types.SimpleNamespace(
-            exc_type=type(error), exc_value=error, exc_traceback=trace, err_msg=None, object=function
-        )
-        sys.unraisablehook(told)
+        with contextlib.suppress(Exception):  # a hook that fails must not keep other callbacks from their call
+            _report(function, error)
         return None
+
+
+def _report(function: Callable[..., object], error: Exception) -> None:
+    if sys.unraisablehook is sys.__unraisablehook__:  # it takes nothing but arguments that the interpreter has made
+        print(f"Exception ignored in: {function!r}", file=sys.stderr)
+        traceback.print_exception(error)
+        return
+    told: Any = types.SimpleNamespace(
+        exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=function
+    )
+    sys.unraisablehook(told)
 
 
 class RecordFuture(Future[RecordMetadata]):
