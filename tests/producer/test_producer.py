@@ -134,6 +134,30 @@ def test_what_acks_1_wrote_is_shown_when_the_producer_rests(tmp_path: Path) -> N
         assert [record.value for record in data.read("t")] == [b"v"]
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["the interpreter's hook", "a hook that fails"])
+def test_a_callback_that_raises_keeps_no_other_from_its_call(
+    data: LogDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The interpreter's own hook refuses all arguments but its own: the callbacks behind one that raised never came."""
+
+    def fail(_: object) -> None:
+        raise OSError("no place to report to")
+
+    def delivered(error: Exception | None, metadata: RecordMetadata) -> None:
+        told.append(metadata.offset)
+        raise ZeroDivisionError("of the callback")
+
+    told: list[int] = []
+    monkeypatch.setattr(sys, "unraisablehook", fail if fails else sys.__unraisablehook__)
+    producer = still(data)
+    for number in range(3):
+        producer.send("t", b"%d" % number, partition=0, on_delivery=delivered)
+    producer.flush()
+    assert told == [0, 1, 2]
+    assert capsys.readouterr().err.count("ZeroDivisionError: of the callback") == (0 if fails else 3)
+    producer.close()
+
+
 def test_callbacks_come_once_and_in_order(data: LogDir) -> None:
     told: list[int] = []
     errors: list[object] = []

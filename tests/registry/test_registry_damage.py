@@ -138,6 +138,40 @@ def test_a_torn_read_is_repeated() -> None:
     assert found[1] == Slot(2, b"two")
 
 
+@pytest.mark.parametrize(
+    "path", ["/controller", "/brokers/ids/1", "/consumers/g/ids/c", "/consumers/g/owners/t/0", "/consumers/g/group"]
+)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x91" * 5_000,
+        b"LCNODE1L" + b"\x91" * 5_000,
+        bytes(4_096) + b"\x91" * 100,
+        HEAD.pack()[:4_000] + b"\x91" * 9_000,
+    ],
+)
+def test_what_a_power_cut_leaves_of_a_node_that_is_never_synced_is_no_node(path: str, content: bytes) -> None:
+    """A group that met such a file of an owner could not have this partition until somebody deleted the file."""
+    disk, registry = registry_with(content, path[1:] + ".node")
+    with registry:
+        with pytest.raises(NodeNotFoundError):
+            registry.get(path)
+        registry.create(path, b"again", ephemeral=True)
+        assert registry.get(path).value == b"again"
+    disk.put(f"/data.registry/{path[1:]}.node", content)
+    with open_registry("/data", fs=disk) as registry:
+        registry.clean()
+        assert not disk.exists(f"/data.registry/{path[1:]}.node")
+
+
+def test_a_damaged_node_keeps_no_session_from_its_end() -> None:
+    disk, registry = registry_with(b"text", "a/damaged.node")
+    registry.create("/a/e", ephemeral=True)
+    registry.close()
+    assert not disk.exists("/data.registry/a/e.node")
+    assert disk.content("/data.registry/a/damaged.node") == b"text"
+
+
 def test_a_version_that_was_cut_off_leaves_the_one_before() -> None:
     disk = SimulatedDisk({"data": None})
     with open_registry("/data", fs=disk) as registry:

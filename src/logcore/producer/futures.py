@@ -12,9 +12,11 @@ Nothing here sends or encodes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
+import traceback
 import types
 from collections import deque
 from collections.abc import Callable
@@ -200,10 +202,20 @@ def call(function: Callable[..., object], *given: object) -> object:
 
 
 def report(error: Exception, function: Callable[..., object]) -> None:
-    """Gives to sys.unraisablehook what a function of the user raised."""
-    trace = error.__traceback__
+    """Shows what a function of the user raised: by sys.unraisablehook, where the program has set one. A hook that fails
+    must not keep other callbacks from their call.
+    """
+    with contextlib.suppress(Exception):
+        _show(error, function)
+
+
+def _show(error: Exception, function: Callable[..., object]) -> None:
+    if sys.unraisablehook is sys.__unraisablehook__:  # it takes nothing but arguments that the interpreter has made
+        print(f"Exception ignored in: {function!r}", file=sys.stderr)
+        traceback.print_exception(error)
+        return
     told: Any = types.SimpleNamespace(
-        exc_type=type(error), exc_value=error, exc_traceback=trace, err_msg=None, object=function
+        exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=function
     )
     sys.unraisablehook(told)
 

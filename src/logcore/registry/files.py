@@ -85,6 +85,10 @@ _LOCK: Final = ".lock"
 _UNSYNCED_NAME: Final = "group"
 #: What lies below shows the topics of the log directory, which says them again.
 _VIEWS: Final = (("brokers", "topics"), ("config", "topics"))
+#: Nodes that live as long as a session: members of groups and what they own, brokers, the controller.
+_OF_MEMBERS: Final = ("ids", "owners")
+_BROKERS: Final = ("brokers", "ids")
+_CONTROLLER: Final = ("controller",)
 _OWN_ONLY: Final = (0o700, 0o600)
 _GROUP_TOO: Final = (0o770, 0o660)
 _GROUP_WRITES: Final = 0o020
@@ -118,6 +122,14 @@ def kind_of(names: Names) -> Kind:
     if len(names) > 2 and names[:2] in _VIEWS:
         return Kind.UNSYNCED
     return Kind.PERSISTENT
+
+
+def _is_lost_with_power(names: Names) -> bool:
+    """Whether the layout of paths.py has a node there that is never synced. After a power cut its file may hold
+    anything, and nothing of it counts.
+    """
+    of_member = len(names) > 3 and names[0] == CONSUMERS and names[2] in _OF_MEMBERS
+    return of_member or names[:2] == _BROKERS or names == _CONTROLLER or kind_of(names) is Kind.UNSYNCED
 
 
 def open_registry(
@@ -359,10 +371,11 @@ class FileRegistry:
         try:
             found = self._read(file)
         except CorruptRegistryError as error:
-            # The names that kind_of() knows are files of the same names.
-            if kind_of(tuple(posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/"))) is not Kind.UNSYNCED:
+            # The names of the layout are files of the same names.
+            names = tuple(posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/"))
+            if not _is_lost_with_power(names):
                 raise
-            tell("registry", WARNING, "a node that is not synced is damaged, and is made again: %s", error)
+            tell("registry", WARNING, "a node that is not synced is damaged, and counts as none: %s", error)
             return None
         if found is None:
             return None
@@ -706,9 +719,15 @@ class FileRegistry:
     def _remove_nodes(self, session: str, domains: Iterable[str] | None) -> None:
         for domain in self._all_domains() if domains is None else domains:
             with self._locked(domain):
-                self._sweep(
-                    domain, lambda file: (found := self._read(file)) is not None and found[1].session == session
-                )
+                self._sweep(domain, lambda file: self._session_of(file) == session)
+
+    def _session_of(self, file: str) -> str | None:
+        """Whose node a file is. None also for a damaged one, which must not keep another session from its end."""
+        try:
+            found = self._read(file)
+        except (CorruptRegistryError, UnsupportedRegistryError):
+            return None
+        return None if found is None else found[1].session
 
     def _all_domains(self) -> list[str]:
         groups = f"{CONSUMERS}/"

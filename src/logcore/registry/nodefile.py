@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 import struct
 from typing import Final
 from urllib.parse import quote, unquote
@@ -35,7 +36,8 @@ UNFINISHED: Final = ".tmp"
 PAGE_BYTES: Final = 4096
 
 _MAGIC: Final = b"LCNODE1\n"
-_MAGIC_WORD: Final = b"LCNODE"
+#: The mark of any version; a write that a power cut garbled may begin with a part of one.
+_ANY_MAGIC: Final = re.compile(rb"LCNODE[0-9]+\n?")
 _HEAD: Final = struct.Struct(">8sII16sB3xI")
 _SLOT: Final = struct.Struct(">QI16sH2x")
 _CRC: Final = struct.Struct(">I")
@@ -120,7 +122,7 @@ def read_head(data: bytes, path: str) -> Head | None:
     """
     written = len(data.rstrip(b"\0"))
     start = data[: len(_MAGIC)]
-    if start != _MAGIC and start.startswith(_MAGIC_WORD) and written >= _HEAD.size:
+    if start != _MAGIC and _ANY_MAGIC.fullmatch(start) and written >= _HEAD.size:
         raise UnsupportedRegistryError("a node of another version", path=path, expected=_MAGIC, found=start)
     if not _MAGIC.startswith(start.rstrip(b"\0")):
         raise CorruptRegistryError("the file is no node", path=path, position=0, expected=_MAGIC, found=start)

@@ -1,0 +1,178 @@
+"""Random lives of several consumers over one directory on the simulated disk, with its clock, in one process.
+
+They poll, process, commit, are stopped for long, close, and end without a word; topics grow. After each step a model
+checks what must hold.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any, Final
+
+import logcore
+from logcore.consumer import Consumer, TopicPartition
+from logcore.errors import CommitFailedError, RebalanceInProgressError
+from logcore.logdir import LogDir
+from logcore.testing import SimulatedDisk
+
+INTERVAL_MS: Final = 10_000
+ASSIGNORS: Final = ("range", "roundrobin", "sticky", "cooperative-sticky")
+
+
+def opened(disk: SimulatedDisk) -> LogDir:
+    return logcore.open_dir("/data", create=True, fs=disk)
+
+
+class Worker:
+    """A consumer and what it knows. hand: what it was given and has not processed."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.hand: list[Any] = []
+
+
+class Life:
+    """A group through its days; see the module."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk()
+        self.data = opened(self.disk)
+        self.partitions = 3
+        self.data.create_topic("t", self.partitions)
+        self.assignor = self.rng.choice(ASSIGNORS)
+        self.workers: list[Worker] = []
+        self.processed: Counter[tuple[int, int]] = Counter()
+        self.committed: dict[int, int] = {}  # acknowledged
+        self.log: list[str] = []
+
+    def step(self) -> None:
+        steps = [self.start, self.poll, self.poll, self.poll, self.append, self.commit, self.end, self.wait, self.crash]
+        chosen = self.rng.choices(steps, [2, 8, 8, 8, 5, 4, 1.5, 3, 0.5])[0]
+        self.log.append(chosen.__name__)
+        chosen()
+        self.check()
+
+    def start(self) -> None:
+        if len(self.workers) < 4:
+            consumer = self.data.consumer(
+                group_id="g",
+                auto_offset_reset="earliest",
+                max_poll_interval_ms=INTERVAL_MS,
+                max_poll_records=3,
+                enable_auto_commit=self.rng.random() < 0.7,
+                auto_commit_interval_ms=1000,
+                assignors=[self.assignor],
+            )
+            consumer.subscribe(["t"])
+            self.workers.append(Worker(consumer))
+
+    def poll(self) -> None:
+        if self.workers:
+            worker = self.rng.choice(self.workers)
+            self.process(worker)
+            worker.hand = list(worker.consumer.poll().records())
+            places = [(record.partition, record.offset) for record in worker.hand]
+            assert places == sorted(
+                places, key=lambda place: [one[0] for one in places].index(place[0]) * 10**6 + place[1]
+            )
+
+    def process(self, worker: Worker) -> None:
+        self.processed.update((record.partition, record.offset) for record in worker.hand)
+        worker.hand = []
+
+    def append(self) -> None:
+        if self.rng.random() < 0.1 and self.partitions < 6:
+            self.partitions += 1
+            self.data.add_partitions("t", self.partitions)
+        partition = self.rng.randrange(self.partitions)
+        self.data.partition("t", partition).append_many([(None, b"x")] * self.rng.randrange(1, 6))
+        self.data.partition("t", partition).flush()
+
+    def commit(self) -> None:
+        if not self.workers:
+            return
+        worker = self.rng.choice(self.workers)
+        self.process(worker)
+        positions = {
+            one.partition: reading.position
+            for one, reading in worker.consumer._readings.items()
+            if reading.position is not None
+        }
+        try:
+            worker.consumer.commit()
+        except (CommitFailedError, RebalanceInProgressError):
+            return
+        for partition, offset in positions.items():
+            assert offset >= self.committed.get(partition, 0), "an acknowledged commit moved back"
+            self.committed[partition] = offset
+
+    def end(self) -> None:
+        if self.workers:
+            worker = self.workers.pop(self.rng.randrange(len(self.workers)))
+            if self.rng.random() < 0.5:
+                self.process(worker)
+                worker.consumer.close()
+            else:
+                worker.consumer._close(is_done=False)
+
+    def wait(self) -> None:
+        self.disk.advance(self.rng.choice([100, 1000, INTERVAL_MS // 2, INTERVAL_MS + 1000]))
+        if self.rng.random() < 0.2:
+            self.disk.set_wall_clock(self.disk.now_ms() + self.rng.choice([-1, 1]) * 3_600_000)
+
+    def crash(self) -> None:
+        """The power fails: all consumers are gone, and what was acknowledged is there."""
+        states = list(self.disk.after_crash(limit=6, seed=self.rng.randrange(1000)))
+        self.disk.crash()
+        self.disk = self.rng.choice(states)
+        self.workers = []
+        self.data = opened(self.disk)
+
+    def check(self) -> None:
+        owners: dict[TopicPartition, list[int]] = {}
+        generations = {}
+        for number, worker in enumerate(self.workers):
+            member = worker.consumer._member
+            if member is not None and member.is_stable:
+                generations[number] = member.generation
+        newest = max(generations.values(), default=-1)
+        for number, worker in enumerate(self.workers):
+            if generations.get(number) == newest:
+                for one in worker.consumer.assignment():
+                    owners.setdefault(one, []).append(number)
+        assert all(len(those) == 1 for those in owners.values()), f"two owners in generation {newest}: {owners}"
+        stored = self.stored()
+        for partition, offset in self.committed.items():
+            assert stored.get(partition, -1) >= offset, f"a commit of {partition} is gone: {stored}, {self.committed}"
+        for partition, offset in stored.items():
+            missing = [one for one in range(offset) if not self.processed[partition, one]]
+            assert not missing, f"committed past records that nobody has processed: {partition}, {missing}"
+
+    def stored(self) -> dict[int, int]:
+        return {
+            partition: offsets["g"]
+            for partition in range(self.partitions)
+            if "g" in (offsets := self.data.committed_offsets("t", partition))
+        }
+
+    def finish(self) -> None:
+        """With no more disturbances every record is processed, and somebody owns each partition."""
+        self.disk.advance(2 * INTERVAL_MS)
+        self.start()
+        for _ in range(300):
+            for worker in self.workers:
+                self.process(worker)
+                worker.hand = list(worker.consumer.poll().records())
+            self.disk.advance(100)
+        for worker in self.workers:
+            self.process(worker)
+        owned = [one.partition for worker in self.workers for one in worker.consumer.assignment()]
+        assert sorted(owned) == list(range(self.partitions))
+        for partition in range(self.partitions):
+            end = self.data.partition("t", partition).high_watermark
+            assert all(self.processed[partition, offset] for offset in range(end))
+        for worker in self.workers:
+            worker.consumer.close()
+        self.data.close()

@@ -1,0 +1,287 @@
+"""Producers on a simulated disk that fills up, fails and loses its power, against a ledger of what was sent and told.
+
+Invariants:
+- C15: what a producer was acknowledged is in the log once, at the offset it was told, in order per producer and
+  partition.
+- C28: every future and every callback gets one outcome; flush() returns after all of them.
+- C29: the memory of the queues stays within buffer_memory.
+- What failed with another error than "unknown" is not in the log.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import Counter
+from typing import Any
+
+import attrs
+
+import logcore
+from logcore.errors import (
+    BufferFullError,
+    DeliveryTimeoutError,
+    DurabilityUnknownError,
+    InvalidTimestampError,
+    LogcoreError,
+    ProducerClosedError,
+    RecordTooLargeError,
+)
+from logcore.logdir import LogDir
+from logcore.producer import Producer, RecordFuture, RecordMetadata
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+
+PARTITIONS = 3
+EXPECTED = (
+    DurabilityUnknownError,
+    DeliveryTimeoutError,
+    InvalidTimestampError,
+    RecordTooLargeError,
+    ProducerClosedError,
+)
+
+
+@attrs.define
+class Sent:
+    """One record in the ledger. place: its number among those that its producer sent to the partition."""
+
+    name: bytes
+    producer: int
+    partition: int
+    future: RecordFuture | None
+    told: list[tuple[Exception | None, RecordMetadata]] = attrs.Factory(list)
+    is_safe: bool = False  # acknowledged as on disk
+    is_acked: bool = False
+
+
+@attrs.define
+class Worker:
+    number: int
+    producer: Producer
+    settings: dict[str, Any]
+    sent: list[Sent] = attrs.Factory(list)
+
+
+class Life:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk()
+        self.policy = self.rng.choice(["group", "os", "always", "every(3)"])
+        self.data = self.opened(create=True)
+        # Small segments, so that batches of one round come to lie in several.
+        config = {
+            "segment.bytes": self.rng.choice([300, 1_000, 1 << 20]),
+            "max.message.bytes": self.rng.choice([250, 1 << 20]),
+            "message.timestamp.before.max.ms": 3_600_000,
+        }
+        self.data.create_topic("t", PARTITIONS, config)
+        self.workers: list[Worker] = []
+        self.ledger: dict[bytes, Sent] = {}
+        self.made = 0
+        self.reached: Counter[str] = Counter()
+
+    def opened(self, **given: Any) -> LogDir:
+        return logcore.open_dir("/data", durability=self.policy, fs=self.disk, **given)
+
+    def step(self) -> None:
+        steps = [self.send] * 8 + [
+            self.burst,
+            self.burst,
+            self.send_many,
+            self.poll,
+            self.poll,
+            self.flush,
+            self.start,
+            self.wait,
+        ]
+        self.rng.choice([*steps, self.fail, self.end, self.interfere, self.crash])()
+        self.check_memory()
+
+    def start(self) -> None:
+        if len(self.workers) == 3:
+            return
+        acks = self.rng.choice([1, "all", "all"])
+        settings: dict[str, Any] = {
+            "acks": acks,
+            "batch_size": self.rng.choice([0, 100, 200, 16_384]),
+            "linger_ms": self.rng.choice([0, 5, 1_000]),
+            "buffer_memory": self.rng.choice([200, 1_000, 1 << 20]),
+            "max_block_ms": 0,
+            "delivery_timeout_ms": self.rng.choice([1_000, 120_000]),
+            "retry_backoff_ms": 1,
+            "retry_backoff_max_ms": 4,
+            "enable_idempotence": acks == "all" and self.rng.random() < 0.8,
+            "compression_type": self.rng.choice([None, "gzip", "zstd"]),
+            "threaded": False,
+        }
+        producer = self.data.producer(**settings)
+        self.workers.append(Worker(self.made, producer, settings))
+        self.made += 1
+
+    def send(self) -> None:
+        if not self.workers:
+            self.start()
+        self.send_to(self.rng.choice(self.workers), self.rng.randrange(PARTITIONS))
+
+    def burst(self) -> None:
+        """More batches in one round than a log remembers of a producer."""
+        if self.workers:
+            worker = self.rng.choice(self.workers)
+            partition = self.rng.randrange(PARTITIONS)
+            for _ in range(8):
+                self.send_to(worker, partition)
+
+    def send_to(self, worker: Worker, partition: int) -> None:
+        name = b"%d:%d" % (worker.number, len(worker.sent))
+        one = Sent(name, worker.number, partition, None)
+        self.ledger[name] = one
+        worker.sent.append(one)
+        try:
+            one.future = worker.producer.send(
+                "t",
+                name + b"." * self.rng.choice([0, 0, 60, 60, 60, 300]),
+                partition=one.partition,
+                timestamp_ms=self.rng.choice([None] * 20 + [0]),
+                on_delivery=lambda error, metadata: self.tell(one, error, metadata),
+            )
+        except (BufferFullError, RecordTooLargeError):
+            del self.ledger[name]
+            worker.sent.pop()
+
+    def send_many(self) -> None:
+        if not self.workers:
+            return
+        worker = self.rng.choice(self.workers)
+        partition = self.rng.randrange(PARTITIONS)
+        names = [b"%d:%d" % (worker.number, len(worker.sent) + n) for n in range(self.rng.randrange(1, 6))]
+        sent = [Sent(name, worker.number, partition, None) for name in names]
+        for one in sent:
+            self.ledger[one.name] = one
+        worker.sent += sent
+        try:
+            worker.producer.send_many("t", [(None, name) for name in names], partition=partition)
+        except (BufferFullError, RecordTooLargeError):
+            for one in sent:
+                del self.ledger[one.name]
+                worker.sent.remove(one)
+
+    def tell(self, one: Sent, error: Exception | None, metadata: RecordMetadata) -> None:
+        one.told.append((error, metadata))
+        assert len(one.told) == 1, "two outcomes"
+        assert error is None or isinstance(error, EXPECTED), f"an error that nothing here is the reason of: {error!r}"
+        self.reached["unknown" if isinstance(error, DurabilityUnknownError) else type(error).__name__] += 1
+        if error is None:
+            one.is_acked = True
+            one.is_safe = metadata.durability == "disk"
+
+    def poll(self) -> None:
+        if self.workers:
+            self.rng.choice(self.workers).producer.poll()
+
+    def flush(self) -> None:
+        self.calm()
+        for worker in self.workers:
+            worker.producer.flush()
+            undone = [one for one in worker.sent if one.future is not None and len(one.told) != 1]
+            assert not undone, f"flush() left {undone}"
+        self.check()
+
+    def calm(self) -> None:
+        """The disk works again, and time passes until nothing waits to be tried again."""
+        self.disk.faults = None
+        for _ in range(30):
+            self.disk.advance(3)
+            for worker in self.workers:
+                worker.producer.poll()
+
+    def wait(self) -> None:
+        self.disk.advance(self.rng.choice([1, 10, 2_000]))
+
+    def fail(self) -> None:
+        code = self.rng.choice([errno.ENOSPC, errno.EIO])
+        operation = self.rng.choice(["pwrite", "fdatasync"])
+        if operation == "fdatasync":
+            code = errno.EIO
+        times = self.rng.choice([1, 1, 3, None])
+        self.disk.faults = FaultPlan(
+            Fault(operation, code, path="/data/t-*/*.log", at=self.rng.randrange(1, 4), times=times)
+        )
+
+    def end(self) -> None:
+        if not self.workers:
+            return
+        is_patient = self.rng.random() < 0.5
+        if is_patient:
+            self.calm()
+        worker = self.workers.pop(self.rng.randrange(len(self.workers)))
+        worker.producer.close(None if is_patient else 0)
+        assert all(len(one.told) == 1 for one in worker.sent if one.future is not None)
+
+    def interfere(self) -> None:
+        """Another writer, a roll, a log that a user closes."""
+        log = self.data.partition("t", self.rng.randrange(PARTITIONS))
+        if log.has_failed:
+            return
+        try:
+            self.rng.choice([log.roll, log.close, lambda: log.append(b"other"), log.flush])()
+        except LogcoreError:
+            self.reached["disturbed"] += 1
+
+    def crash(self) -> None:
+        """The power fails. Who was told that a record is on disk finds it."""
+        if self.rng.random() < 0.5:
+            return
+        states = list(self.disk.after_crash(limit=4, seed=self.rng.randrange(1000)))
+        for worker in self.workers:
+            worker.producer._work.is_closing = True  # its process is gone
+        self.disk.crash()
+        self.disk = self.rng.choice(states)
+        self.workers = []
+        self.data = self.opened()
+        for one in self.ledger.values():
+            one.is_acked = one.is_safe
+            if not one.told:
+                one.told.append((DurabilityUnknownError("its process is gone"), None))  # type: ignore[arg-type]
+            elif not one.is_safe and one.told[0][0] is None:
+                one.told[0] = (DurabilityUnknownError("the power failed"), one.told[0][1])
+        self.check()
+
+    def check_memory(self) -> None:
+        for worker in self.workers:
+            metrics = worker.producer.metrics()
+            assert metrics.queued_bytes <= worker.settings["buffer_memory"]
+
+    def check(self) -> None:
+        for partition in range(PARTITIONS):
+            log = self.data.partition("t", partition)
+            if log.has_failed:
+                continue
+            log.flush()
+            stored = [
+                (record.offset, (record.value or b"").rstrip(b"."))
+                for record in log.read(log.log_start_offset)
+                if record.value != b"other"
+            ]
+            names = [name for _, name in stored]
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            assert not twice, f"stored twice: {twice}"
+            offsets = {name: offset for offset, name in stored}
+            for one in self.ledger.values():
+                if one.partition != partition:
+                    continue
+                if one.is_acked:
+                    assert one.name in offsets, f"{one.name} was acknowledged and is gone"
+                    assert offsets[one.name] == one.told[0][1].offset
+                elif one.told and not isinstance(one.told[0][0], DurabilityUnknownError):
+                    assert one.name not in offsets, f"{one.name} failed with {one.told[0][0]} and is stored"
+            for number in range(self.made):
+                mine = [int(name.split(b":")[1]) for name in names if name.startswith(b"%d:" % number)]
+                assert mine == sorted(mine), f"out of order: {mine}"
+
+    def finish(self) -> None:
+        self.calm()
+        for worker in self.workers:
+            worker.producer.close()
+            assert worker.producer.metrics().queued_bytes == 0
+        self.check()
+        self.data.close()
