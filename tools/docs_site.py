@@ -66,7 +66,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turns links to files outside docs/ into links to their pages."""
     up = "../" * page.file.src_uri.count("/")
     for name, target in PAGES.items():
-        markdown = markdown.replace(f"](../{name}", f"]({up}{target}")
+        markdown = markdown.replace(f"](../{up}{name}", f"]({up}{target}")
     return markdown
 
 

@@ -1,6 +1,6 @@
 """The small text files of a log directory: offset checkpoints, leader epochs, our own notes.
 
-Rules (storage format section 6, reliability rules of writing):
+Rules (storage format section 6; docs/crashes.md, section 3):
 - One way to write: `<name>.tmp`, sync, rename, sync of the directory. A reader sees the old content or the new.
 - A reserve beside them lets a full disk be emptied: it becomes the `.tmp`.
 - What cannot be understood counts as absent, and is told so to the caller by None or an empty result; only a failing

@@ -1,6 +1,6 @@
 """One client's connection without its socket: bytes in, requests out; responses in, bytes out, in order.
 
-Rules (wire protocol section 2, reliability section 9):
+Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
 - Responses leave in the order of their requests, whichever is ready first.
 - A frame is 4 bytes of size and as many bytes. A size below 0 or above the limit ends the connection without an answer.
 - The buffer grows with the bytes that came, never with the size that was announced.

@@ -19,7 +19,7 @@ from support.pages import run_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(logcore.__file__).resolve().parents[1]
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.exists()]
 LINKED = [
     *PAGES,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -53,8 +53,8 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
 
 
 def test_the_docs_site_has_every_page() -> None:
-    named = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= named
+    named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]))
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} <= named
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """Group commit: threads that wait for the disk share its syncs.
 
-Rules (decision 6, reliability rules of writing):
+Rules (docs/crashes.md, sections 2 and 3):
 - A sync covers what was written before it began: the target is read first, then the disk is asked. Only waiters at or
   below the target are released.
 - No helper thread and no timer. The first to wait syncs at once; those who come meanwhile share the next sync.

@@ -1,6 +1,6 @@
 """What to do about the end of a log after a crash: look, decide, act.
 
-Rules (reliability rules of recovery):
+Rules (docs/format.md, "What opening believes"):
 - Damage below the recovery point is damage to data that was on disk: an error, never a cut.
 - Above it, a torn tail is what crashes leave. It is cut to the last whole batch; what is cut is first copied beside the
   segment unless it is all zeros, and reported.
