@@ -211,7 +211,7 @@ def report(error: Exception, function: Callable[..., object]) -> None:
 
 def _show(error: Exception, function: Callable[..., object]) -> None:
     if sys.unraisablehook is sys.__unraisablehook__:  # it takes nothing but arguments that the interpreter has made
-        print(f"Exception ignored in: {function!r}", file=sys.stderr)
+        sys.stderr.write(f"Exception ignored in: {function!r}\n")
         traceback.print_exception(error)
         return
     told: Any = types.SimpleNamespace(
