@@ -1,7 +1,8 @@
-"""Mistakes that a coordinator of transactions could make, T1 to T12: a simulation finds each, and nothing without it.
+"""Mistakes that a coordinator of transactions could make, T1 to T12: each is found, and nothing without it.
 
 The simulations: lives of the coordinator alone (support/transactionworld.py); a broker without sockets whose power is
-cut at every change; offsets of groups against a plain model; a clock that jumps. docs/crashes.md has the table.
+cut at every change; offsets of groups against a plain model; a clock that jumps. T6 needs no more than two requests.
+docs/crashes.md has the table.
 """
 
 from __future__ import annotations
@@ -258,9 +259,7 @@ def send_twice() -> tuple[set[int], set[int]]:
 
 
 def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its open transaction it is answered as before. After the end Kafka 4.1.1 too asks the coordinator first; that
-    comparison is in tests/support/conformance/transactions.py.
-    """
+    """In its open transaction it is answered as before. After the end the coordinator is asked first, as in Kafka."""
     assert send_twice() == ({0}, {0})
     append = produce._append
 
