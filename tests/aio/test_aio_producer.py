@@ -134,10 +134,9 @@ def test_many_records_and_columns(tmp_path: Path) -> None:
         assert [(one.offset, one.last_offset) for one in await many] == [(0, 9)]
         columns = await producer.send_columns("t", values=(b"ab", [0, 1, 2]), partition=0)
         assert [(one.offset, one.last_offset) for one in await columns] == [(10, 11)]
-        refused = await producer.send_many("t", [(None, b"x" * 900_000)], partition=0)
+        await (await producer.send_many("t", [(None, b"x" * 900_000)], partition=0))
         await data.alter_topic("t", {"max.message.bytes": 1_000})
         late = await producer.send_many("t", [(None, b"x" * 2_000)], partition=0)
-        await refused
         with pytest.raises(RecordTooLargeError):
             await late
 
