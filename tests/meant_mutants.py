@@ -646,6 +646,15 @@ MISTAKES: Final = (
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
+        "note_is_left_before_the_data", "logcore/partition/writer.py",
+        "        self.is_midway = True\n        try:\n            segment.append(",
+        "        if self.sharing is not None:\n"
+        "            note = self.sharing._note\n"
+        "            self.sharing._turn.leave(note._replace(end=last_offset + 1, size_bytes=start + size))\n"
+        "        self.is_midway = True\n        try:\n            segment.append(",
+        "partition/test_sharing_exploration.py",
+    ),
+    Mistake(
         "sync_published_over_a_cut", "logcore/partition/sharing.py",
         "            if synced is None or synced.cuts != self._cuts:\n                return False\n",
         "            if synced is None:\n                return False\n",

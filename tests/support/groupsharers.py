@@ -2,15 +2,21 @@
 
 A ledger outlives the processes: which records were processed, which commits were acknowledged, who had what.
 
-The invariants, by name:
-- owned once: at most one member has a partition in one generation.
-- one living owner: nobody else reads a partition whose records a member is handed, in whatever generation, and its node
-  below `owners` names that member. A member that the group has removed does not count.
-- never back: when a commit is acknowledged, no lower offset is stored than was acknowledged by then. It may itself be
-  lower: a commit that was stored before another one may be told of after it.
-- kept: what is committed at the end is at least what was acknowledged, and at most what was processed.
-- all: every record is processed, at least once, while one process lives.
-- again: the same holds behind a rewind to the beginning, whatever the members commit meanwhile.
+The invariants, by name; the numbers are those of crashes.md:
+- owned once (C01): at most one member has a partition in one generation.
+- one living owner (C02): nobody else reads a partition whose records a member is handed, in whatever generation, and
+  its node below `owners` names that member. A member that the group has removed does not count.
+- generation (C03): after a power cut no generation is used that a member has heard of.
+- never back (C05, C06): when a commit is acknowledged, no lower offset is stored than was acknowledged by then. It may
+  itself be lower: a commit that was stored before another one may be told of after it.
+- kept (C04, C11, C30): what is committed at the end is at least what was acknowledged, and at most what was processed.
+- all (C07): every record is processed, at least once, while one process lives.
+- heirs (C08): a second after a process died, the next poll of any other has removed its members.
+- patience (C09, C10): no member is removed before two thirds of its interval, and no clock that jumps counts, nor the
+  time while all stood still, unless they did in the middle of a rebalance: its deadline counts that time.
+- in order (C14): a member is handed each record of a partition once, in the order of offsets, from where it began.
+- no second owner (C27): a cooperative assignment gives no partition to a member while another member has it.
+- again: the first ones hold behind a rewind to the beginning, whatever the members commit meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 
@@ -26,13 +32,22 @@ import logcore
 from logcore.consumer import RebalanceListener
 from logcore.consumer.assignors import ASSIGNORS, Assignment
 from logcore.consumer.membership import Member, TopicPartition
+from logcore.consumer.sharedgroups import SharedGroups
+from logcore.coordination.group import STABLE
 from logcore.coordination.packing import GroupNode
-from logcore.errors import CommitFailedError, RebalanceInProgressError, RegistryLockedError
+from logcore.errors import (
+    CommitFailedError,
+    LogcoreError,
+    NodeNotFoundError,
+    RebalanceInProgressError,
+    RegistryLockedError,
+)
+from logcore.format.grouprecords import read_assignment
 from logcore.fs import SharedFS
 from logcore.groupoffsets import committed_in
 from logcore.names import OFFSETS_TOPIC
+from logcore.registry import FileRegistry, open_registry, paths
 from logcore.registry import offsets as registry_offsets
-from logcore.registry import open_registry, paths
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
 
@@ -43,6 +58,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "enable_auto_commit": False,
     "max_poll_interval_ms": 3_000,
 }
+#: Any process looks for dead members more often than that (clients reference, C08).
+_HEIRS_MS: Final = 1_000
 
 
 @attrs.frozen
@@ -57,15 +74,21 @@ class HastyAssignor:
         return found
 
 
-class LateCommits(RebalanceListener):
-    """Commits when partitions are to be given up, and not before."""
+class Ownership(RebalanceListener):
+    """Tells the ledger what a member begins with. is_late: commits when partitions are to be given up."""
 
-    def __init__(self, group: Group, consumer: logcore.Consumer) -> None:
+    def __init__(self, group: Group, consumer: logcore.Consumer, *, is_late: bool) -> None:
         self.group = group
         self.consumer = consumer
+        self.is_late = is_late
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        for one in partitions:
+            self.group.handed.pop((self.consumer, one), None)
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self.group.commit(self.consumer)
+        if self.is_late:
+            self.group.commit(self.consumer)
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         pass
@@ -96,11 +119,19 @@ class Group:
         self.settings = (
             {**SETTINGS, "max_poll_interval_ms": 300, "assignors": (HastyAssignor(),)} if is_hasty else SETTINGS
         )
-        self.readers: list[tuple[SharedFS, logcore.Consumer]] = []
+        self.readers: list[tuple[SimulatedProcess, logcore.Consumer]] = []
+        self.handed: dict[tuple[logcore.Consumer, TopicPartition], int] = {}  # the last offset since it has it
+        self.polled_ms: dict[logcore.Consumer, int] = {}  # awake time when its last poll began
+        self.known_as: dict[logcore.Consumer, str] = {}  # the member id under which the group had it
+        self.leaving: set[logcore.Consumer] = set()
+        self.freed_ms: dict[SimulatedProcess, int] = {}  # when the locks of a killed process were free
+        self.generation = -1  # the highest that a member has heard of
+        self.paused_unstable = False  # all stood still while the group rebalanced
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
         self.machine.on_freed = self._follow
+        self.machine.on_pause = self._note_pause
         self.records = records
         self.processed: dict[TopicPartition, set[int]] = {}
         self.acked: dict[TopicPartition, int] = {}
@@ -126,6 +157,7 @@ class Group:
         self.members.add(self.machine.start(self._live))
 
     def _follow(self, process: SimulatedProcess) -> None:
+        self.freed_ms[process] = self.disk.monotonic_ms()
         if process in self.members and self.lives < 8 and not self.machine.is_off:
             self._begin()
 
@@ -138,6 +170,7 @@ class Group:
                 self._subscribe(fs, consumer)
                 for _ in range(self.rng.randrange(2, 8)):
                     self._turn(consumer)
+                self.leaving.add(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
         """Goes on until all was processed."""
@@ -148,6 +181,7 @@ class Group:
             while not self._is_complete():
                 self._turn(consumer)
                 assert self.machine.steps < until, f"all: {self.processed} {consumer.assignment()}"
+            self.leaving.add(consumer)
 
     def _rewind(self, fs: SharedFS) -> None:
         """Sets the group back to the beginning, once."""
@@ -165,17 +199,24 @@ class Group:
         return sum(map(len, found.values())) == self.records
 
     def _subscribe(self, fs: SharedFS, consumer: logcore.Consumer) -> None:
-        self.readers.append((fs, consumer))
-        consumer.subscribe(["t"], listener=LateCommits(self, consumer) if self.is_hasty else None)
+        self.readers.append((cast(SimulatedProcess, fs), consumer))
+        consumer.subscribe(["t"], listener=Ownership(self, consumer, is_late=self.is_hasty))
 
     def _turn(self, consumer: logcore.Consumer) -> None:
         with contextlib.suppress(RegistryLockedError):  # a process was stopped in the middle of its change
+            began_ms = self.disk.monotonic_ms()
+            awake_ms = self._awake_ms()
             found = consumer.poll(100, 3)
+            self.polled_ms[consumer] = awake_ms
             self._note_owners(consumer)
-            self._check_owners(consumer, set(found))
+            self._check_group(consumer, set(found), began_ms)
             for record in found.records():
+                one = TopicPartition(record.topic, record.partition)
+                before = self.handed.get((consumer, one), record.offset - 1)
+                assert before == record.offset - 1, f"in order: {one} {record.offset} behind {before}"
+                self.handed[consumer, one] = record.offset
                 for processed in (self.processed, self.again):
-                    processed.setdefault(TopicPartition(record.topic, record.partition), set()).add(record.offset)
+                    processed.setdefault(one, set()).add(record.offset)
             if found and not (self.is_hasty and self.rng.random() < 0.7):
                 self.commit(consumer)
 
@@ -185,29 +226,100 @@ class Group:
             consumer.commit()
             self._note_commit(positions)
 
-    def _check_owners(self, consumer: logcore.Consumer, handed: set[TopicPartition]) -> None:
-        """One living owner. The look at the registry is no step: it meets the moment as it is."""
+    def _awake_ms(self) -> int:
+        """The steady time without that in which all processes stood still."""
+        return self.disk.monotonic_ms() - self.machine.paused_ms
+
+    def _check_group(self, consumer: logcore.Consumer, handed: set[TopicPartition], began_ms: int) -> None:
+        """What holds behind a poll that began then and handed records of some partitions out. The look at the registry
+        is no step: it meets the moment as it is.
+        """
         with open_registry(PATH, read_only=True, fs=self.disk) as registry:
-            value = registry.get(paths.group_state("g")).value
-            members = GroupNode.unpack("g", value).group.members
-            mine = consumer._member
-            if mine is None or mine.member_id not in members:
+            try:
+                value = registry.get(paths.group_state("g")).value
+            except NodeNotFoundError:  # a power cut has ended everything
                 return
-            for one in handed:
-                node = registry.get(paths.owner("g", one.topic, one.partition))
-                assert consumer._registration is not None
-                named, number = paths.unpack_owner(node.value)
-                assert (named, number) == (consumer._registration.consumer_id, 0), f"one living owner: {one}, {node}"
-            for process, other in self.readers:
-                if other is consumer or process.forks or other._member is None:
-                    continue
-                both = handed & other.assignment() if other._member.member_id in members else set()
-                assert not both, f"one living owner: {both} of {mine.member_id} and {other._member.member_id}"
+            node = GroupNode.unpack("g", value)
+            self._check_owners(registry, node, consumer, handed)
+        self._check_heirs(node, began_ms)
+        self._check_patience(node)
+        if not self.is_hasty:
+            self._check_assignment(node)
+
+    def _check_owners(
+        self, registry: FileRegistry, node: GroupNode, consumer: logcore.Consumer, handed: set[TopicPartition]
+    ) -> None:
+        members = node.group.members
+        mine = consumer._member
+        if mine is None or mine.member_id not in members:
+            return
+        for one in handed:
+            owner = registry.get(paths.owner("g", one.topic, one.partition))
+            assert consumer._registration is not None
+            named, number = paths.unpack_owner(owner.value)
+            assert (named, number) == (consumer._registration.consumer_id, 0), f"one living owner: {one}, {owner}"
+        for other in self._living():
+            if other is consumer or other._member is None:
+                continue
+            both = handed & other.assignment() if other._member.member_id in members else set()
+            assert not both, f"one living owner: {both} of {mine.member_id} and {other._member.member_id}"
+
+    def _check_heirs(self, node: GroupNode, began_ms: int) -> None:
+        dead = {
+            consumer._groups._session
+            for process, consumer in self.readers
+            if isinstance(consumer._groups, SharedGroups)
+            and self.freed_ms.get(process, began_ms) + _HEIRS_MS < began_ms
+        }
+        left = {member_id for member_id in node.group.members if node.sessions.get(member_id) in dead}
+        assert not left, f"heirs: {left}"
+
+    def _note_pause(self) -> None:
+        try:
+            with open_registry(PATH, read_only=True, fs=self.disk) as registry:
+                node = GroupNode.unpack("g", registry.get(paths.group_state("g")).value)
+        except LogcoreError:  # there is no group yet, or it is being written
+            return
+        self.paused_unstable = node.group.state != STABLE
+
+    def _check_patience(self, node: GroupNode) -> None:
+        members = node.group.members
+        for consumer in self._living():
+            member_id = "" if consumer._member is None else consumer._member.member_id
+            was_member = bool(member_id) and self.known_as.get(consumer) == member_id
+            if was_member and member_id not in members and consumer not in self.leaving and not self.rewinds:
+                silent_ms = self._awake_ms() - self.polled_ms[consumer]
+                if self.paused_unstable:
+                    silent_ms += self.machine.paused_ms
+                least_ms = self.settings["max_poll_interval_ms"] * 2 // 3
+                assert silent_ms >= least_ms, f"patience: {member_id} was removed after {silent_ms} ms"
+                del self.known_as[consumer]
+            if member_id in members and consumer in self.polled_ms:
+                self.known_as[consumer] = member_id
+
+    def _check_assignment(self, node: GroupNode) -> None:
+        if node.group.state != STABLE:
+            return
+        given = {
+            TopicPartition(*one): member.member_id
+            for member in node.group.members.values()
+            for one in read_assignment(member.assignment) or ()
+        }
+        for consumer in self._living():
+            if consumer._member is None or consumer._member.member_id not in node.group.members:
+                continue
+            member_id = consumer._member.member_id
+            other = {one: given[one] for one in consumer.assignment() if given.get(one, member_id) != member_id}
+            assert not other, f"no second owner: {member_id} has {other}"
+
+    def _living(self) -> list[logcore.Consumer]:
+        return [consumer for process, consumer in self.readers if not process.is_killed]
 
     def _note_owners(self, consumer: logcore.Consumer) -> None:
         member = consumer._member
         if member is None or not member.is_stable:
             return
+        self.generation = max(self.generation, member.generation)
         for one in consumer.assignment():
             owner = self.owners.setdefault((member.generation, one), member.member_id)
             assert owner == member.member_id, f"owned once: {one} in generation {member.generation}"
@@ -249,5 +361,18 @@ class Group:
                 offset = 0 if found is None else found.offset
                 most = max(self.processed.get(one, {-1})) + 1
                 assert self.acked.get(one, 0) <= offset <= most, f"kept: {one} {self.acked.get(one)} {offset} {most}"
+        if after_power:
+            self._judge_generation(disk)
         if not after_power and not self.machine.is_off:
             assert sum(map(len, self.processed.values())) == self.records, f"all: {self.processed}"
+
+    def _judge_generation(self, disk: Any) -> None:
+        """Of the first member that comes behind a power cut."""
+        disk.seed += 1_000_003  # chance does not begin again with the machine
+        with logcore.open_dir(PATH, shared=True, fs=disk) as data, data.consumer(**SETTINGS) as consumer:
+            consumer.subscribe(["t"])
+            while not consumer.assignment():
+                consumer.poll(10)
+            assert consumer._member is not None
+            found = consumer._member.generation
+            assert found > self.generation, f"generation: {found} behind {self.generation}"

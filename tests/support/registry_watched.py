@@ -8,7 +8,7 @@ from logcore.errors import LogcoreError
 from logcore.fs import SharedFS
 from logcore.registry import FileRegistry, open_registry
 from logcore.testing import SimulatedDisk
-from logcore.testing.processes import Chances, Machine
+from logcore.testing.processes import Chances, Machine, SimulatedProcess
 
 LOOK_SECONDS = 1.0
 
@@ -23,6 +23,8 @@ class Watched:
         self.rng = random.Random(seed)
         self.seen: object = None
         self.missed = 0
+        self.freed: set[SimulatedProcess] = set()  # killed, and their locks are free
+        self.machine.on_freed = self.freed.add
         self.writers = [self.machine.start(self.write) for _ in range(2)]
         self.watcher = self.machine.start(self.look)
 
@@ -76,4 +78,5 @@ class Watched:
             assert self.seen == self.state(registry), f"stale: {self.seen}, now {self.state(registry)}"
 
     def are_done(self) -> bool:
-        return all(writer.has_ended or writer.is_killed for writer in self.writers)
+        """Until the locks of a killed writer are free, its nodes are there; then they are gone."""
+        return all(writer in self.freed or (writer.has_ended and not writer.is_killed) for writer in self.writers)

@@ -4,17 +4,20 @@ A ledger outlives the processes: what was tried, what was acknowledged and how, 
 have taken something. Each process has a producer id of its own; one that is killed is followed by another of its name,
 which sends again what was not acknowledged.
 
-The invariants, by name:
-- dense: the offsets of the log have no gaps, and none is there twice.
-- acked: what was acknowledged is at its offset, with its value.
-- once: no value is there twice; in the order in which its process sent it.
-- stable: a reader never sees another record at an offset, unless the log was cut below it.
-- committed: who reads committed records sees all of a transaction that was committed, and nothing of an aborted one.
+The invariants, by name; the numbers are those of crashes.md:
+- dense (C16): the offsets of the log have no gaps, and none is there twice.
+- acked (C15, C18, C20): what was acknowledged is at its offset, with its value, unless the log was cut below it since
+  the append began.
+- once (C15): no value is there twice; in the order in which its process sent it.
+- stable (C17, C19): a reader never sees another record at an offset, unless the log was cut below it.
+- committed (C25): who reads committed records sees all of a transaction that was committed, and nothing of an aborted
+  one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable
 from typing import Any, Final
@@ -49,9 +52,26 @@ class Sender:
         return b"%d:%d" % (self.number, self.tried)
 
 
+@attrs.frozen
+class Acked:
+    """began: at which step the append was called."""
+
+    value: bytes
+    durability: str
+    began: int
+
+
+@attrs.define
+class Cut:
+    """A truncation. ended: the step at which it was over; never, when its process was killed or it failed."""
+
+    offset: int
+    ended: float = math.inf
+
+
 class Sharers:
-    """See the top of this module. acked: offset -> (value, durability). cut: from here on truncations may have taken
-    records that were acknowledged.
+    """See the top of this module. acked: by offset. cut: the lowest offset that the log was cut at. fails_at_acks:
+    whether each acknowledgement is judged on the disks that a power cut at this moment would leave.
     """
 
     def __init__(
@@ -63,7 +83,9 @@ class Sharers:
         operations: int = 10,
         durability: str = "group",
         kinds: str = "amprdfbo",
+        fails_at_acks: bool = False,
     ) -> None:
+        self.fails_at_acks = fails_at_acks
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
@@ -72,7 +94,8 @@ class Sharers:
         self.kinds = kinds
         self.config = {**CONFIG, "cleanup.policy": "compact" if "c" in kinds else "delete"}
         self.operations = operations
-        self.acked: dict[int, tuple[bytes, str]] = {}
+        self.acked: dict[int, Acked] = {}
+        self.cuts: list[Cut] = []
         self.seen: dict[int, bytes] = {}
         self.cut = 1 << 62
         self.log_start = 0
@@ -154,21 +177,29 @@ class Sharers:
         except logcore.LogLockedError:  # another process compacts
             assert kind == "c"
 
-    def _ack(self, receipt: logcore.Receipt, values: list[bytes]) -> None:
+    def _ack(self, began: int, receipt: logcore.Receipt, values: list[bytes]) -> None:
         for offset, value in enumerate(values, receipt.offset):
-            self.acked[offset] = value, receipt.durability
+            before = self.acked.get(offset)
+            if before is None or before.began <= began:  # else what was cut off meanwhile is told of late
+                self.acked[offset] = Acked(value, receipt.durability, began)
+        if self.fails_at_acks and receipt.durability == "disk":
+            for state in self.disk.crash_states(limit=2):
+                self.judge(state.disk(), after_power=True)
 
     def _append(self, log: logcore.Log, sender: Sender) -> None:
         value = sender.value()
-        self._ack(log.append(value, key=value), [value])
+        began = self.machine.steps
+        self._ack(began, log.append(value, key=value), [value])
 
     def _append_os(self, log: logcore.Log, sender: Sender) -> None:
         value = sender.value()
-        self._ack(log.append(value, key=value, durability="os"), [value])
+        began = self.machine.steps
+        self._ack(began, log.append(value, key=value, durability="os"), [value])
 
     def _append_many(self, log: logcore.Log, sender: Sender) -> None:
         values = [sender.value() for _ in range(self.rng.randrange(1, 5))]
-        self._ack(log.append_many([(value, value) for value in values]), values)
+        began = self.machine.steps
+        self._ack(began, log.append_many([(value, value) for value in values]), values)
 
     def _append_batch(self, log: logcore.Log, sender: Sender) -> None:
         """Of an idempotent producer: once, however often it is sent."""
@@ -182,7 +213,8 @@ class Sharers:
             producer_epoch=0,
             base_sequence=2 * sender.sent,
         )
-        self._ack(log.append_batch(batch), values)
+        began = self.machine.steps
+        self._ack(began, log.append_batch(batch), values)
         sender.pending = None
         sender.sent += 1
 
@@ -228,8 +260,11 @@ class Sharers:
         offset = log.log_end_offset - self.rng.randrange(4)
         if offset > self.log_start:
             self.cut = min(self.cut, offset)
+            cut = Cut(offset)
+            self.cuts.append(cut)
             with contextlib.suppress(logcore.OffsetOutOfRangeError):  # deleted meanwhile
                 log.truncate(offset)
+            cut.ended = self.machine.steps
 
     def _read(self, fs: SharedFS) -> None:
         """Looks at the log as any other process does, which is not asked for a turn."""
@@ -265,10 +300,11 @@ class Sharers:
         if "c" not in self.kinds and "x" not in self.kinds:
             assert offsets == list(range(start, end)), f"dense: {start} to {end} {offsets}"
         found = {record.offset: record.value for record in records}
-        for offset, (value, level) in self.acked.items():
-            is_promised = level == "disk" or not after_power
-            if is_promised and start <= offset < self.cut:
-                assert found.get(offset) == value, f"acked: {value!r} at {offset}, found {found.get(offset)!r}"
+        for offset, acked in self.acked.items():
+            is_promised = acked.durability == "disk" or not after_power
+            is_behind_cuts = all(cut.offset > offset or cut.ended < acked.began for cut in self.cuts)
+            if is_promised and is_behind_cuts and start <= offset:
+                assert found.get(offset) == acked.value, f"acked: {acked} at {offset}, found {found.get(offset)!r}"
         values = [record.value for record in records]
         assert len(values) == len(set(values)), f"once: {values}"
         for sender in self.senders:

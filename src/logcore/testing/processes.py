@@ -10,7 +10,7 @@ What may happen between any two steps, by the chances that are given:
 - A process is killed: its calls end, what it had open is closed, its locks are free a few steps later. Nothing that it
   does on its way out has an effect.
 - A process stops, and goes on some steps later.
-- Time passes.
+- Time passes. The wall clock jumps. All processes are paused together, as those of a container are.
 - The power is cut: all are killed. What a crash may leave is then the disk's to say.
 
 A write is two steps, and a read too, so that others see one half done. A lock that is waited for lets others run, and
@@ -47,6 +47,9 @@ _QUIET: Final = frozenset(
 _REPORTED: Final = frozenset({"unlink", "mkdir", "rmdir"})
 #: The middle of a write is one step of many, and the one that matters most.
 _DANGER: Final = 20
+_JUMP_MS: Final = 3_600_000
+#: Shorter and longer than the intervals of members, and shorter than what a change of a registry waits for another.
+_PAUSES_MS: Final = (500, 5_000, 9_000)
 
 
 class SimulatedKill(BaseException):
@@ -55,7 +58,9 @@ class SimulatedKill(BaseException):
 
 @attrs.frozen
 class Chances:
-    """Of what happens at a step, each from 0 to 1. switch: another process goes on; lost: a report of a watch."""
+    """Of what happens at a step, each from 0 to 1. switch: another process goes on; lost: a report of a watch; jump:
+    the wall clock, an hour to either side; pause: all processes stand still while time passes, once in a run.
+    """
 
     switch: float = 0.3
     kill: float = 0.0
@@ -63,6 +68,8 @@ class Chances:
     power: float = 0.0
     pass_time: float = 0.02
     lost: float = 0.0
+    jump: float = 0.0
+    pause: float = 0.0
 
 
 class SimulatedProcess:
@@ -223,8 +230,8 @@ class SimulatedWatch:
 
 class Machine:
     """See the top of this module. steps: how many there were; killed: processes, in their order; is_off: since a power
-    cut; spared: a process that chance does not kill. on_kill: called with each process that is killed; on_freed: called
-    when its locks are free.
+    cut; paused_ms: how long all stood still; spared: a process that chance does not kill. on_kill: called with each
+    process that is killed; on_freed: called when its locks are free; on_pause: called before all stand still.
     """
 
     def __init__(self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None) -> None:
@@ -234,21 +241,37 @@ class Machine:
             self.chances = Chances()
         else:
             self.chances = chances
+        # What may happen between two steps, the chance of each, and that of any.
+        self._events = (
+            (self.chances.kill, self._kill_one),
+            (self.chances.stop, self._stop_one),
+            (self.chances.pass_time, lambda: self.disk.advance(self.rng.choice([1, 10, 100]))),
+            (self.chances.power, self.cut_power),
+            (self.chances.jump, self._jump),
+            (self.chances.pause, self._pause),
+        )
+        self._likely = sum(chance for chance, _ in self._events)
         self.steps = 0
         self.processes: list[SimulatedProcess] = []
         self.killed: list[SimulatedProcess] = []
         self.is_off = False
+        self.paused_ms = 0
         self.spared: SimulatedProcess | None = None
         self.on_kill: Callable[[SimulatedProcess], None] = lambda process: None
         self.on_freed: Callable[[SimulatedProcess], None] = lambda process: None
+        self.on_pause: Callable[[], None] = lambda: None
         self._dying: list[tuple[int, SimulatedProcess]] = []  # (step at which its locks are freed, process)
         self._threads: dict[SimulatedProcess, threading.Thread] = {}
         self._over = threading.Semaphore(0)
+        self._is_over = False
 
     def start(self, program: Callable[[SharedFS], object]) -> SimulatedProcess:
         """A process that runs a program; before run(), or from inside another program."""
         process = SimulatedProcess(self, len(self.processes))
         self.processes.append(process)
+        if self._is_over:  # on_freed() of the last ones may ask for more
+            process.has_ended = True
+            return process
 
         def body() -> None:
             process.may_run.acquire()
@@ -275,6 +298,7 @@ class Machine:
         self._over.acquire()
         for thread in self._threads.values():
             thread.join()
+        self._is_over = True
         self._free_locks(all_of_them=True)
         for process in self.processes:
             if process.error is not None:
@@ -298,16 +322,8 @@ class Machine:
         elif chance < chances.stop * (danger - 1):
             process.stopped_until = self.steps + 200
         chance = self.rng.random()
-        if chance < chances.kill:
-            victims = self._living()
-            if victims:
-                self.kill(self.rng.choice(victims))
-        elif chance < chances.kill + chances.stop:
-            self.rng.choice(self._living(spared=True)).stopped_until = self.steps + self.rng.choice([5, 50, 500])
-        elif chance < chances.kill + chances.stop + chances.pass_time:
-            self.disk.advance(self.rng.choice([1, 10, 100]))
-        elif chance < chances.kill + chances.stop + chances.pass_time + chances.power:
-            self.cut_power()
+        if chance < self._likely:
+            self._happen(chance)
         if process.is_killed:
             raise SimulatedKill
         if process.stopped_until > self.steps or self.rng.random() < chances.switch:
@@ -349,6 +365,34 @@ class Machine:
         self.is_off = True
         for process in self._living(spared=True):
             self.kill(process)
+
+    # -- what may happen ---------------------------------------------------------------------------------------------
+
+    def _happen(self, chance: float) -> None:
+        for likelihood, event in self._events:
+            if chance < likelihood:
+                event()
+                return
+            chance -= likelihood
+
+    def _kill_one(self) -> None:
+        victims = self._living()
+        if victims:
+            self.kill(self.rng.choice(victims))
+
+    def _stop_one(self) -> None:
+        living = self._living(spared=True)
+        if living:  # else the last one has just been killed
+            self.rng.choice(living).stopped_until = self.steps + self.rng.choice([5, 50, 500])
+
+    def _jump(self) -> None:
+        self.disk.set_wall_clock(self.disk.now_ms() + self.rng.choice([-1, 1]) * _JUMP_MS)
+
+    def _pause(self) -> None:
+        if not self.paused_ms:
+            self.on_pause()
+            self.paused_ms = self.rng.choice(_PAUSES_MS)
+            self.disk.advance(self.paused_ms)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 

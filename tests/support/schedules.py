@@ -1,0 +1,247 @@
+"""Worlds of simulated processes by kind and seed: each run is one schedule, and is judged at its end.
+
+    run("groups", 17)        raises AssertionError, with the kind and the seed, when an invariant is broken
+    numbered(1_000_000)      the kind and the seed of a schedule, where all kinds are tried in turn
+
+The same functions serve the tests that try some schedules of each kind, the search without an end, and the seeded bugs.
+Which invariants are judged stands at the top of groupsharers.py, sharers.py, transactors.py and registry_histories.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+from logcore.testing import Fault, FaultPlan
+from logcore.testing.processes import Chances
+from support.grouplives import Life as GroupLife
+from support.groupsharers import Group
+from support.producerlives import Life as ProducerLife
+from support.registry_exploring import PATHS, World
+from support.registry_watched import Watched
+from support.sharers import Sharers
+from support.transactors import Pipeline
+
+QUIET: Final = Chances(switch=0.3)
+#: By kind of world, for one schedule has as many steps as another has dozens of.
+REGISTRY: Final = {
+    "quiet": QUIET,
+    "kills": Chances(switch=0.3, kill=0.004),
+    "stops": Chances(switch=0.3, kill=0.002, stop=0.01),
+}
+SHARING: Final = {
+    "quiet": QUIET,
+    "kills": Chances(switch=0.3, kill=0.003),
+    "stops": Chances(switch=0.3, kill=0.001, stop=0.01),
+}
+GROUPS: Final = {
+    "quiet": QUIET,
+    "kills": Chances(switch=0.3, kill=0.0007),
+    "stops": Chances(switch=0.3, kill=0.0003, stop=0.003, lost=0.2),
+    "clocks": Chances(switch=0.3, kill=0.0003, jump=0.001, pause=0.0007),
+}
+POLICIES: Final = ("group", "os", "always", "every(3)")
+#: What the processes do with a partition that they share; the letters are those of Sharers.
+ACTS: Final = {
+    "appends": "amo",
+    "retries": "ab",
+    "files": "aamrdf",
+    "cuts": "amtfr",
+    "compactions": "amrc",
+    "transactions": "ax",
+}
+_DUAL: Final = {"dual_commit": True}
+_REGISTRY: Final = {"offsets_storage": "registry"}
+_BACK: Final = {"offsets_storage": "registry", "dual_commit": True}
+#: Where the members of a group commit while its offsets move; the last one reads what all commit.
+STORES: Final[dict[str, list[dict[str, Any]]]] = {
+    "to the log": [_REGISTRY, _DUAL],
+    "in the log": [{}, _DUAL],
+    "to the registry": [{}, _BACK],
+    "back": [_REGISTRY, _BACK],
+}
+
+
+# -- one schedule of each world ---------------------------------------------------------------------------------------
+
+
+def registry(seed: int, chances: Chances) -> None:
+    paths = PATHS if seed % 3 else PATHS[2:3]
+    world = World(seed, chances=chances, processes=2 + seed % 2, paths=paths)
+    world.run()
+    world.judge()
+
+
+def registry_power(seed: int) -> int:
+    """The number of disks that the power cut may have left."""
+    chances = Chances(switch=0.3, kill=0.001, power=0.003)
+    world = World(seed, chances=chances, processes=2 + seed % 2, operations=8, ephemerals=seed % 4 < 2)
+    world.run()
+    world.machine.cut_power()
+    states = list(world.disk.crash_states(limit=8, seed=seed))
+    for state in states:
+        _judged(state.what, lambda state=state: world.judge_after_power(state))
+    return len(states)
+
+
+def watches(seed: int) -> None:
+    world = Watched(seed, Chances(switch=0.3, kill=0.002, stop=0.002))
+    world.machine.spared = world.watcher
+    world.machine.run()
+
+
+def sharing(seed: int, chances: Chances, acts: str) -> None:
+    world = _sharers(seed, chances, acts)
+    world.run()
+    world.judge(world.disk, after_power=False)
+
+
+def sharing_power(seed: int) -> int:
+    """The number of disks that the power cut may have left."""
+    return _cut_off(_sharers(seed, Chances(switch=0.3, kill=0.001, power=0.002), "amorbdf"), seed)
+
+
+def sharing_acks(seed: int, acts: str) -> None:
+    """What is acknowledged is on disk at that moment, whatever a sync that began before a truncation says."""
+    chances = Chances(switch=0.2, stop=0.04)
+    world = Sharers(seed, chances=chances, processes=2 + seed % 2, kinds=acts, fails_at_acks=True)
+    world.run()
+
+
+def sharing_failed_sync(seed: int) -> None:
+    world = _sharers(seed, QUIET, "amorf")
+    world.disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, at=1 + seed % 9))
+    _cut_off(world, seed)
+
+
+def group(seed: int, chances: Chances, **options: Any) -> None:
+    world = Group(seed, chances=chances, processes=1 + seed % 3, **options)
+    world.run()
+    world.judge(world.disk, after_power=False)
+
+
+def group_power(seed: int, chances: Chances, **options: Any) -> None:
+    world = Group(seed, chances=chances, **options)
+    world.run()
+    world.machine.cut_power()
+    for state in world.disk.crash_states(limit=4, seed=seed):
+        _judged(state.what, lambda state=state: world.judge(state.disk(), after_power=True))
+
+
+def transactions(seed: int, chances: Chances) -> None:
+    world = Pipeline(seed, chances=chances, processes=1 + seed % 3, ids=1 + seed % 2)
+    world.run()
+    world.judge(world.disk, after_power=False)
+
+
+def transactions_power(seed: int, *, shared: bool) -> None:
+    chances = Chances(switch=0.3, power=0.002 if not shared else 0.0005)
+    world = Pipeline(seed, chances=chances, processes=1 + seed % 2 if shared else 1, shared=shared)
+    world.run()
+    world.machine.cut_power()
+    for state in world.disk.crash_states(limit=6, seed=seed):
+        _judged(state.what, lambda state=state: world.judge(state.disk(), after_power=True))
+
+
+def group_life(seed: int) -> None:
+    _lived(GroupLife(seed), 60)
+
+
+def producer_life(seed: int) -> None:
+    _lived(ProducerLife(seed), 80)
+
+
+def _lived(life: GroupLife | ProducerLife, steps: int) -> None:
+    for _ in range(steps):
+        life.step()
+    life.finish()
+
+
+def _sharers(seed: int, chances: Chances, acts: str) -> Sharers:
+    policy = POLICIES[seed % len(POLICIES)]
+    return Sharers(seed, chances=chances, processes=2 + seed % 2, durability=policy, kinds=acts)
+
+
+def _cut_off(world: Sharers, seed: int) -> int:
+    world.run()
+    world.machine.cut_power()
+    states = list(world.disk.crash_states(limit=8, seed=seed))
+    for state in states:
+        _judged(state.what, lambda state=state: world.judge(state.disk(), after_power=True))
+    return len(states)
+
+
+def _judged(what: str, judge: Callable[[], None]) -> None:
+    try:
+        judge()
+    except Exception as error:
+        raise AssertionError(f"{what}: {error!r}") from error
+
+
+# -- by name ---------------------------------------------------------------------------------------------------------
+
+
+def _kinds() -> dict[str, Callable[[int], object]]:
+    kinds: dict[str, Callable[[int], object]] = {}
+    for name, chances in REGISTRY.items():
+        kinds[f"registry {name}"] = lambda seed, chances=chances: registry(seed, chances)
+    kinds["registry power"] = registry_power
+    kinds["registry watches"] = watches
+    for (act, acts), (name, chances) in itertools.product(ACTS.items(), SHARING.items()):
+        kinds[f"sharing {act} {name}"] = lambda seed, chances=chances, acts=acts: sharing(seed, chances, acts)
+    kinds["sharing power"] = sharing_power
+    kinds["sharing acks"] = lambda seed: sharing_acks(seed, "am")
+    kinds["sharing acks cuts"] = lambda seed: sharing_acks(seed, "aat")
+    kinds["sharing failed sync"] = sharing_failed_sync
+    for name, chances in GROUPS.items():
+        kinds[f"groups {name}"] = lambda seed, chances=chances: group(seed, chances)
+        kinds[f"groups hasty {name}"] = lambda seed, chances=chances: group(seed, chances, is_hasty=True)
+        kinds[f"groups rewind {name}"] = lambda seed, chances=chances: group(seed, chances, rewinds=True)
+        kinds[f"groups rewind dual {name}"] = lambda seed, chances=chances: group(
+            seed, chances, rewinds=True, stores=[_DUAL]
+        )
+    for name, stores in STORES.items():
+        kinds[f"groups {name}"] = lambda seed, stores=stores: group(
+            seed, Chances(switch=0.3, kill=0.0005), stores=stores
+        )
+        kinds[f"groups {name} power"] = lambda seed, stores=stores: group_power(
+            seed, Chances(switch=0.3, kill=0.0005, power=0.0003), processes=1 + seed % 3, stores=stores
+        )
+    kinds["groups power"] = lambda seed: group_power(
+        seed, Chances(switch=0.3, kill=0.0003, power=0.0003), processes=1 + seed % 2
+    )
+    for name, chances in GROUPS.items():
+        kinds[f"transactions {name}"] = lambda seed, chances=chances: transactions(seed, chances)
+    kinds["groups in one process"] = group_life
+    kinds["producers"] = producer_life
+    kinds["transactions power shared"] = lambda seed: transactions_power(seed, shared=True)
+    kinds["transactions power alone"] = lambda seed: transactions_power(seed, shared=False)
+    return kinds
+
+
+KINDS: Final = _kinds()
+#: How many of forty schedules in turn are of a world: a schedule of groups costs as much as twenty of the registry.
+_OF_FORTY: Final = {"registry": 28, "sharing": 6, "producers": 2, "groups": 3, "transactions": 1}
+#: Seeds below belong to the tests that try a fixed number of each kind.
+_FIRST_SEED: Final = 10_000_000
+
+
+def numbered(number: int) -> tuple[str, int]:
+    """The kind and the seed of a schedule of the search without an end."""
+    turn, place = divmod(number, sum(_OF_FORTY.values()))
+    for world, count in _OF_FORTY.items():
+        if place < count:
+            kinds = [name for name in KINDS if name.split()[0] == world]
+            nth = turn * count + place
+            return kinds[nth % len(kinds)], _FIRST_SEED + nth // len(kinds)
+        place -= count
+    raise AssertionError("the counts add up")
+
+
+def run(kind: str, seed: int) -> object:
+    try:
+        return KINDS[kind](seed)
+    except Exception as error:
+        raise AssertionError(f"{kind}, seed {seed}: {error!r}") from error
