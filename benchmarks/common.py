@@ -43,6 +43,9 @@ VALUE_SIZE: Final = 100
 NOW_MS: Final = 1_700_000_000_000
 _SAMPLE_SECONDS: Final = 0.05
 
+#: Brokers and bare loops run on asyncio's own loop, as they do where uvloop is not installed.
+sys.modules["uvloop"] = None  # type: ignore[assignment]
+
 Side = Callable[[], object]
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
-Names: codec append scan topic open growth life shim clients sharing transactions groups kafka spark connector; all of
+Names: codec append scan topic open growth life shim clients sharing transactions groups apache spark connector; all of
 them by default. Only a whole run that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
@@ -33,7 +33,7 @@ NAMES: Final = (
     "sharing",
     "transactions",
     "groups",
-    "kafka",
+    "apache",
     "spark",
     "connector",
 )

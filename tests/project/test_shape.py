@@ -7,6 +7,7 @@ the first sentence of each says one thing.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,13 @@ PUBLIC = {"_asdict", "_fields", "_make", "_replace"} | {"_get_running_loop", "_j
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(LONG_FILES)])
 def test_no_file_is_long(name: str) -> None:
     assert FILES[name].read_text(encoding="utf-8").count("\n") <= MOST_LINES
+
+
+def test_no_benchmark_hides_a_package() -> None:
+    """A script imports its neighbours first: beside benchmarks/kafka.py, kafka-python could not be imported."""
+    names = {path.stem for path in (SOURCES.parent / "benchmarks").glob("*.py")}
+    assert "codec" in names
+    assert not names & set(importlib.metadata.packages_distributions())
 
 
 def names_of(owner: ast.ClassDef) -> set[str]:
