@@ -27,7 +27,10 @@ PAGES = {
     "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "results.md",
     "changes/README.md": "changes.md",
-    **{f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))},
+    **{
+        path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).with_suffix(".md").as_posix()
+        for path in sorted((ROOT / "examples").rglob("*.py"))
+    },
 }
 
 #: Public names of the packages that import theirs late, where they are defined.
@@ -63,7 +66,11 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turns links to files outside docs/ into links to their pages."""
+    """Turns links to files outside docs/ into links to their pages; drops the words behind a fence's language.
+
+    They are for the tests. To pymdownx.superfences a fence with them is none, and headings up to the next one are code.
+    """
+    markdown = re.sub(r"^(```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
     for name, target in PAGES.items():
         markdown = markdown.replace(f"](../{up}{name}", f"]({up}{target}")
@@ -78,7 +85,7 @@ def text_of(name: str) -> str:
     if name == "changes/README.md":
         fragments = sorted(path.parent.glob("0*.md"))
         text = "\n".join([text, *(f"#{fragment.read_text(encoding='utf-8')}" for fragment in fragments)])
-    text = text.replace("](docs/", "](")
+    text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
     outside = "|".join(map(re.escape, PAGES))
     return re.sub(rf"\]\((?:\.\./)?({outside})", lambda link: f"]({PAGES[link[1]]}", text)
 
